@@ -1,0 +1,245 @@
+"""What all rooms share: the draw, the mixed batch, the mixer, images in memory, and a result.
+
+Conventions that invite a sign error are fixed here, once:
+
+* ``lam`` is the share of the **anchor**, sample i of the batch; its partner is sample ``perm[i]``.
+* ``lam = 1`` gives the anchor back bit for bit.
+* The rows of a transport plan are positions of the anchor, its columns positions of the partner.
+* Images travel as floats in [0, 1]; normalisation is the first layer of a network.
+* A box is (x0, y0, x1, y1) in pixels, x1 and y1 exclusive.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Self
+
+import torch
+from jaxtyping import Float, Int, UInt8
+from torch import Tensor, nn
+
+__all__ = [
+    "Draw",
+    "ImageSet",
+    "Mixed",
+    "Mixer",
+    "Result",
+    "soft_cross_entropy",
+    "soft_targets",
+    "softmax_bce",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """All the chance of one step, drawn once, outside the network.
+
+    ``case`` names everything that changes the shape of the computation, so that a step whose case
+    is known is a fixed computation. A method with more chance than this extends the class with
+    further tensors, positions as fractions of the image, so that a draw needs no image.
+    """
+
+    case: str
+    perm: Int[Tensor, " b"]
+    lam: Float[Tensor, "*b"]
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the fields that are tensors, by name."""
+        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        return {name: value for name, value in values.items() if isinstance(value, Tensor)}
+
+    def with_tensors(self, tensors: Mapping[str, Tensor]) -> Self:
+        """Return the same case with other tensors, e.g. the static buffers of a captured step."""
+        return dataclasses.replace(self, **tensors)  # type: ignore[arg-type]
+
+    def to(self, device: torch.device | str) -> Self:
+        """Return the draw with its tensors on ``device``; without a copy where they are there."""
+        moved = {k: v.to(device, non_blocking=True) for k, v in self.tensors().items()}
+        return self.with_tensors(moved)
+
+
+def soft_targets(labels: Tensor, num_classes: int) -> Float[Tensor, "b k"]:
+    """Return labels as rows of class shares; integer labels become one-hot, soft ones pass.
+
+    On the CPU an integer out of range is a ``ValueError``; on a GPU the check would wait for the
+    device at each step, so there it is the device's own index assertion that stops the program.
+    """
+    if labels.is_floating_point():
+        if labels.ndim != 2 or labels.shape[1] != num_classes:
+            raise ValueError(
+                f"soft labels must have shape [b, {num_classes}] to match the logits, "
+                f"got {list(labels.shape)}"
+            )
+        return labels
+    if labels.ndim != 1:
+        raise ValueError(
+            f"integer labels must have shape [b], got {list(labels.shape)}; "
+            "pass soft labels as floats"
+        )
+    compiling = torch.compiler.is_compiling()
+    if labels.device.type == "cpu" and not compiling and labels.numel():
+        low, high = int(labels.min()), int(labels.max())
+        if low < 0 or high >= num_classes:
+            raise ValueError(
+                f"labels must lie in 0..{num_classes - 1} for {num_classes} logits, "
+                f"got {low if low < 0 else high}; check the network's num_classes"
+            )
+    rows = torch.zeros(len(labels), num_classes, device=labels.device)
+    return rows.scatter_(1, labels.long().unsqueeze(1), 1.0)
+
+
+def soft_cross_entropy(logits: Float[Tensor, "b k"], targets: Float[Tensor, "b k"]) -> Tensor:
+    """Mean over the batch of -sum_k t_k log softmax(z)_k, in float32 or better."""
+    wide = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
+    return -(targets * wide.log_softmax(dim=1)).sum(dim=1).mean()
+
+
+def softmax_bce(logits: Float[Tensor, "b k"], targets: Float[Tensor, "b k"]) -> Tensor:
+    """Binary cross-entropy of softmax(z) against soft targets, mean over batch and classes.
+
+    The loss of the manifold mixup, PuzzleMix and Co-Mixup code. log(1 - p_k) is formed from
+    log p_k by expm1, so that a confident prediction does not round to log 0.
+    """
+    wide = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
+    log_p = wide.log_softmax(dim=1)
+    # 1 - p_k = -expm1(log p_k); the clamp keeps the gradient finite where p_k rounds to one.
+    tiny = torch.finfo(wide.dtype).eps
+    log_q = torch.log(-torch.expm1(log_p.clamp(max=-tiny)))
+    return -(targets * log_p + (1 - targets) * log_q).mean()
+
+
+Criterion = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Mixed:
+    """What a mixer makes of a batch: logits against soft targets, and any further losses.
+
+    A case that trains no classifier (a clean reconstruction) has ``extra`` alone.
+    """
+
+    logits: Float[Tensor, "b k"] | None
+    targets: Float[Tensor, "b k"] | None
+    extra: Mapping[str, Tensor] = field(default_factory=dict)
+    criterion: Criterion = soft_cross_entropy
+
+    def loss(self) -> Tensor:
+        """The number to minimise: the classification loss, if any, plus all of ``extra``."""
+        terms = list(self.extra.values())
+        if self.logits is not None and self.targets is not None:
+            terms.insert(0, self.criterion(self.logits, self.targets))
+        if not terms:
+            raise ValueError("this Mixed has neither logits nor extra losses: nothing to minimise")
+        return torch.stack(terms).sum() if len(terms) > 1 else terms[0]
+
+
+class Mixer(ABC):
+    """A method of mixing: the only thing that differs between the rows of a table.
+
+    ``draw`` is chance, ``apply`` is arithmetic: the same draw gives the same result. Concrete
+    mixers are frozen dataclasses of settings.
+    """
+
+    @property
+    @abstractmethod
+    def cases(self) -> Mapping[str, float]:
+        """Every case ``draw`` can give, with its probability; the probabilities sum to one."""
+
+    @abstractmethod
+    def draw(self, batch_size: int, rng: torch.Generator) -> Draw:
+        """Draw all the chance of one step. A CPU generator costs no wait for the device."""
+
+    @abstractmethod
+    def apply(self, net: nn.Module, x: Tensor, y: Tensor, draw: Draw) -> Mixed:
+        """Run the network on the mixed batch; ``y`` holds integer or soft labels."""
+
+    def __call__(
+        self, net: nn.Module, x: Tensor, y: Tensor, rng: torch.Generator | None = None
+    ) -> Mixed:
+        """Draw and apply: what goes into a training loop; chance is torch's own without ``rng``."""
+        return self.apply(net, x, y, self.draw(len(x), rng or torch.default_generator))
+
+
+@dataclass(frozen=True)
+class ImageSet:
+    """A labelled set of images of one size, in memory.
+
+    ``boxes`` has one tensor [k, 4] an image where the source knows boxes. ``mean`` and ``std`` are
+    those of the source in [0, 1], for the network's normalisation.
+    """
+
+    name: str
+    split: str
+    images: UInt8[Tensor, "n 3 h w"]
+    labels: Int[Tensor, " n"]
+    class_names: tuple[str, ...]
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+    boxes: tuple[Tensor, ...] | None = None
+
+    def __post_init__(self) -> None:
+        where = f"{self.name}/{self.split}"
+        if self.images.dtype != torch.uint8 or self.images.ndim != 4 or self.images.shape[1] != 3:
+            raise ValueError(
+                f"{where}: images must be uint8 [n, 3, h, w], "
+                f"got {self.images.dtype} {list(self.images.shape)}"
+            )
+        if len(self.images) != len(self.labels):
+            raise ValueError(f"{where}: {len(self.images)} images but {len(self.labels)} labels")
+        if len(self.labels):
+            low, high = int(self.labels.min()), int(self.labels.max())
+            if low < 0 or high >= len(self.class_names):
+                raise ValueError(
+                    f"{where}: labels must lie in 0..{len(self.class_names) - 1}, "
+                    f"got {low if low < 0 else high}"
+                )
+        if self.boxes is not None and len(self.boxes) != len(self.images):
+            raise ValueError(f"{where}: {len(self.images)} images but boxes for {len(self.boxes)}")
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.class_names)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One measured number and where it came from: one JSON line.
+
+    A task fills in the first four fields; whoever ran it stamps the rest with ``stamped``.
+    """
+
+    task: str
+    metric: str
+    value: float
+    settings: Mapping[str, object] = field(default_factory=dict)
+    recipe: str = ""
+    seed: int | None = None
+    epoch: int | None = None
+    version: str = ""
+    hardware: str = ""
+    commit: str = ""
+    date: str = ""
+    command: str = ""
+
+    def stamped(self, **where: object) -> Self:
+        """Return the result with its provenance filled in."""
+        return dataclasses.replace(self, **where)  # type: ignore[arg-type]
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self), sort_keys=False)
+
+    @classmethod
+    def from_json(cls, line: str) -> Self:
+        known = {f.name for f in dataclasses.fields(cls)}
+        fields = json.loads(line)
+        unknown = sorted(set(fields) - known)
+        if unknown:
+            raise ValueError(f"a result line has fields this version does not know: {unknown}")
+        return cls(**fields)
