@@ -1,0 +1,40 @@
+"""Full float32 for the products that decide a plan, whatever the program around us has chosen.
+
+An error of 0.1 in a cost is a factor e in exp(-C / 0.1), so neither autocast (bf16) nor tf32 may
+touch it. The switches are process-wide, so they are set for the few products that need them and
+put back at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+__all__ = ["full_float32"]
+
+
+@contextmanager
+def full_float32(device: torch.device) -> Iterator[None]:
+    """Run matrix products on ``device`` in IEEE float32: no autocast, no tf32, no bf16."""
+    switches = [(owner, name, getattr(owner, name)) for owner, name, _ in _switches()]
+    # cuBLAS gives a float32 product in reduced precision only when asked to: ask for none.
+    for owner, name, value in _switches():
+        setattr(owner, name, value)
+    try:
+        with torch.autocast(device.type, enabled=False):
+            yield
+    finally:
+        for owner, name, value in switches:
+            setattr(owner, name, value)
+
+
+def _switches() -> list[tuple[Any, str, object]]:
+    backends = [torch.backends.cuda.matmul, torch.backends.mkldnn]
+    if hasattr(torch.backends.mkldnn, "matmul"):
+        backends[1] = torch.backends.mkldnn.matmul
+    if hasattr(torch.backends.cuda.matmul, "fp32_precision"):
+        return [(backend, "fp32_precision", "ieee") for backend in backends]
+    return [(torch.backends.cuda.matmul, "allow_tf32", False)]  # torch before 2.9
