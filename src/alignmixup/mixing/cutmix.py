@@ -1,0 +1,71 @@
+"""CutMix (Yun et al. 2019): paste a box of the partner into the anchor; labels by area.
+
+w = floor(W sqrt(1 - lam0)), h = floor(H sqrt(1 - lam0)), centre uniform, clipped at the border;
+lam = 1 - area / (H W), exact after clipping.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from alignmixup.contracts import Draw, Mixed, Mixer
+from alignmixup.mixing.blend import (
+    Loss,
+    check_alpha,
+    check_batch,
+    check_case,
+    check_loss,
+    mixed_batch,
+)
+from alignmixup.mixing.boxes import BoxDraw, box_mask, image_size, shown_share
+from alignmixup.mixing.sampling import sample_case, sample_perm, sample_share, sample_unit
+
+__all__ = ["CutMix"]
+
+
+@dataclass(frozen=True)
+class CutMix(Mixer):
+    """One box for the batch, applied with probability ``prob`` (0.5 on CIFAR, 1 on ImageNet).
+
+    ``correct_lam=False`` keeps the labels of the box before clipping, which some have preferred.
+    """
+
+    alpha: float = 1.0
+    prob: float = 0.5
+    correct_lam: bool = True
+    loss: Loss = "ce"
+
+    def __post_init__(self) -> None:
+        check_alpha(self.alpha)
+        check_loss(self.loss)
+        if not 0 <= self.prob <= 1:
+            raise ValueError(f"prob must lie in [0, 1], got {self.prob}")
+
+    @property
+    def cases(self) -> Mapping[str, float]:
+        both = {"cut": self.prob, "clean": 1 - self.prob}
+        return {case: share for case, share in both.items() if share > 0}
+
+    def draw(self, batch_size: int, rng: torch.Generator) -> Draw:
+        case = sample_case(self.cases, rng)
+        lam = sample_share(self.alpha, None, rng)
+        return BoxDraw(case, sample_perm(batch_size, rng), lam, centre=sample_unit((2,), rng))
+
+    def apply(self, net: nn.Module, x: Tensor, y: Tensor, draw: Draw) -> Mixed:
+        draw = draw.to(x.device)
+        check_batch(x, y, draw.perm, draw.lam)
+        check_case(draw.case, ("cut", "clean"))
+        if draw.case == "clean":
+            return mixed_batch(net(x), y, draw.perm, torch.ones_like(draw.lam), self.loss)
+        if not isinstance(draw, BoxDraw):
+            raise ValueError("CutMix needs a draw with a box centre: use its own draw()")
+        size = image_size(x)
+        side = (1 - draw.lam).sqrt()
+        box = box_mask(draw.centre, (size[0] * side).floor(), (size[1] * side).floor(), size)
+        pasted = torch.where(box.expand(len(x), *size).unsqueeze(1), x[draw.perm], x)
+        lam = shown_share(box) if self.correct_lam else draw.lam
+        return mixed_batch(net(pasted), y, draw.perm, lam, self.loss)

@@ -1,0 +1,54 @@
+"""The chance every mixer needs: a case, a partner for each sample, a share for each pair.
+
+All of it comes from one explicit ``torch.Generator``. Draws happen on the generator's device; a CPU
+generator gives the same draws whatever device the images are on, and never waits for a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+__all__ = ["check_weights", "sample_case", "sample_perm", "sample_share", "sample_unit"]
+
+
+def sample_case(weights: Mapping[str, float], rng: torch.Generator) -> str:
+    """Draw one case; ``weights`` need not sum to one."""
+    total = sum(weights.values())
+    point = float(torch.rand((), generator=rng, device=rng.device, dtype=torch.float64)) * total
+    for case, weight in weights.items():
+        point -= weight
+        if point < 0:
+            return case
+    return [case for case, weight in weights.items() if weight > 0][-1]  # rounding left a rest
+
+
+def sample_perm(batch_size: int, rng: torch.Generator) -> Tensor:
+    """Draw a partner for each sample: a permutation of the batch."""
+    return torch.randperm(batch_size, generator=rng, device=rng.device)
+
+
+def sample_share(alpha: float, size: int | None, rng: torch.Generator) -> Tensor:
+    """Draw anchor shares from Beta(alpha, alpha): one for the batch, or ``size`` of them."""
+    shape = (2,) if size is None else (2, size)
+    # Two gammas make a beta; torch.distributions.Beta takes no generator, hence the private op.
+    # In float64, because a gamma of small alpha underflows float32 and 0 / 0 is no share.
+    concentration = torch.full(shape, alpha, dtype=torch.float64, device=rng.device)
+    g = torch._standard_gamma(concentration, generator=rng)
+    return (g[0] / g.sum(0)).float()
+
+
+def sample_unit(shape: tuple[int, ...], rng: torch.Generator) -> Tensor:
+    """Draw uniformly from [0, 1): positions as fractions of an image not yet seen."""
+    return torch.rand(shape, generator=rng, device=rng.device)
+
+
+def check_weights(weights: Mapping[str, float], known: tuple[str, ...]) -> None:
+    """Raise a ``ValueError`` for an unknown case or weights that cannot be drawn from."""
+    unknown = sorted(set(weights) - set(known))
+    if unknown:
+        raise ValueError(f"unknown cases {unknown}; choose from {list(known)}")
+    if any(w < 0 for w in weights.values()) or not sum(weights.values()) > 0:
+        raise ValueError(f"case weights must be >= 0 and not all zero, got {dict(weights)}")

@@ -1,0 +1,179 @@
+"""Taps: replace the output of a named layer during one forward pass of any module.
+
+    with tap(net, "layer4", action, *args):
+        logits = net(x)                       # layer4 gave out = action(out, *args) to what follows
+
+A tap that did not act exactly once is an error, never a plain forward that nobody notices.
+
+In eager mode the hook lives as long as the ``with`` block. A module that goes through
+``torch.compile`` is different: a hook that comes after the first compiled call is silently
+ignored, and one that comes and goes compiles anew each time. There the hook is installed at the
+first ``tap`` (with ``action=None`` too: a mixer taps in every case), stays, and does nothing
+outside the block.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["WrongOutput", "find_layer", "layer_names", "plain_module", "tap"]
+
+Action = Callable[..., Tensor]
+
+
+class WrongOutput(ValueError):
+    """What an action raises for an output it cannot replace; ``tap`` adds which layers there are."""
+
+
+class _Slot:
+    """What the hook of one layer reads: the action of this forward and how often it has acted."""
+
+    def __init__(self) -> None:
+        self.action: Action | None = None
+        self.args: tuple[Any, ...] = ()
+        self.fired = 0
+        self.layer = ""
+
+    def hook(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
+        if self.action is None:
+            return None  # leaves the output as it is
+        self.fired += 1
+        if not isinstance(output, Tensor):
+            raise WrongOutput(f"layer {self.layer!r} gives {type(output).__name__}, not a tensor")
+        return self.action(output, *self.args)
+
+
+# Layers of compiled modules, whose hook stays.
+_installed: WeakKeyDictionary[nn.Module, _Slot] = WeakKeyDictionary()
+
+
+@contextmanager
+def tap(net: nn.Module, layer: str, action: Action | None, *args: Any) -> Iterator[None]:
+    """Let ``action(output, *args)`` replace the output of ``layer`` in one forward of ``net``.
+
+    With ``action=None`` the forward is a plain one. ``action`` should be a function with a fixed
+    identity and ``args`` what changes between steps, so that a compiled module is compiled once a
+    case and not once a step.
+    """
+    target, is_compiled = find_layer(net, layer)
+    if not is_compiled:
+        if action is None:
+            yield
+            return
+        slot = _Slot()
+        handle = target.register_forward_hook(slot.hook)
+        try:
+            yield from _acting(slot, action, args, net, layer, is_compiled)
+        finally:
+            handle.remove()
+        return
+    if target not in _installed:
+        slot = _installed[target] = _Slot()
+        target.register_forward_hook(slot.hook)
+    yield from _acting(_installed[target], action, args, net, layer, is_compiled)
+
+
+def _acting(
+    slot: _Slot,
+    action: Action | None,
+    args: tuple[Any, ...],
+    net: nn.Module,
+    layer: str,
+    is_compiled: bool,
+) -> Iterator[None]:
+    slot.action, slot.args, slot.fired, slot.layer = action, args, 0, layer
+    try:
+        yield
+    except WrongOutput as error:
+        raise ValueError(f"{error}; {_there_is(net)}") from None
+    finally:
+        slot.action, slot.args = None, ()
+    if action is not None and slot.fired != 1:
+        raise ValueError(_misfire(net, layer, slot.fired, is_compiled))
+
+
+def _misfire(net: nn.Module, layer: str, fired: int, is_compiled: bool) -> str:
+    if fired > 1:
+        return (
+            f"layer {layer!r} ran {fired} times in one forward pass, so what to mix is ambiguous; "
+            f"name a layer that runs once; {_there_is(net)}"
+        )
+    if is_compiled:
+        return (
+            f"layer {layer!r} was compiled before the mixer first saw the module, and "
+            "torch.compile ignores hooks that come later: let the mixer make the first call of "
+            "the compiled module, or call torch.compiler.reset() before it"
+        )
+    return (
+        f"layer {layer!r} did not run in this forward pass; name a layer that does; "
+        f"{_there_is(net)}"
+    )
+
+
+def find_layer(net: nn.Module, layer: str) -> tuple[nn.Module, bool]:
+    """Return the sub-module called ``layer`` and whether it runs inside compiled code.
+
+    Wrappers (DistributedDataParallel, ``torch.compile``) are looked through, so a layer has the
+    name it has in the plain module.
+    """
+    module, is_compiled = _unwrap(net)
+    *parents, name = layer.split(".")
+    for parent in parents:
+        if parent not in module._modules:
+            raise ValueError(_no_such_layer(net, layer))
+        module, entered = _unwrap(module.get_submodule(parent))
+        is_compiled = is_compiled or entered
+    if not name or name not in module._modules:
+        raise ValueError(_no_such_layer(net, layer))
+    target = module.get_submodule(name)
+    # A layer wrapped by torch.compile is hooked from outside; module.compile() compiles its hooks.
+    return target, is_compiled or target._compiled_call_impl is not None
+
+
+def _unwrap(module: nn.Module) -> tuple[nn.Module, bool]:
+    """Return the module inside all wrappers and whether one of them compiles it."""
+    is_compiled = False
+    while True:
+        if isinstance(module, nn.DataParallel):
+            raise ValueError(
+                "DataParallel splits a batch, so partners are lost; use DistributedDataParallel"
+            )
+        is_compiled = is_compiled or module._compiled_call_impl is not None
+        if isinstance(module, torch._dynamo.OptimizedModule):
+            module, is_compiled = module._orig_mod, True
+        elif isinstance(module, nn.parallel.DistributedDataParallel):
+            module = module.module
+        else:
+            return module, is_compiled
+
+
+def plain_module(net: nn.Module) -> nn.Module:
+    """Return the module inside all wrappers."""
+    return _unwrap(net)[0]
+
+
+def _no_such_layer(net: nn.Module, layer: str) -> str:
+    close = difflib.get_close_matches(layer, layer_names(net), n=5, cutoff=0.4)
+    hint = f"did you mean {close}? " if close else ""
+    return (
+        f"there is no layer {layer!r} in {type(plain_module(net)).__name__}; {hint}{_there_is(net)}"
+    )
+
+
+def _there_is(net: nn.Module) -> str:
+    names = layer_names(net)
+    return "it has: " + ", ".join(names[:40]) + (", ..." if len(names) > 40 else "")
+
+
+def layer_names(net: nn.Module) -> list[str]:
+    """Return the names a tap of ``net`` can have, outer layers first."""
+    plain = (name.replace("_orig_mod.", "") for name, _ in plain_module(net).named_modules())
+    names = {name for name in plain if name and not name.endswith("_orig_mod")}
+    return sorted(names, key=lambda name: (name.count("."), name))
