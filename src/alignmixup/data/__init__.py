@@ -1,0 +1,36 @@
+"""Images with labels: every source by name, and batches of them on the device."""
+
+from alignmixup.data.folder import FileSet, load_folder, scan_folder
+from alignmixup.data.loader import DeviceLoader, EvalBatches, eval_batches
+from alignmixup.data.shapes import (
+    SHAPE_NAMES,
+    TEXTURE_NAMES,
+    ShapesDrawing,
+    ShapesTruth,
+    draw_shapes,
+    shapes,
+)
+from alignmixup.data.sources import Source, check, fetch, find, load, names
+from alignmixup.data.stream import StreamLoader
+
+__all__ = [
+    "SHAPE_NAMES",
+    "TEXTURE_NAMES",
+    "DeviceLoader",
+    "EvalBatches",
+    "FileSet",
+    "ShapesDrawing",
+    "ShapesTruth",
+    "Source",
+    "StreamLoader",
+    "check",
+    "draw_shapes",
+    "eval_batches",
+    "fetch",
+    "find",
+    "load",
+    "load_folder",
+    "names",
+    "scan_folder",
+    "shapes",
+]

@@ -1,0 +1,136 @@
+"""Any folder of images, one sub-folder a class: ROOT/train/<class>/... and ROOT/val/<class>/...
+
+Classes are the sorted sub-folders of ``train``. The ``test`` split is ``val`` where there is one,
+else ``test`` (where both exist, as in ImageNet, it is ``val`` that has labels). Files are found at
+any depth; those whose suffix is not an image's are passed over. A file that is no image, or empty,
+is an error that names it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+
+from alignmixup.contracts import ImageSet
+from alignmixup.data.decode import IMAGE_SUFFIXES, decode_files, unreadable_files
+from alignmixup.data.layout import IMAGENET_MEAN, IMAGENET_STD, SPLITS, check_split
+
+__all__ = ["FileSet", "check_folder", "load_folder", "scan_folder"]
+
+
+@dataclass(frozen=True)
+class FileSet:
+    """A labelled set of image files, for sets that do not fit in memory."""
+
+    name: str
+    split: str
+    paths: tuple[str, ...]
+    labels: Int64[Tensor, " n"]
+    class_names: tuple[str, ...]
+    mean: tuple[float, float, float] = IMAGENET_MEAN
+    std: tuple[float, float, float] = IMAGENET_STD
+
+    def __post_init__(self) -> None:
+        if len(self.paths) != len(self.labels):
+            raise ValueError(
+                f"{self.name}/{self.split}: {len(self.paths)} files but {len(self.labels)} labels"
+            )
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.class_names)
+
+
+def scan_folder(root: Path | str, split: str) -> FileSet:
+    """List the files of one split; nothing is decoded."""
+    check_split(split)
+    root = Path(root).expanduser()
+    class_names = tuple(sorted(_class_folders(_split_folder(root, "train"))))
+    here = _class_folders(_split_folder(root, split))
+    unknown = sorted(set(here) - set(class_names))
+    if unknown:
+        raise ValueError(
+            f"{here[unknown[0]]}: there is no class {unknown[0]!r} in {root / 'train'}"
+        )
+    paths: list[str] = []
+    labels: list[int] = []
+    for label, class_name in enumerate(class_names):
+        files = _image_files(here[class_name]) if class_name in here else []
+        if split == "train" and not files:
+            raise ValueError(f"{here[class_name]} holds no image: fill it or remove it")
+        paths += files
+        labels += [label] * len(files)
+    if not paths:
+        raise ValueError(f"{_split_folder(root, split)} holds no image")
+    return FileSet(root.name, split, tuple(paths), torch.tensor(labels), class_names)
+
+
+def load_folder(root: Path | str, split: str, image_size: int) -> ImageSet:
+    """Decode one split into memory, each image as its centred square of side ``image_size``."""
+    if image_size < 1:
+        raise ValueError(f"image_size must be at least 1, got {image_size}")
+    files = scan_folder(root, split)
+    return ImageSet(
+        name=files.name,
+        split=split,
+        images=decode_files(files.paths, image_size),
+        labels=files.labels,
+        class_names=files.class_names,
+        mean=files.mean,
+        std=files.std,
+    )
+
+
+def check_folder(root: Path | str) -> list[str]:
+    """Decode every image and return one line for each thing that is missing or damaged."""
+    problems = []
+    for split in SPLITS:
+        try:
+            files = scan_folder(root, split)
+        except (ValueError, OSError) as error:
+            problems.append(str(error))
+        else:
+            problems += unreadable_files(files.paths)
+    return problems
+
+
+def _split_folder(root: Path, split: str) -> Path:
+    names = ("train",) if split == "train" else ("val", "test")
+    for name in names:
+        if (root / name).is_dir():
+            return root / name
+    looked_for = " or ".join(str(root / name) for name in names)
+    raise FileNotFoundError(
+        f"no folder {looked_for}; an image folder holds train/ and val/ (or test/), "
+        "each with one sub-folder a class"
+    )
+
+
+def _class_folders(folder: Path) -> Mapping[str, Path]:
+    found = {
+        entry.name: folder / entry.name
+        for entry in os.scandir(folder)
+        if entry.is_dir() and not entry.name.startswith(".")
+    }
+    if not found:
+        raise ValueError(f"{folder} has no sub-folders; it needs one for each class")
+    return found
+
+
+def _image_files(folder: Path) -> list[str]:
+    found = [
+        os.path.join(place, name)
+        for place, _, names in os.walk(folder, followlinks=True)
+        for name in names
+        if os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES and not name.startswith(".")
+    ]
+    return sorted(found)

@@ -1,0 +1,143 @@
+"""Image folders: what is found, how odd images become squares, and which file is to blame."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from alignmixup.data.decode import decode_files, read_rgb, unreadable_files
+from alignmixup.data.folder import FileSet, check_folder, load_folder, scan_folder
+
+RED, BLUE = (220, 10, 10), (10, 10, 220)
+
+
+def save(path, size=(8, 8), colour=RED, mode="RGB"):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new(mode, size, colour).save(path)
+
+
+@pytest.fixture
+def root(tmp_path):
+    for split in ("train", "val"):
+        save(tmp_path / split / "ant" / "b.png")
+        save(tmp_path / split / "ant" / "deep" / "a.PNG")
+        save(tmp_path / split / "bee" / "c.bmp", colour=BLUE)
+        (tmp_path / split / "bee" / "notes.txt").write_text("not an image")
+        (tmp_path / split / "bee" / ".hidden.png").write_text("not an image")
+    return tmp_path
+
+
+def test_labels_follow_sorted_folders_and_other_files_are_passed_over(root):
+    images = load_folder(root, "train", 8)
+    assert images.class_names == ("ant", "bee")
+    assert images.labels.tolist() == [0, 0, 1]
+    assert images.images[:, :, 3, 3].tolist() == [list(RED), list(RED), list(BLUE)]
+
+
+def test_the_test_split_is_val_or_test(root):
+    assert len(scan_folder(root, "test")) == 3
+    (root / "val").rename(root / "test")
+    assert all("/test/" in path for path in scan_folder(root, "test").paths)
+
+
+@pytest.mark.parametrize(
+    ("mode", "colour", "expected"),
+    [
+        ("L", 77, (77, 77, 77)),
+        ("1", 1, (255, 255, 255)),
+        ("I;16", 77 * 257, (77, 77, 77)),
+        ("RGBA", (*RED, 128), RED),
+        ("LA", (50, 0), (50, 50, 50)),
+    ],
+)
+def test_every_mode_becomes_rgb(tmp_path, mode, colour, expected):
+    save(tmp_path / "image.png", mode=mode, colour=colour)
+    assert read_rgb(tmp_path / "image.png").getpixel((4, 4)) == expected
+
+
+def test_a_palette_with_transparency_becomes_rgb(tmp_path):
+    image = Image.new("P", (4, 4), 1)
+    image.putpalette([0, 0, 0, *BLUE])
+    image.save(tmp_path / "image.png", transparency=b"\x00\x80")
+    assert read_rgb(tmp_path / "image.png").getpixel((1, 1)) == BLUE
+
+
+@pytest.mark.parametrize("is_wide", [True, False])
+def test_an_odd_size_gives_its_centre_square(tmp_path, is_wide):
+    # 60 x 20: the middle third is a gradient, the outer thirds are blue and must not show.
+    pixels = np.zeros((20, 60, 3), dtype=np.uint8)
+    pixels[:] = BLUE
+    pixels[:, 20:40] = np.arange(20)[None, :, None] * 10
+    if not is_wide:
+        pixels = pixels.transpose(1, 0, 2)
+    Image.fromarray(pixels).save(tmp_path / "image.png")
+    for size in (20, 10):
+        square = decode_files([str(tmp_path / "image.png")], size)[0].float()
+        along = square.mean(1 if is_wide else 2)[0]
+        step = 20 // size
+        expected = torch.arange(20).float().mul(10).view(size, step).mean(1)
+        assert (along - expected)[1:-1].abs().max() <= 1
+        assert square[2].max() <= 190 + 1
+
+
+def test_one_pixel_fills_the_square(tmp_path):
+    save(tmp_path / "image.png", size=(1, 5))
+    assert decode_files([str(tmp_path / "image.png")], 4)[0, 0].unique().tolist() == [RED[0]]
+
+
+def damage(root):
+    good = (root / "train" / "ant" / "b.png").read_bytes()
+    (root / "train" / "ant" / "b.png").write_bytes(good[: len(good) // 2])
+    (root / "train" / "bee" / "c.bmp").write_bytes(b"")
+    (root / "val" / "ant" / "b.png").write_bytes(b"this is no image at all")
+    return ["train/ant/b.png", "train/bee/c.bmp", "val/ant/b.png"]
+
+
+def test_corrupt_and_empty_files_are_named(root):
+    assert check_folder(root) == []
+    names = damage(root)
+    problems = check_folder(root)
+    assert len(problems) == 3
+    for name, problem in zip(names, problems, strict=True):
+        assert str(root / name) in problem
+    assert "empty" in problems[1]
+    with pytest.raises(ValueError, match=r"train/ant/b\.png"):
+        load_folder(root, "train", 8)
+    with pytest.raises(ValueError, match=r"val/ant/b\.png"):
+        load_folder(root, "test", 8)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_worker_processes_give_the_same_as_one(root, monkeypatch):
+    monkeypatch.setattr("alignmixup.data.decode.BLOCK", 2)
+    paths = list(scan_folder(root, "train").paths) * 3
+    assert torch.equal(decode_files(paths, 8, num_workers=2), decode_files(paths, 8, num_workers=1))
+    damage(root)
+    assert unreadable_files(paths, num_workers=2) == unreadable_files(paths, num_workers=1)
+    with pytest.raises(ValueError, match=r"b\.png"):
+        decode_files(paths, 8, num_workers=2)
+
+
+def test_folders_that_do_not_fit_the_layout_are_explained(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"no folder .*train"):
+        scan_folder(tmp_path, "train")
+    (tmp_path / "train").mkdir()
+    with pytest.raises(ValueError, match="no sub-folders"):
+        scan_folder(tmp_path, "train")
+    (tmp_path / "train" / "ant").mkdir()
+    with pytest.raises(ValueError, match=r"ant holds no image"):
+        scan_folder(tmp_path, "train")
+    save(tmp_path / "train" / "ant" / "a.png")
+    save(tmp_path / "val" / "wasp" / "a.png")
+    with pytest.raises(ValueError, match="'wasp'"):
+        scan_folder(tmp_path, "test")
+    assert len(check_folder(tmp_path)) == 1
+
+
+def test_arguments_out_of_range_are_refused(root):
+    with pytest.raises(ValueError, match="image_size must be at least 1, got 0"):
+        load_folder(root, "train", 0)
+    with pytest.raises(ValueError, match=r"'val'.*'test'"):
+        load_folder(root, "val", 8)
+    with pytest.raises(ValueError, match="1 files but 2 labels"):
+        FileSet("x", "train", ("a.png",), torch.tensor([0, 0]), ("a",))
