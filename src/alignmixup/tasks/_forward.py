@@ -1,0 +1,260 @@
+"""What every evaluation shares: batches of checked pixels, and the model as a function of them.
+
+Inside a task images are pixels in [0, 1], whatever the loader gives: where the loader normalises,
+``normalised_by`` names its mean and deviation, the task undoes it at the door and does it again
+in front of the model. Symbols: b images of a batch, n images in all, k classes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+__all__ = [
+    "Batches",
+    "Forward",
+    "ImageBatches",
+    "Normalisation",
+    "Pixels",
+    "Predictions",
+    "amp_name",
+    "check_finite",
+    "check_labels",
+    "check_range",
+    "collect_logits",
+    "evaluating",
+    "labelled_pixels",
+    "model_device",
+    "pixel_batches",
+    "predict",
+]
+
+Batches = Iterable[tuple[Tensor, Tensor]]
+ImageBatches = Iterable[Tensor] | Iterable[Sequence[Tensor]]
+Normalisation = tuple[Sequence[float], Sequence[float]]
+
+# Un-normalising in float32 and resizing leave errors of this order; a real mistake is far larger.
+RANGE_TOLERANCE = 1e-4
+
+
+class Pixels(NamedTuple):
+    """The mean and deviation a loader normalises by, per channel; a plain pair serves as well."""
+
+    mean: Sequence[float]
+    std: Sequence[float]
+
+    def normalise(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c h w"]:
+        """Map pixels to what the model expects."""
+        mean, std = self._as_maps(x)
+        return (x - mean) / std
+
+    def restore(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c h w"]:
+        """Map normalised images back to pixels."""
+        mean, std = self._as_maps(x)
+        return x * std + mean
+
+    def _as_maps(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        if not len(self.mean) == len(self.std) == x.shape[1]:
+            raise ValueError(
+                f"normalised_by needs one mean and one std for each of {x.shape[1]} channels, "
+                f"got {len(self.mean)} and {len(self.std)}"
+            )
+        if min(self.std) <= 0:
+            raise ValueError(f"normalised_by needs positive deviations, got std={list(self.std)}")
+        mean, std = (
+            torch.as_tensor(v, dtype=x.dtype, device=x.device).view(-1, 1, 1) for v in self
+        )
+        return mean, std
+
+
+class Predictions(NamedTuple):
+    """The logits of all images of a set and their labels, in the order of the batches."""
+
+    logits: Float[Tensor, "n k"]
+    labels: Int[Tensor, " n"]
+
+
+@contextlib.contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Put the model in eval mode, and give every sub-module its own mode back afterwards."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """The model as a function from pixels to logits in float32 or better."""
+
+    model: nn.Module
+    normalised_by: Normalisation | None = None
+    amp_dtype: torch.dtype | None = None
+
+    def __call__(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b k"]:
+        if self.normalised_by is not None:
+            x = Pixels(*self.normalised_by).normalise(x)
+        with torch.autocast(
+            x.device.type, dtype=self.amp_dtype, enabled=self.amp_dtype is not None
+        ):
+            logits = self.model(x)
+        if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != len(x):
+            found = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+            raise ValueError(f"the model must give logits of shape [{len(x)}, k], got {found}")
+        return logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
+
+
+def collect_logits(
+    model: nn.Module,
+    batches: Batches,
+    *,
+    normalised_by: Normalisation | None = None,
+    amp_dtype: torch.dtype | None = None,
+) -> Predictions:
+    """Run the model in eval mode, without gradients, over all labelled images.
+
+    The logits stay on the model's device; labels out of range and logits that are not finite are
+    errors.
+    """
+    forward = Forward(model, normalised_by, amp_dtype)
+    logits, labels = [], []
+    with evaluating(model), torch.no_grad():
+        for x, y in labelled_pixels(batches, normalised_by, model_device(model)):
+            logits.append(forward(x))
+            labels.append(y)
+    whole = Predictions(torch.cat(logits), torch.cat(labels))
+    check_finite(whole.logits)
+    check_labels(whole.labels, whole.logits.shape[1])
+    return whole
+
+
+def predict(
+    model: nn.Module,
+    batches: ImageBatches,
+    *,
+    normalised_by: Normalisation | None = None,
+    amp_dtype: torch.dtype | None = None,
+    given_pixels: bool = False,
+) -> Float[Tensor, "n k"]:
+    """Return the logits of images with or without labels; labels, if any, are not looked at.
+
+    ``given_pixels`` says that these batches are plain pixels even though the model expects
+    images normalised by ``normalised_by``.
+    """
+    forward = Forward(model, normalised_by, amp_dtype)
+    undo = None if given_pixels else normalised_by
+    with evaluating(model), torch.no_grad():
+        images = pixel_batches(batches, undo, model_device(model))
+        logits = torch.cat([forward(x) for x, _ in images])
+    check_finite(logits)
+    return logits
+
+
+def labelled_pixels(
+    batches: Batches, normalised_by: Normalisation | None, device: torch.device | None
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Give (pixels, labels) on ``device``; a batch without integer labels is an error."""
+    for x, y in pixel_batches(batches, normalised_by, device):
+        if y is None:
+            raise ValueError("batches must be pairs (images, labels), got images alone")
+        if y.shape != x.shape[:1] or y.is_floating_point():
+            raise ValueError(
+                f"labels must be {len(x)} integers for {len(x)} images, "
+                f"got {y.dtype} of shape {list(y.shape)}"
+            )
+        yield x, y.to(x.device, torch.int64)
+
+
+def pixel_batches(
+    batches: ImageBatches | Batches,
+    normalised_by: Normalisation | None,
+    device: torch.device | None,
+) -> Iterator[tuple[Tensor, Tensor | None]]:
+    """Give each batch as pixels in [0, 1], with its labels where it has any.
+
+    Without a ``device`` the images stay where they are. Having no image at all is an error.
+    """
+    if isinstance(batches, Tensor):
+        raise ValueError(
+            f"batches must be an iterable of batches, got one tensor of shape "
+            f"{list(batches.shape)}; pass tensor.split(256)"
+        )
+    pixels = None if normalised_by is None else Pixels(*normalised_by)
+    num_images = 0
+    for batch in batches:
+        x, y = (batch, None) if isinstance(batch, Tensor) else (batch[0], batch[1])
+        if not x.is_floating_point() or x.ndim != 4:
+            raise ValueError(
+                f"images must be floats in [0, 1] of shape [b, 3, h, w], got {x.dtype} of shape "
+                f"{list(x.shape)}; divide bytes by 255"
+            )
+        if not len(x):
+            continue
+        num_images += len(x)
+        x = x.to(device or x.device, non_blocking=True)
+        yield _checked_pixels(x, pixels), y
+    if not num_images:
+        raise ValueError(
+            "there are no images: the batches are empty; a generator can be read only once, "
+            "so pass a list or a loader"
+        )
+
+
+def model_device(model: nn.Module) -> torch.device | None:
+    """Return where the model's first parameter or buffer lives; None where it has neither."""
+    for tensor in (*model.parameters(), *model.buffers()):
+        return tensor.device
+    return None
+
+
+def _checked_pixels(x: Tensor, pixels: Pixels | None) -> Tensor:
+    if pixels is None:
+        check_range(x, "if your loader normalises, pass its normalised_by=(mean, std)")
+    else:
+        x = pixels.restore(x)
+        check_range(x, "after undoing normalised_by: are mean and std those of your loader?")
+    return x.clamp(0, 1)
+
+
+def check_range(x: Tensor, remedy: str) -> None:
+    """Raise where an image has values outside [0, 1], or values that are not numbers."""
+    low, high = (float(v) for v in torch.aminmax(x))
+    # Written so that a NaN, which compares false, is refused as well.
+    if not (low >= -RANGE_TOLERANCE and high <= 1 + RANGE_TOLERANCE):
+        raise ValueError(
+            f"images must lie in [0, 1], got values in [{low:.4g}, {high:.4g}]; {remedy}"
+        )
+
+
+def check_finite(logits: Tensor) -> None:
+    """Raise where a logit is infinite or not a number."""
+    bad = int((~logits.isfinite()).any(dim=1).sum())
+    if bad:
+        raise ValueError(
+            f"the model gave logits that are not finite for {bad} of {len(logits)} images; "
+            "check its weights, or try amp_dtype=None"
+        )
+
+
+def check_labels(labels: Tensor, num_classes: int) -> None:
+    """Raise where a label names no class of the model."""
+    low, high = int(labels.min()), int(labels.max())
+    if low < 0 or high >= num_classes:
+        raise ValueError(
+            f"labels must lie in 0..{num_classes - 1} for {num_classes} logits, "
+            f"got {low if low < 0 else high}; is this the data the model was trained on?"
+        )
+
+
+def amp_name(amp_dtype: torch.dtype | None) -> str | None:
+    """Return the name of an autocast type as a result's settings hold it."""
+    return None if amp_dtype is None else str(amp_dtype).removeprefix("torch.")
