@@ -1,0 +1,368 @@
+"""Result lines folded into tables: what is averaged, what is refused, what reaches the page."""
+
+import html
+import io
+import math
+import re
+import subprocess
+import sys
+
+import pytest
+
+from alignmixup.contracts import Result
+from alignmixup.report.render import Table, to_html, to_latex, to_markdown, to_rich
+from alignmixup.report.tables import RecipeName, kinds_in, parse_recipe, read_results, table
+
+AWKWARD = Table(
+    title="Error (%) & <b>cost</b> of a_b | c",
+    columns=("Method", "x^2 ~ {y}", "$5 #1"),
+    rows=(("[red]a|b[/red]", "1.00 \u00b1 0.10, n=2", "<script>"), ("\\bs", "a*b_c`d`", "-")),
+    notes=("a & b\nover two lines",),
+)
+
+
+def accuracy(value, recipe="cifar10-r18-alignmixup", seed=0, which="median10", **more):
+    return Result("accuracy", f"top1_{which}", value, recipe=recipe, seed=seed, **more)
+
+
+def cell(made, row, column=1):
+    return {r[0]: r for r in made.rows}[row][column]
+
+
+# Reading
+
+
+def test_lines_come_back_as_written(tmp_path):
+    wrote = [accuracy(95.1), accuracy(95.2, seed=1, settings={"note": "\u00e9 \u2028"})]
+    run = tmp_path / "run" / "deep"
+    run.mkdir(parents=True)
+    file = run / "results.jsonl"
+    file.write_text("".join(r.to_json() + "\n" for r in wrote), encoding="utf-8")
+    (run / "ledger.jsonl").write_text('{"step": 1}\n')
+    assert read_results([tmp_path]) == wrote
+    assert read_results([str(file)]) == wrote
+    assert read_results([file, tmp_path]) == wrote
+
+
+def test_folder_of_plain_files(tmp_path):
+    for name, value in (("b", 2.0), ("a", 1.0)):
+        (tmp_path / f"{name}.jsonl").write_text(accuracy(value).to_json() + "\n\n")
+    assert [r.value for r in read_results([tmp_path])] == [1.0, 2.0]
+
+
+def test_nothing_to_read(tmp_path):
+    with pytest.raises(FileNotFoundError, match="holds no results"):
+        read_results([tmp_path])
+    with pytest.raises(FileNotFoundError, match="does not exist"):
+        read_results([tmp_path / "none"])
+
+
+@pytest.mark.parametrize("length", [1, 20, -1])
+def test_torn_last_line_is_reported_and_skipped(tmp_path, length):
+    whole, torn = accuracy(95.1), accuracy(95.2, seed=1).to_json()
+    file = tmp_path / "results.jsonl"
+    file.write_text(whole.to_json() + "\n" + torn[:length])
+    with pytest.warns(UserWarning, match=r"results\.jsonl:2: skipped an unfinished last line"):
+        assert read_results([file]) == [whole]
+    file.write_text(whole.to_json() + "\n" + torn)  # whole but for its line end
+    assert len(read_results([file])) == 2
+
+
+def test_torn_in_the_middle_of_a_letter(tmp_path):
+    file = tmp_path / "results.jsonl"
+    file.write_bytes(accuracy(95.1).to_json().encode() + b'\n{"task": "\xc3')
+    with pytest.warns(UserWarning, match="unfinished"):
+        assert len(read_results([file])) == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ('{"task": "accuracy", "metr', "Unterminated"),
+        ('{"task": "a", "metric": "b"}', "value"),
+        ('{"task": "a", "metric": "b", "value": "3"}', "value must be a number, got '3'"),
+        ('{"task": "a", "metric": "b", "value": true}', "value must be a number"),
+        ('{"task": "a", "metric": "b", "value": 3, "settings": 4}', "settings must be an object"),
+        ('{"task": "a", "metric": "b", "value": 3, "seed": [1]}', "seed must be an integer"),
+        ('{"task": null, "metric": "b", "value": 3}', "task must be a string"),
+        ('{"task": "a", "metric": "b", "value": 3, "colour": 1}', "colour"),
+        ("[1, 2]", "expected a JSON object"),
+        ("\\xff", "not a result line"),
+    ],
+)
+def test_damaged_line_is_an_error_that_names_it(tmp_path, line, why):
+    file = tmp_path / "results.jsonl"
+    good = accuracy(95.1).to_json()
+    file.write_text(f"{good}\n{line}\n{good}\n")
+    with pytest.raises(ValueError, match=re.escape(why)) as error:
+        read_results([file])
+    assert f"{file}:2:" in str(error.value)
+    file.write_text(f"{good}\n{line}\n")  # a line end behind it: not torn, but wrong
+    with pytest.raises(ValueError, match=r"results\.jsonl:2: not a result line"):
+        read_results([file])
+
+
+# Names
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("cifar10-r18-alignmixup", ("cifar10", "r18", "alignmixup")),
+        ("cifar10-r18-alignmixup-fast", ("cifar10", "r18", "alignmixup", "fast")),
+        ("cifar10-r18-alignmixup-ae-fast", ("cifar10", "r18", "alignmixup-ae", "fast")),
+        ("cifar100-wrn16-8-cutmix", ("cifar100", "wrn16-8", "cutmix")),
+        ("cub200-vgg-gap-alignmixup", ("cub200", "vgg-gap", "alignmixup")),
+        ("imagenet-levit-128s-input-100-a", ("imagenet", "levit-128s", "input", "100-a")),
+        ("shapes-small-mymix-x", ("shapes", "small", "mymix", "x")),
+        ("table1/cifar10-r18-input", ("cifar10", "r18", "input")),
+        ("cifar10-r18-inputs", ("cifar10", "r18", "inputs")),
+    ],
+)
+def test_recipe_names(name, parts):
+    assert parse_recipe(name) == RecipeName(*parts)
+
+
+@pytest.mark.parametrize("name", ["", "cifar10", "cifar10-r18", "cifar10-r18-", "-r18-input"])
+def test_recipe_names_that_do_not_read(name):
+    with pytest.raises(ValueError, match="data-network-method"):
+        parse_recipe(name)
+
+
+# Folding
+
+
+def test_ours_beside_theirs():
+    made = table([accuracy(96.98), accuracy(95.0, "cifar10-r18-baseline")], "accuracy")
+    assert cell(made, "AlignMixup") == "3.02 (2.95)"
+    assert cell(made, "Baseline") == "5.00 (5.19)"
+    assert cell(made, "PuzzleMix") == "(2.93)"
+    assert [r[0] for r in made.rows][:2] == ["Baseline", "Input mixup"]
+    assert len(made.rows) == 11
+    alone = table([accuracy(96.98)], "accuracy", paper_rows=False)
+    assert alone.rows == (("AlignMixup", "3.02 (2.95)"),)
+
+
+def test_seeds_are_averaged_with_their_sample_deviation():
+    made = table([accuracy(v, seed=s) for s, v in enumerate((95, 96, 97))], "accuracy")
+    assert cell(made, "AlignMixup") == "4.00 \u00b1 1.00, n=3 (2.95)"
+    two = table([accuracy(95, seed=4), accuracy(96, seed=9)], "accuracy")
+    assert cell(two, "AlignMixup") == f"4.50 \u00b1 {math.sqrt(0.5):.2f}, n=2 (2.95)"
+
+
+def test_a_repeated_measurement_does_not_count_as_a_seed():
+    old = accuracy(90, date="2024-01-01")
+    made = table([accuracy(95, date="2024-02-01"), old, accuracy(97, seed=1)], "accuracy")
+    assert cell(made, "AlignMixup") == "4.00 \u00b1 1.41, n=2 (2.95)"
+    assert any("1 repeated" in note for note in made.notes)
+    undated = table([accuracy(90), accuracy(95)], "accuracy")
+    assert cell(undated, "AlignMixup") == "5.00 (2.95)"
+    assert not any("repeated" in note for note in table([old], "accuracy").notes)
+
+
+def test_it_always_says_which_accuracy():
+    results = [accuracy(95, which="best"), accuracy(94, which="last"), accuracy(93)]
+    for which, value, words in (
+        ("best", "5.00", "the best test epoch"),
+        ("last", "6.00", "the last epoch"),
+        ("median10", "7.00", "the median of the last ten epochs"),
+    ):
+        made = table(results, "accuracy", which=which)
+        assert cell(made, "AlignMixup") == f"{value} (2.95)"
+        assert words in made.title
+        assert any(f"Ours is {words}" in note for note in made.notes)
+        assert any("authors' own logs: CIFAR-10 R-18 3.11." in note for note in made.notes)
+
+
+def test_columns_and_rows_in_the_papers_order():
+    recipes = [
+        "tiny-r18-zebra",
+        "shapes-small-alignmixup",
+        "cifar100-wrn16-8-alignmixup-ae",
+        "cifar10-r18-alignmixup-fast",
+        "cifar100-r18-alignmixup",
+    ]
+    made = table([accuracy(90, name) for name in recipes], "accuracy", paper_rows=False)
+    assert made.columns == (
+        "Method",
+        "CIFAR-10 R-18",
+        "CIFAR-100 R-18",
+        "CIFAR-100 WRN16-8",
+        "Tiny-ImageNet R-18",
+        "shapes small",
+    )
+    assert [r[0] for r in made.rows] == [
+        "AlignMixup",
+        "AlignMixup (fast)",
+        "AlignMixup/AE",
+        "zebra",
+    ]
+    assert cell(made, "AlignMixup (fast)", 1) == "10.00 (2.95)"
+    assert cell(made, "AlignMixup (fast)", 2) == "-"
+    assert cell(made, "AlignMixup", 1) == "(2.95)"
+    assert cell(made, "AlignMixup", 5) == "10.00"
+    assert cell(made, "zebra", 4) == "10.00"
+
+
+def test_levit_accuracy_is_shown_as_error():
+    made = table([accuracy(69.0, "imagenet-levit-128s-alignmixup")], "accuracy")
+    assert cell(made, "AlignMixup") == "31.00 (30.10)"
+
+
+def test_results_with_different_settings_are_never_averaged():
+    def pgd(value, seed, **settings):
+        name = "cifar100-r18-alignmixup"
+        return Result("pgd", "top1_error", value, settings, recipe=name, seed=seed)
+
+    mixed = [pgd(96, 0, steps=10), pgd(98, 0, steps=20), pgd(99, 1, steps=20)]
+    made = table(mixed, "robustness", paper_rows=False)
+    assert made.rows == (
+        ("AlignMixup (steps=10)", "96.00 (90.40)"),
+        ("AlignMixup (steps=20)", "98.50 \u00b1 0.71, n=2 (90.40)"),
+    )
+    only = table(mixed, "robustness", settings={"steps": 20}, paper_rows=False)
+    assert only.rows == (("AlignMixup", "98.50 \u00b1 0.71, n=2 (90.40)"),)
+    timed = [pgd(96, 0, steps=20, seconds=1.5), pgd(98, 1, steps=20, seconds=2.5)]
+    assert len(table(timed, "robustness", paper_rows=False).rows) == 2
+    one = table(timed, "robustness", ignore=["seconds"], paper_rows=False)
+    assert one.rows == (("AlignMixup", "97.00 \u00b1 1.41, n=2 (90.40)"),)
+
+
+def test_measured_curves_and_attack_seeds_do_not_split_seeds():
+    results = [
+        Result(
+            "pgd",
+            "top1_error",
+            value,
+            {"num_steps": 2, "seed": seed, "errors_by_step": [value - 1, value]},
+            recipe="cifar100-r18-alignmixup",
+            seed=seed,
+        )
+        for seed, value in enumerate((90.0, 92.0))
+    ]
+    made = table(results, "robustness", paper_rows=False)
+    assert made.rows == (("AlignMixup", "91.00 \u00b1 1.41, n=2 (90.40)"),)
+
+
+def test_settings_that_differ_between_columns_split_nothing():
+    results = [
+        Result("fgsm", "top1_error", 60, {"batch": b}, recipe=f"{d}-r18-alignmixup", seed=0)
+        for d, b in (("cifar10", 100), ("tiny", 50))
+    ]
+    made = table(results, "robustness", paper_rows=False)
+    assert made.rows == (("AlignMixup", "60.00 (54.83)", "60.00 (78.83)"),)
+    assert made.columns[1:] == ("CIFAR-10 R-18 FGSM", "Tiny-ImageNet R-18 FGSM")
+
+
+def test_out_of_distribution_has_a_column_a_source_and_metric():
+    results = [
+        Result("ood", metric, value, {"source": source}, "cifar100-r18-alignmixup", seed)
+        for source in ("svhn", "gaussian", "lsun-crop")
+        for metric, value in (("fpr95", 70.0), ("auroc", 80.0))
+        for seed in (0, 1)
+    ]
+    made = table(results, "ood")
+    assert made.title == "Out-of-distribution detection (%), CIFAR-100 R-18"
+    assert made.columns[1:] == (
+        "LSUN (crop) AuROC",
+        "LSUN (crop) FPR95",
+        "Gaussian AuROC",
+        "Gaussian FPR95",
+        "svhn AuROC",
+        "svhn FPR95",
+    )
+    ours = next(r for r in made.rows if r[0] == "AlignMixup")
+    assert ours[1:3] == ("80.0 \u00b1 0.0, n=2 (79.9)", "70.0 \u00b1 0.0, n=2")
+    assert ours[3] == "80.0 \u00b1 0.0, n=2 (87.9)"
+    assert cell(made, "StyleMix", 1) == "(64.2)"
+    assert cell(made, "StyleMix", 2) == "-"
+
+
+@pytest.mark.parametrize(
+    ("kind", "task", "metric", "recipe", "row", "text"),
+    [
+        ("robustness", "fgsm", "top1_error", "tiny-r18-cutmix", "CutMix", "50.00 (88.68)"),
+        ("calibration", "calibration", "ece", "cifar100-r18-input", "Input mixup", "50.00 (18.50)"),
+        ("calibration", "calibration", "oe", "cifar10-r18-input", "Input mixup", "50.00"),
+        ("localization", "localization", "top1_loc", "cub200-r50-cutout", "Cutout", "50.0 (52.4)"),
+        ("detection", "detection", "map", "voc07-ssd-r50-cutmix", "CutMix", "50.00 (77.60)"),
+        ("cost", "cost", "ms_per_batch", "imagenet-r50-comixup", "Co-Mixup", "50.0 (1022.0)"),
+    ],
+)
+def test_every_kind_finds_its_published_figure(kind, task, metric, recipe, row, text):
+    results = [Result(task, metric, 50, recipe=recipe, seed=0)]
+    assert kinds_in(results) == [kind]
+    assert cell(table(results, kind), row) == text
+
+
+def test_what_cannot_be_shown_is_an_error():
+    results = [accuracy(95)]
+    with pytest.raises(ValueError, match="unknown kind of table 'speed'; choose from accuracy"):
+        table(results, "speed")
+    with pytest.raises(ValueError, match="unknown accuracy 'max'"):
+        table(results, "accuracy", which="max")
+    with pytest.raises(ValueError, match="no results for a table of ood"):
+        table(results, "ood")
+    with pytest.raises(ValueError, match="which='best'"):
+        table(results, "accuracy", which="best")
+    with pytest.raises(ValueError, match="has 2 columns, but row"):
+        Table("t", ("a", "b"), (("1",),))
+
+
+# Rendering
+
+
+def split_cells(line):
+    return [c.strip() for c in re.split(r"(?<!\\)\|", line)[1:-1]]
+
+
+def test_markdown_keeps_every_cell_in_its_place():
+    text = to_markdown(AWKWARD)
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    assert len(lines) == 4
+    plain = [[re.sub(r"\\(.)", r"\1", c) for c in split_cells(line)] for line in lines]
+    assert plain[0] == list(AWKWARD.columns)
+    assert plain[1] == ["---"] * 3
+    assert plain[2:] == [list(row) for row in AWKWARD.rows]
+    assert not re.search(r"(?<!\\)[<>*_`\[]", text.replace("### ", ""))
+    assert r"- a \& b over two lines" in text
+
+
+def test_latex_leaves_no_bare_special():
+    text = to_latex(AWKWARD)
+    body = [line for line in text.splitlines() if line.endswith(r"\\")]
+    assert body[0].startswith(r"{[}red]a\textbar{}b{[}/red] & 1.00 $\pm$ 0.10, n=2 & ")
+    assert body[0].endswith(r"\textless{}script\textgreater{} \\")
+    assert body[1].startswith(r"\textbackslash{}bs & a*b\_c`d` & ")
+    assert r"x\textasciicircum{}2 \textasciitilde{} \{y\} & \$5 \#1 \\ \midrule" in text
+    assert r"\begin{tabular}{lcc} \toprule" in text
+    assert r"Error (\%) \& \textless{}b" in text
+    for line in body:
+        assert len(re.findall(r"(?<!\\)&", line)) == 2
+    assert not re.search(r"(?<!\\)[%#]", text)
+
+
+def test_html_escapes_and_parses():
+    text = to_html(AWKWARD)
+    assert "<script>" not in text
+    assert "<b>" not in text
+    cells = re.findall(r"<t[dh](?: [^>]*)?>(.*?)</t[dh]>", text)
+    want = [*AWKWARD.columns, *(c for row in AWKWARD.rows for c in row)]
+    assert [html.unescape(c) for c in cells] == want
+    assert "<li>a &amp; b" in text
+    assert "<ul>" not in to_html(Table("t", ("a",), (("1",),)))
+
+
+def test_terminal_shows_names_as_they_are():
+    from rich.console import Console
+
+    out = io.StringIO()
+    Console(file=out, width=120).print(to_rich(AWKWARD))
+    for word in ("[red]a|b[/red]", "\\bs", "<script>", "a*b_c`d`", "<b>cost</b>"):
+        assert word in out.getvalue()
+
+
+def test_rich_is_loaded_only_to_render():
+    code = "import sys, alignmixup.report.tables; print('rich' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
