@@ -1,0 +1,6 @@
+"""Training: the engine and what it stands on. It knows a mixer and a module, never a method."""
+
+from alignmixup.train.engine import NonFiniteLoss, Summary, fit, summarise
+from alignmixup.train.settings import TrainSettings
+
+__all__ = ["NonFiniteLoss", "Summary", "TrainSettings", "fit", "summarise"]

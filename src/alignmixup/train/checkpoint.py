@@ -1,0 +1,123 @@
+"""Checkpoints: one safetensors file, replaced atomically, so that loading runs no code.
+
+It holds the weights (``model.*``), the optimiser's buffers (``optimizer.*``), the states of the
+random generators (``rng.*``) and, as JSON in its header, how far training had come. A process
+killed at any instant leaves either the old file or the new one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor, nn
+
+__all__ = ["Checkpoint", "CheckpointWriter", "load_checkpoint", "load_weights", "named_state"]
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Tensors by name and the facts beside them."""
+
+    tensors: Mapping[str, Tensor]
+    facts: Mapping[str, object]
+
+    def part(self, prefix: str) -> dict[str, Tensor]:
+        """Return the tensors whose names start with ``prefix.``, without it."""
+        start = prefix + "."
+        return {k.removeprefix(start): v for k, v in self.tensors.items() if k.startswith(start)}
+
+
+class CheckpointWriter:
+    """Writes checkpoints in the background; the training loop waits only for the one before.
+
+    The tensors are copied at once on their own device, so training may go on changing them.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self._pending: Future[None] | None = None
+
+    def save(self, checkpoint: Checkpoint) -> None:
+        self.wait()
+        copies = {name: tensor.detach().clone() for name, tensor in checkpoint.tensors.items()}
+        ready = None
+        if any(tensor.is_cuda for tensor in copies.values()):
+            ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            ready.record()
+        self._pending = self._thread.submit(self._write, copies, checkpoint.facts, ready)
+
+    def wait(self) -> None:
+        """Wait for the last write and raise what went wrong in it."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()
+
+    def close(self) -> None:
+        try:
+            self.wait()
+        finally:
+            self._thread.shutdown()
+
+    def _write(
+        self,
+        tensors: Mapping[str, Tensor],
+        facts: Mapping[str, object],
+        ready: torch.cuda.Event | None,
+    ) -> None:
+        if ready is not None:
+            ready.synchronize()
+        # A dense copy: channels_last weights are stored as plain ones.
+        on_cpu = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
+        data = save(on_cpu, metadata={"facts": json.dumps(facts)})
+        partial = self.path.with_suffix(".partial")
+        try:
+            partial.write_bytes(data)
+            os.replace(partial, self.path)
+        except OSError as error:
+            partial.unlink(missing_ok=True)
+            raise OSError(
+                f"cannot write the checkpoint {self.path} ({len(data) / 1e6:.0f} MB): "
+                f"{error.strerror}; the one before it is intact"
+            ) from error
+
+
+def load_checkpoint(path: Path) -> Checkpoint:
+    """Read a checkpoint into CPU memory; a damaged file is an error that names it."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            facts = json.loads((file.metadata() or {})["facts"])
+            return Checkpoint({name: file.get_tensor(name) for name in file.keys()}, facts)  # noqa: SIM118
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{path} does not exist: is this the folder of a run?") from None
+    except (SafetensorError, KeyError, ValueError) as error:
+        raise ValueError(f"{path} is damaged or no checkpoint of ours: {error}") from None
+
+
+def load_weights(net: nn.Module, path: Path) -> Mapping[str, object]:
+    """Load the weights of a checkpoint into ``net`` and return the facts beside them."""
+    checkpoint = load_checkpoint(path)
+    try:
+        net.load_state_dict(checkpoint.part("model"))
+    except RuntimeError as error:
+        raise ValueError(f"{path} holds the weights of another network: {error}") from None
+    return checkpoint.facts
+
+
+def named_state(net: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Return the optimiser's tensors under the names of the parameters they belong to."""
+    names: dict[Tensor, str] = {p: name for name, p in net.named_parameters()}
+    return {
+        f"{key}.{names[parameter]}": value
+        for parameter, state in optimizer.state.items()
+        for key, value in state.items()
+        if isinstance(value, Tensor)
+    }

@@ -1,0 +1,333 @@
+"""The engine: draws, applies, steps, evaluates, keeps the ledger and the checkpoint.
+
+It knows a mixer and a module, never a method or a data set by name. All chance of the steps comes
+from one CPU generator whose state is in the checkpoint, and the order of the images is a pure
+function of (seed, epoch): a run killed at any instant and started again repeats the uninterrupted
+one, on the CPU bit for bit.
+"""
+
+from __future__ import annotations
+
+import signal
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any, Protocol, cast, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from alignmixup.contracts import Mixer
+from alignmixup.train.checkpoint import Checkpoint, CheckpointWriter, load_checkpoint, named_state
+from alignmixup.train.ledger import Ledger, read_ledger
+from alignmixup.train.progress import Reporter
+from alignmixup.train.schedule import learning_rate_share
+from alignmixup.train.settings import TrainSettings
+from alignmixup.train.steps import Batch, PlainStep, Step, make_optimizer, make_step, prepared
+
+__all__ = ["CHECKPOINT", "LEDGER", "Loader", "NonFiniteLoss", "Summary", "fit", "summarise"]
+
+CHECKPOINT = "checkpoint.safetensors"
+LEDGER = "ledger.jsonl"
+
+# How many steps on a GPU go by between two looks at the losses: a look waits for the device.
+CHECK_EVERY = 100
+
+Evaluate = Callable[[nn.Module], Mapping[str, float]]
+
+
+class Loader(Protocol):
+    """Batches of (images, labels) on the device, the order a pure function of the epoch."""
+
+    def __len__(self) -> int: ...
+    def epoch(self, epoch: int, start_step: int = 0) -> Iterator[tuple[Tensor, Tensor]]: ...
+
+
+@runtime_checkable
+class GatheringLoader(Protocol):
+    """A loader whose batches are made on the device out of rows of numbers, as part of the step."""
+
+    batch_size: int
+
+    def __len__(self) -> int: ...
+    def rows(self, epoch: int) -> Tensor: ...
+    def gather(self, rows: Tensor) -> tuple[Tensor, Tensor]: ...
+
+
+class NonFiniteLoss(RuntimeError):
+    """Training has diverged; the message names the step, the case and the last good checkpoint."""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Test accuracy of a run, each figure under its own name, and whether the run has ended.
+
+    ``best`` is chosen on the test set; ``median10`` is the median of the last ten epochs.
+    """
+
+    epochs: int
+    is_complete: bool
+    best: float | None
+    best_epoch: int | None
+    last: float | None
+    median10: float | None
+
+    def __str__(self) -> str:
+        if self.last is None:
+            return f"{self.epochs} epochs, not evaluated yet"
+        state = "" if self.is_complete else " (stopped early)"
+        return (
+            f"top-1 after {self.epochs} epochs{state}: median of the last ten {self.median10:.2f}, "
+            f"last {self.last:.2f}, best {self.best:.2f} (epoch {self.best_epoch}, chosen on the "
+            "test set)"
+        )
+
+
+def fit(
+    net: nn.Module,
+    mixer: Mixer,
+    loader: Loader,
+    evaluate: Evaluate,
+    settings: TrainSettings,
+    out: Path,
+    *,
+    notes: Mapping[str, Mapping[str, object]] | None = None,
+    writer: Any | None = None,
+    quiet: bool = False,
+) -> Summary:
+    """Train ``net`` in the folder ``out``, going on where a run there stopped.
+
+    ``notes`` are events to open the ledger with; ``writer`` a TensorBoard SummaryWriter. Ctrl-C and
+    SIGTERM end the run after the current step with a checkpoint.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    run = _Run(net, mixer, loader, settings, out)
+    if run.epoch == 0 and run.step == 0:
+        run.ledger.append("start", {"settings": asdict(settings), "cases": dict(mixer.cases)})
+        for event, values in (notes or {}).items():
+            run.ledger.append(event, values)
+    steps = len(loader)
+    done = run.epoch * steps + run.step
+    with Reporter(settings.epochs * steps, done, quiet=quiet) as reporter, _stop_signals() as stop:
+        try:
+            while run.epoch < settings.epochs and not stop:
+                if not run.train_epoch(reporter, stop):
+                    break
+                run.close_epoch(evaluate, reporter, writer)
+        finally:
+            run.writer.close()
+    return summarise(out)
+
+
+class _Run:
+    """The state of one run: where it is, and everything a checkpoint holds."""
+
+    def __init__(
+        self, net: nn.Module, mixer: Mixer, loader: Loader, settings: TrainSettings, out: Path
+    ) -> None:
+        self.net, self.mixer, self.loader, self.settings = net, mixer, loader, settings
+        self.device = next(net.parameters()).device
+        self.optimizer = make_optimizer(net, settings)
+        self.rng = torch.Generator().manual_seed(settings.seed)
+        self.epoch, self.step = 0, 0
+        self.losses: list[Tensor] = []
+        self.cases: list[str] = []
+        self.seconds = 0.0
+        self.path = out / CHECKPOINT
+        ledger_length = self._restore() if self.path.exists() else 0
+        self.ledger = Ledger(out / LEDGER, ledger_length)
+        self.writer = CheckpointWriter(self.path)
+        gather = loader.gather if isinstance(loader, GatheringLoader) else lambda x, y: (x, y)
+        self.take_step: Step = make_step(
+            PlainStep(prepared(net, settings), mixer, self.optimizer, settings, gather),
+            self.device,
+        )
+
+    def train_epoch(self, reporter: Reporter, stop: list[int]) -> bool:
+        """Train to the end of the epoch; False if a signal ended it early, at a checkpoint."""
+        self.net.train()
+        begin = time.perf_counter()
+        steps = len(self.loader)
+        for batch in self._batches():
+            self._set_learning_rate(self.epoch + self.step / steps)
+            draw = self.mixer.draw(len(batch[0]), self.rng)
+            self.losses.append(self.take_step(batch, draw))
+            self.cases.append(draw.case)
+            self.step += 1
+            reporter.advance()
+            if self.device.type == "cpu" or self.step % CHECK_EVERY == 0:
+                self._check_losses()
+            if stop and self.step < steps:
+                self.seconds += time.perf_counter() - begin
+                self._check_losses()
+                self._save()
+                reporter.say(f"stopped by a signal in epoch {self.epoch + 1}; run again to go on")
+                return False
+        self._check_losses()
+        self.seconds += time.perf_counter() - begin
+        return True
+
+    def close_epoch(self, evaluate: Evaluate, reporter: Reporter, writer: Any | None) -> None:
+        """Evaluate if it is time to, write the epoch into the ledger, and save."""
+        self._check_weights()
+        self.epoch += 1
+        loss = float(torch.stack(self.losses).float().mean())
+        values: dict[str, object] = {
+            "epoch": self.epoch,
+            "loss": loss,  # of mixed images against mixed labels: lower is not better
+            "lr": float(self.optimizer.param_groups[0]["lr"]),
+            "cases": dict(Counter(self.cases)),
+            "seconds": round(self.seconds, 4),
+            "step_path": self.take_step.path,
+        }
+        remaining = self.settings.epochs - self.epoch
+        if remaining < 10 or self.epoch % self.settings.eval_every == 0:
+            values["test"] = dict(evaluate(self.net))
+        self.ledger.append("epoch", values)
+        if writer is not None:
+            _log(writer, values)
+        self.step, self.seconds, self.losses, self.cases = 0, 0.0, [], []
+        self._save()
+        reporter.epoch(_epoch_line(values, self.settings.epochs))
+
+    def _batches(self) -> Iterator[Batch]:
+        if isinstance(self.loader, GatheringLoader):
+            rows, b = self.loader.rows(self.epoch), self.loader.batch_size
+            return ((rows[i * b : (i + 1) * b],) for i in range(self.step, len(self.loader)))
+        return self.loader.epoch(self.epoch, self.step)
+
+    def _set_learning_rate(self, progress: float) -> None:
+        share = learning_rate_share(self.settings, progress)
+        for group in self.optimizer.param_groups:
+            rate = group["base_lr"] * share
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
+
+    def _check_losses(self) -> None:
+        recent = self.losses[-1:] if self.device.type == "cpu" else self.losses
+        finite = torch.stack(recent).isfinite()
+        if bool(finite.all()):
+            return
+        at = len(self.losses) - len(recent) + int(finite.logical_not().nonzero()[0])
+        step = self.step - len(self.losses) + at + 1
+        raise NonFiniteLoss(
+            f"the loss is {float(self.losses[at])} at step {step} of epoch {self.epoch + 1}, "
+            f"case {self.cases[at]!r}; {self._last_good()}"
+        )
+
+    def _check_weights(self) -> None:
+        """The last update may have spoilt the weights with no loss left to show it."""
+        norms = torch.stack([p.detach().norm() for p in self.net.parameters()])
+        if not bool(norms.isfinite().all()):
+            raise NonFiniteLoss(
+                f"the weights are no longer finite after step {self.step} of epoch "
+                f"{self.epoch + 1}, case {self.cases[-1]!r}; {self._last_good()}"
+            )
+
+    def _last_good(self) -> str:
+        self.writer.wait()
+        kept = "there is no checkpoint yet"
+        if self.path.exists():
+            facts = load_checkpoint(self.path).facts
+            kept = f"the last good checkpoint is {self.path} (epoch {facts['epoch']})"
+        return f"{kept}. Try a lower lr, warmup_epochs or clip_norm"
+
+    def _save(self) -> None:
+        tensors = {f"model.{k}": v for k, v in self.net.state_dict().items()}
+        optimizer = named_state(self.net, self.optimizer)
+        tensors |= {f"optimizer.{k}": v for k, v in optimizer.items()}
+        tensors["rng.draws"] = self.rng.get_state()
+        tensors["rng.cpu"] = torch.get_rng_state()
+        if self.device.type == "cuda":
+            tensors["rng.cuda"] = torch.cuda.get_rng_state(self.device)
+        if self.losses:
+            tensors["losses"] = torch.stack(self.losses)
+        facts = {
+            "epoch": self.epoch,
+            "step": self.step,
+            "cases": self.cases,
+            "seconds": self.seconds,
+            "ledger_length": self.ledger.length,
+        }
+        self.writer.save(Checkpoint(tensors, facts))
+
+    def _restore(self) -> int:
+        """Take up the state of the checkpoint; return the length of the ledger beside it."""
+        checkpoint = load_checkpoint(self.path)
+        facts = cast(dict[str, Any], checkpoint.facts)
+        self.net.load_state_dict(checkpoint.part("model"))
+        parameters = dict(self.net.named_parameters())
+        for name, value in checkpoint.part("optimizer").items():
+            key, parameter = name.split(".", 1)
+            buffer = torch.empty_like(parameters[parameter]).copy_(value)
+            self.optimizer.state[parameters[parameter]][key] = buffer
+        self.rng.set_state(checkpoint.tensors["rng.draws"])
+        torch.set_rng_state(checkpoint.tensors["rng.cpu"])
+        if self.device.type == "cuda" and "rng.cuda" in checkpoint.tensors:
+            torch.cuda.set_rng_state(checkpoint.tensors["rng.cuda"], self.device)
+        self.epoch, self.step = facts["epoch"], facts["step"]
+        self.cases, self.seconds = facts["cases"], facts["seconds"]
+        if "losses" in checkpoint.tensors:
+            self.losses = list(checkpoint.tensors["losses"].to(self.device))
+        return int(facts["ledger_length"])
+
+
+def summarise(out: Path) -> Summary:
+    """Read best, last and median of the last ten epochs out of a run's ledger."""
+    events = cast(list[dict[str, Any]], read_ledger(out / LEDGER))
+    settings: dict[str, Any] = next((e["settings"] for e in events if e["event"] == "start"), {})
+    epochs = [e for e in events if e["event"] == "epoch"]
+    scored = [(e["epoch"], e["test"]["top1"]) for e in epochs if "test" in e]
+    reached = epochs[-1]["epoch"] if epochs else 0
+    best = max(scored, key=lambda pair: pair[1], default=(None, None))
+    last_ten = [top1 for epoch, top1 in scored if epoch > reached - 10]
+    return Summary(
+        epochs=reached,
+        is_complete=reached == settings.get("epochs"),
+        best=best[1],
+        best_epoch=best[0],
+        last=scored[-1][1] if scored else None,
+        median10=statistics.median(last_ten) if last_ten else None,
+    )
+
+
+@contextmanager
+def _stop_signals() -> Iterator[list[int]]:
+    """Collect Ctrl-C and SIGTERM instead of dying of them; a second Ctrl-C is obeyed at once."""
+    caught: list[int] = []
+
+    def catch(number: int, frame: FrameType | None) -> None:
+        if caught:
+            raise KeyboardInterrupt
+        caught.append(number)
+
+    try:
+        before = {n: signal.signal(n, catch) for n in (signal.SIGINT, signal.SIGTERM)}
+    except ValueError:  # not the main thread: signals are somebody else's
+        before = {}
+    try:
+        yield caught
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _epoch_line(values: Mapping[str, Any], epochs: int) -> str:
+    line = f"epoch {values['epoch']}/{epochs}  loss {values['loss']:.4f} (mixed)"
+    if "test" in values:
+        line += f"  test top-1 {values['test']['top1']:.2f}"
+    return f"{line}  {values['seconds']:.1f} s"
+
+
+def _log(writer: Any, values: Mapping[str, Any]) -> None:
+    writer.add_scalar("train/mixed_loss", values["loss"], values["epoch"])
+    writer.add_scalar("train/lr", values["lr"], values["epoch"])
+    for name, value in values.get("test", {}).items():
+        writer.add_scalar(f"test/{name}", value, values["epoch"])

@@ -1,0 +1,50 @@
+"""The run's ledger: one JSON line an event, appended and never rewritten.
+
+A checkpoint remembers how long the ledger was. A run that was killed later is resumed by cutting
+the ledger back to that length, so the lines are always those of the weights.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+__all__ = ["Ledger", "read_ledger"]
+
+
+class Ledger:
+    """Appends events to a file, beginning after its first ``length`` bytes."""
+
+    def __init__(self, path: Path, length: int = 0) -> None:
+        self.path = path
+        if path.exists() and path.stat().st_size < length:
+            raise ValueError(
+                f"{path} has {path.stat().st_size} bytes but its checkpoint was written after "
+                f"{length}; restore the file or start in a new folder"
+            )
+        with path.open("ab") as file:
+            file.truncate(length)
+
+    def append(self, event: str, values: Mapping[str, object]) -> None:
+        # A short-lived handle: nothing is buffered when the process dies.
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"event": event, **values}) + "\n")
+
+    @property
+    def length(self) -> int:
+        return self.path.stat().st_size
+
+
+def read_ledger(path: Path) -> list[dict[str, object]]:
+    """Return all events; a last line torn by a kill is left out, any other damage is an error."""
+    if not path.exists():
+        raise FileNotFoundError(f"{path} does not exist: is this the folder of a run?")
+    lines = path.read_text(encoding="utf-8").split("\n")
+    events = []
+    for number, line in enumerate(lines[:-1], start=1):  # the last piece is empty or torn
+        try:
+            events.append(json.loads(line))
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{path}, line {number} is damaged: {error}") from None
+    return events

@@ -1,0 +1,62 @@
+"""How a network is trained: everything but the data, the network and the mixer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+__all__ = ["TrainSettings"]
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    """Settings of one training run; the defaults are the paper's for CIFAR."""
+
+    epochs: int = 2000
+    batch_size: int = 128
+    lr: float = 0.1
+    classifier_lr: float | None = None
+    """Learning rate of the parameters whose names start with `classifier`; None: the same."""
+    classifier: str = "head."
+    momentum: float = 0.9
+    nesterov: bool = False
+    weight_decay: float = 1e-4
+    schedule: Literal["step", "cosine"] = "step"
+    milestones: tuple[int, ...] = (500, 1000, 1500)
+    """Epochs at which the step schedule multiplies the learning rate by `decay`."""
+    decay: float = 0.1
+    warmup_epochs: float = 0.0
+    clip_norm: float | None = None
+    """Largest norm of the gradient; None: no clipping."""
+    seed: int = 0
+    precision: Literal["float32", "bf16"] = "float32"
+    channels_last: bool = False
+    """The memory layout tensor cores like; a GPU's affair, ignored on a CPU."""
+    compile: bool = False
+    capture: bool = False
+    """On CUDA, replay each case of the mixer as one CUDA graph; falls back where it cannot."""
+    eval_every: int = 1
+    """Epochs between evaluations; each of the last ten epochs is always evaluated."""
+    device: str = "auto"
+    """cuda, cpu, ...; auto: a GPU if there is one."""
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batch_size", "eval_every"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("lr", "decay"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+        for name in ("momentum", "weight_decay", "warmup_epochs"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+        if self.schedule not in ("step", "cosine"):
+            raise ValueError(f"schedule must be 'step' or 'cosine', got {self.schedule!r}")
+        if self.precision not in ("float32", "bf16"):
+            raise ValueError(f"precision must be 'float32' or 'bf16', got {self.precision!r}")
+        if self.warmup_epochs >= self.epochs:
+            raise ValueError(
+                f"warmup_epochs ({self.warmup_epochs}) must be fewer than epochs ({self.epochs})"
+            )
+        if list(self.milestones) != sorted(set(self.milestones)):
+            raise ValueError(f"milestones must rise, got {self.milestones}")
