@@ -1,0 +1,1 @@
+"""Recipes: the only room that names concrete things together."""

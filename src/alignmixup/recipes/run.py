@@ -1,0 +1,293 @@
+"""A recipe made into a run: data, network, loader and engine put together, in one folder.
+
+OUT/run.json                 the recipe, every setting
+OUT/ledger.jsonl             one line an epoch
+OUT/checkpoint.safetensors   weights, momentum, generators
+OUT/results.jsonl            one line a figure: accuracy at the end, then what ``evaluate`` adds
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from alignmixup import data, nets
+from alignmixup.contracts import ImageSet, Result
+from alignmixup.mixing import AlignMixup, Effect, alignment_effect
+from alignmixup.recipes.catalogue import find_recipe
+from alignmixup.recipes.schema import Recipe, changed
+from alignmixup.tasks.accuracy import accuracy
+from alignmixup.train import Summary, TrainSettings, fit
+from alignmixup.train.checkpoint import load_weights
+from alignmixup.train.engine import CHECKPOINT
+
+__all__ = ["RESULTS", "RUN", "Run", "Sets", "append_results", "open_run", "provenance", "train"]
+
+RUN = "run.json"
+RESULTS = "results.jsonl"
+EVAL_BATCH = 2000
+
+# Where and how often, not what: a run may go on with other values of these.
+FREE_SETTINGS = ("device", "capture", "compile", "eval_every")
+
+
+@dataclass(frozen=True)
+class Sets:
+    """The two splits a run needs."""
+
+    train: ImageSet
+    test: ImageSet
+
+
+@dataclass(frozen=True)
+class Run:
+    """A trained run, read back: its recipe, its network with the weights of the last checkpoint."""
+
+    recipe: Recipe
+    net: nn.Module
+    epoch: int
+    folder: Path
+
+
+def train(
+    recipe: Recipe | str,
+    out: Path | str,
+    *,
+    changes: Mapping[str, object] | None = None,
+    data_root: Path | str | None = None,
+    sets: Sets | None = None,
+    tensorboard: bool = False,
+    quiet: bool = False,
+) -> Summary:
+    """Train a recipe in the folder ``out``, or go on with the run that is there.
+
+    ``changes`` replaces settings by their names on the command line, ``{"train.epochs": 300}``;
+    ``sets`` stands in for the recipe's data.
+    """
+    recipe = find_recipe(recipe) if isinstance(recipe, str) else recipe
+    recipe = changed(recipe, changes or {})
+    folder = Path(out)
+    _claim(folder, recipe)
+    sets = sets or Sets(*(data.load(recipe.data.name, s, data_root) for s in ("train", "test")))
+    device = pick_device(recipe.train.device)
+    net = build_net(recipe, sets.train, device)
+    settings = recipe.train
+    loader = data.DeviceLoader(
+        sets.train,
+        settings.batch_size,
+        settings.seed,
+        device,
+        pad=recipe.data.pad,
+        flip=recipe.data.flip,
+        # A graph holds one batch size, and each epoch leaves out other images.
+        drop_last=len(sets.train) >= settings.batch_size,
+        channels_last=settings.channels_last and device.type == "cuda",
+    )
+    notes: dict[str, dict[str, object]] = {"provenance": provenance()}
+    effect = first_effect(recipe, net, loader)
+    if effect is not None:
+        notes["alignment_effect"] = dataclasses.asdict(effect)
+        if effect.is_next_to_nothing and not quiet:
+            print(f"note: {effect}: the aligned cases train as manifold mixup at this layer would")
+    summary = fit(
+        net,
+        recipe.mixer,
+        loader,
+        _Evaluator(sets.test, device, settings),
+        settings,
+        folder,
+        notes=notes,
+        writer=_tensorboard(folder) if tensorboard else None,
+        quiet=quiet,
+    )
+    if summary.is_complete:
+        _record_accuracy(folder, recipe, summary)
+    return summary
+
+
+def open_run(folder: Path | str, num_classes: int, image_size: int, device: str = "auto") -> Run:
+    """Read a run back: its recipe and its network with the last checkpoint's weights."""
+    place = Path(folder)
+    recipe = read_recipe(place)
+    settings = recipe.train
+    net = nets.build(
+        recipe.net, num_classes, (0.0,) * 3, (1.0,) * 3, image_size, seed=settings.seed
+    )
+    facts = load_weights(net, place / CHECKPOINT)  # the normalisation is among the weights
+    net.to(pick_device(device))
+    return Run(recipe, net.eval(), int(str(facts["epoch"])), place)
+
+
+def read_recipe(folder: Path) -> Recipe:
+    """Return the recipe of the run in ``folder``."""
+    path = folder / RUN
+    if not path.exists():
+        raise FileNotFoundError(f"{path} does not exist: {folder} is not the folder of a run")
+    try:
+        return Recipe.from_json(json.loads(path.read_text(encoding="utf-8")))
+    except (json.JSONDecodeError, KeyError) as error:
+        raise ValueError(f"{path} is damaged: {error}") from None
+
+
+def build_net(recipe: Recipe, images: ImageSet, device: torch.device) -> nn.Module:
+    """Build the recipe's network for these images, on ``device`` and in its memory layout."""
+    size = images.images.shape[-1]
+    net = nets.build(
+        recipe.net, images.num_classes, images.mean, images.std, size, seed=recipe.train.seed
+    )
+    # On the CPU never: convolutions of narrow channels_last networks crash there (torch 2.13).
+    is_last = recipe.train.channels_last and device.type == "cuda"
+    layout = torch.channels_last if is_last else torch.preserve_format
+    return net.to(device, memory_format=layout)  # type: ignore[call-overload,no-any-return]
+
+
+def first_effect(recipe: Recipe, net: nn.Module, loader: data.DeviceLoader) -> Effect | None:
+    """How much alignment changes on the first batch, where the method aligns."""
+    mixer = recipe.mixer
+    if not isinstance(mixer, AlignMixup) or not mixer.aligned or loader.batch_size < 2:
+        return None
+    x, _ = next(loader.epoch(0))
+    return alignment_effect(net, mixer.layer, x[:64], eps=mixer.eps, num_iters=mixer.num_iters)
+
+
+def pick_device(name: str) -> torch.device:
+    """Return the device of that name; ``auto`` is a GPU where there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(name)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(
+            f"device {name!r} was asked for, but torch sees no GPU; use --train.device cpu"
+        )
+    return device
+
+
+def provenance() -> dict[str, object]:
+    """Where a figure comes from: versions, hardware, commit, date."""
+    hardware = platform.processor() or platform.machine()
+    if torch.cuda.is_available():
+        hardware = torch.cuda.get_device_name()
+    try:
+        ours = version("alignmixup")
+    except PackageNotFoundError:  # run from a source tree that is not installed
+        ours = "source"
+    python = platform.python_version()
+    return {
+        "version": f"alignmixup {ours}, torch {torch.__version__}, Python {python}",
+        "hardware": hardware,
+        "commit": os.environ.get("ALIGNMIXUP_COMMIT") or _commit(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def append_results(folder: Path, results: list[Result]) -> None:
+    """Append results to the run's file; nothing is ever overwritten."""
+    with (folder / RESULTS).open("a", encoding="utf-8") as file:
+        file.writelines(result.to_json() + "\n" for result in results)
+
+
+class _Evaluator:
+    """Top-1 on the test set, in the precision of training."""
+
+    def __init__(self, images: ImageSet, device: torch.device, settings: TrainSettings) -> None:
+        self._batches = data.eval_batches(
+            images,
+            EVAL_BATCH,
+            device,
+            channels_last=settings.channels_last and device.type == "cuda",
+        )
+        self._amp = torch.bfloat16 if settings.precision == "bf16" else None
+
+    def __call__(self, net: nn.Module) -> dict[str, float]:
+        results = accuracy(net, self._batches, amp_dtype=self._amp)
+        return {r.metric: r.value for r in results if r.metric in ("top1", "top5")}
+
+
+def _claim(folder: Path, recipe: Recipe) -> None:
+    """Write the recipe into the folder, or check that the run there is of this recipe."""
+    path = folder / RUN
+    if not path.exists():
+        if folder.is_dir() and any(folder.iterdir()):
+            raise ValueError(f"{folder} is not empty and holds no run; choose another --out")
+        folder.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(".partial")
+        partial.write_text(json.dumps(recipe.to_json(), indent=2), encoding="utf-8")
+        os.replace(partial, path)
+        return
+    there, ours = read_recipe(folder).to_json(), recipe.to_json()
+    differences = _differences(there, ours)
+    if differences:
+        raise ValueError(
+            f"{folder} holds a run of {there['name']} with other settings "
+            f"({'; '.join(differences)}); choose another --out"
+        )
+
+
+def _differences(there: Mapping[str, Any], ours: Mapping[str, Any], prefix: str = "") -> list[str]:
+    found = []
+    for key in sorted({*there, *ours}):
+        a, b = there.get(key), ours.get(key)
+        if isinstance(a, dict) and isinstance(b, dict):
+            found += _differences(a, b, f"{prefix}{key}.")
+        elif (list(a) if isinstance(a, tuple) else a) != (list(b) if isinstance(b, tuple) else b):
+            if prefix == "train." and key in FREE_SETTINGS:
+                continue
+            found.append(f"{prefix}{key}: {a} there, {b} now")
+    return found
+
+
+def _record_accuracy(folder: Path, recipe: Recipe, summary: Summary) -> None:
+    """Append best, last and median of the last ten, once."""
+    path = folder / RESULTS
+    if path.exists() and '"task": "accuracy"' in path.read_text(encoding="utf-8"):
+        return
+    figures = {
+        "top1_median10": summary.median10,
+        "top1_last": summary.last,
+        "top1_best": summary.best,
+    }
+    where = {"recipe": recipe.name, "seed": recipe.train.seed, "epoch": summary.epochs}
+    append_results(
+        folder,
+        [
+            Result("accuracy", metric, value).stamped(**where, **provenance())
+            for metric, value in figures.items()
+            if value is not None
+        ],
+    )
+
+
+def _tensorboard(folder: Path) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise ImportError(
+            "TensorBoard is not installed: pip install 'alignmixup[logging]'"
+        ) from None
+    return SummaryWriter(folder / "tensorboard")
+
+
+def _commit() -> str:
+    here = Path(__file__).parent
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(here), "rev-parse", "--short", "HEAD"],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    except (OSError, subprocess.CalledProcessError):  # an installed package is not in a checkout
+        return ""
+    return done.stdout.strip()

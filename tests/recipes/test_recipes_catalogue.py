@@ -1,0 +1,146 @@
+"""Every recipe builds and trains, and stands beside the figure the paper prints."""
+
+import dataclasses
+import json
+
+import pytest
+import torch
+
+from alignmixup.contracts import ImageSet
+from alignmixup.mixing import AlignMixup
+from alignmixup.recipes.bench import SHAPES, bench, write_rows
+from alignmixup.recipes.catalogue import find_recipe, published_error, recipe_names
+from alignmixup.recipes.run import Sets, train
+from alignmixup.recipes.schema import Recipe, changed
+
+NAMES = recipe_names()
+
+
+def made_up(data, count=8):
+    side, classes = SHAPES[data]
+    rng = torch.Generator().manual_seed(1)
+    return ImageSet(
+        data,
+        "train",
+        torch.randint(256, (count, 3, side, side), dtype=torch.uint8, generator=rng),
+        torch.randint(classes, (count,), generator=rng),
+        tuple(str(i) for i in range(classes)),
+        (0.5, 0.5, 0.5),
+        (0.25, 0.25, 0.25),
+    )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_recipe_takes_two_steps(name, tmp_path):
+    recipe = find_recipe(name).shrunk()
+    images = made_up(recipe.data.name)
+    summary = train(recipe, tmp_path / "run", sets=Sets(images, images), quiet=True)
+    assert summary.is_complete
+    assert 0 <= summary.last <= 100
+    lines = (tmp_path / "run" / "ledger.jsonl").read_text().splitlines()
+    epoch = json.loads(lines[-1])
+    assert sum(epoch["cases"].values()) == 2
+    assert epoch["loss"] > 0
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_recipe_comes_back_from_its_record(name):
+    recipe = find_recipe(name)
+    record = json.loads(json.dumps(recipe.to_json()))
+    assert Recipe.from_json(record) == recipe
+
+
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [
+        ("cifar10-r18-baseline", 5.19),
+        ("cifar10-r18-alignmixup-fast", 2.95),
+        ("cifar10-wrn16-8-cutmix", 3.54),
+        ("cifar100-r18-alignmixup", 18.29),
+        ("cifar100-wrn16-8-manifold", 19.23),
+        ("tiny-r18-input", 43.48),
+        ("tiny-r18-alignmixup", 33.13),
+        ("cifar10-r18-cutout", None),
+        ("cifar10-r18-flatten-alignmixup", None),
+        ("cifar10-r18-alignmixup-unaligned", None),
+    ],
+)
+def test_the_published_figure_is_that_of_the_table(name, error):
+    assert find_recipe(name).name == name
+    assert published_error(name) == error
+
+
+def test_schedules_are_the_papers_and_the_short_one():
+    paper, fast = find_recipe("cifar100-r18-input").train, find_recipe("cifar100-r18-input-fast")
+    assert (paper.epochs, paper.batch_size, paper.lr) == (2000, 128, 0.1)
+    assert (paper.milestones, paper.decay, paper.weight_decay) == ((500, 1000, 1500), 0.1, 1e-4)
+    assert (fast.train.epochs, fast.train.schedule, fast.train.weight_decay) == (
+        300,
+        "cosine",
+        5e-4,
+    )
+    tiny = find_recipe("tiny-r18-alignmixup").train
+    assert (tiny.epochs, tiny.milestones, tiny.batch_size) == (1200, (600, 900), 256)
+
+
+def test_alignmixup_recipes_have_the_papers_settings():
+    mixer = find_recipe("cifar100-wrn16-8-alignmixup").mixer
+    assert (mixer.layer, mixer.alpha, mixer.eps, mixer.num_iters) == ("norm", 2.0, 0.1, 100)
+    assert dict(mixer.cases) == pytest.approx(dict.fromkeys(("input", "feat", "feat'"), 1 / 3))
+    released = find_recipe("cifar10-r18-alignmixup-released").mixer
+    assert dict(released.cases) == {"input": 0.5, "feat": 0.25, "feat'": 0.25}
+
+
+def test_names_are_found_by_part_and_pattern_and_a_wrong_one_has_neighbours():
+    assert "cifar10-r18-alignmixup" in recipe_names("r18-align")
+    assert recipe_names("tiny-*-fast") == [n for n in NAMES if n.startswith("tiny") and "fast" in n]
+    with pytest.raises(ValueError, match=r"'cifar10-r18-alinmixup'.*cifar10-r18-alignmixup"):
+        find_recipe("cifar10-r18-alinmixup")
+
+
+def test_settings_are_changed_by_name_and_unknown_ones_named():
+    recipe = changed(find_recipe("cifar10-r18-alignmixup"), {"train.epochs": 7, "mixer.alpha": 0.5})
+    assert (recipe.train.epochs, recipe.mixer.alpha) == (7, 0.5)
+    with pytest.raises(ValueError, match=r"'train\.epoch'.*epochs"):
+        changed(recipe, {"train.epoch": 7})
+    with pytest.raises(ValueError, match="'epochs'"):
+        changed(recipe, {"epochs": 7})
+
+
+def test_a_record_with_an_unknown_setting_is_refused():
+    record = find_recipe("cifar10-r18-alignmixup").to_json()
+    record["mixer"]["temperature"] = 1
+    with pytest.raises(ValueError, match=r"AlignMixup has no settings \['temperature'\]"):
+        Recipe.from_json(record)
+    record["mixer"] = {"kind": "SuperMix"}
+    with pytest.raises(ValueError, match="'SuperMix'"):
+        Recipe.from_json(record)
+
+
+def test_bench_times_every_case(tmp_path):
+    small = {
+        "train.device": "cpu",
+        "train.precision": "float32",
+        "train.compile": False,
+        "train.batch_size": 4,
+        "net.width": 4,
+    }
+    measured = list(bench(["cifar10-r18-alignmixup"], changes=small, repeats=3))
+    assert [c.case for c in measured[0].cases] == ["input", "feat", "feat'"]
+    for case in measured[0].cases:
+        assert 0 < case.p20 <= case.p50 <= case.p80
+    mean = sum(c.p50 for c in measured[0].cases) / 3
+    assert measured[0].mean() == pytest.approx(mean)
+    assert measured[0].step_path == "plain"
+    write_rows(tmp_path / "rows.csv", measured)
+    write_rows(tmp_path / "rows.csv", measured)
+    rows = (tmp_path / "rows.csv").read_text().splitlines()
+    assert len(rows) == 1 + 3 + 3
+    assert rows[0].startswith("recipe,case,probability,p20,p50,p80,num_parameters")
+
+
+def test_shrunk_keeps_the_method():
+    recipe = find_recipe("cifar10-r18-alignmixup")
+    assert recipe.shrunk().mixer == recipe.mixer
+    assert isinstance(recipe.mixer, AlignMixup)
+    assert dataclasses.replace(recipe, net=recipe.shrunk().net) != recipe

@@ -1,0 +1,155 @@
+"""A run from recipe to results: what is written, what is refused, what is scored."""
+
+import dataclasses
+import json
+
+import pytest
+import torch
+
+import alignmixup as am
+from alignmixup.data import shapes
+from alignmixup.mixing import AlignMixup, NoMix
+from alignmixup.nets.zoo import NetSpec
+from alignmixup.recipes.run import Sets, open_run, train
+from alignmixup.recipes.schema import DataSpec, Recipe
+from alignmixup.recipes.scoring import evaluate
+from alignmixup.report.tables import read_results
+from alignmixup.train import TrainSettings
+from alignmixup.train.engine import LEDGER
+from alignmixup.train.ledger import read_ledger
+
+RECIPE = Recipe(
+    name="shapes-r18-alignmixup",
+    data=DataSpec("shapes"),
+    net=NetSpec("preact_resnet18", width=4),
+    mixer=AlignMixup("layer4", num_iters=10),
+    train=TrainSettings(
+        epochs=2, batch_size=16, lr=0.02, schedule="cosine", milestones=(), device="cpu"
+    ),
+)
+
+
+@pytest.fixture(scope="module")
+def sets():
+    return Sets(shapes("train", 48), shapes("test", 40))
+
+
+@pytest.fixture(scope="module")
+def finished(sets, tmp_path_factory):
+    out = tmp_path_factory.mktemp("runs") / "run"
+    train(RECIPE, out, sets=sets, quiet=True)
+    return out
+
+
+def test_a_finished_run_has_its_three_accuracies_with_where_they_come_from(finished):
+    results = read_results([finished])
+    figures = {r.metric: r for r in results if r.task == "accuracy" and r.metric != "top1"}
+    for metric in ("top1_best", "top1_last", "top1_median10"):
+        result = figures[metric]
+        assert (result.recipe, result.seed, result.epoch) == ("shapes-r18-alignmixup", 0, 2)
+        assert torch.__version__ in result.version
+        assert result.date
+        assert result.hardware
+
+
+def test_training_a_finished_run_again_changes_nothing(finished, sets):
+    before = {p.name: p.read_bytes() for p in finished.iterdir()}
+    train(RECIPE, finished, sets=sets, quiet=True)
+    assert {p.name: p.read_bytes() for p in finished.iterdir()} == before
+
+
+def test_the_ledger_opens_with_the_alignment_effect(finished):
+    events = {e["event"]: e for e in read_ledger(finished / LEDGER)}
+    effect = events["alignment_effect"]
+    assert effect["layer"] == "layer4"
+    assert effect["logits"] < 1e-3 < effect["features"]
+
+
+def test_train_says_in_one_line_when_alignment_is_next_to_nothing(sets, tmp_path, capsys):
+    one = dataclasses.replace(RECIPE, train=dataclasses.replace(RECIPE.train, epochs=1))
+    train(one, tmp_path / "pool", sets=sets)
+    assert "next to nothing" in capsys.readouterr().out
+    flat = dataclasses.replace(one, net=dataclasses.replace(one.net, head="flatten"))
+    train(flat, tmp_path / "flat", sets=sets)
+    assert "next to nothing" not in capsys.readouterr().out
+
+
+def test_the_folder_of_another_recipe_is_refused_and_the_difference_named(finished, sets):
+    other = dataclasses.replace(RECIPE, mixer=NoMix())
+    with pytest.raises(ValueError, match=r"mixer\.kind: AlignMixup there, NoMix now"):
+        train(other, finished, sets=sets, quiet=True)
+    with pytest.raises(ValueError, match=r"train\.epochs: 2 there, 5 now"):
+        train(RECIPE, finished, sets=sets, changes={"train.epochs": 5}, quiet=True)
+    # Where and how often it is computed is free.
+    train(RECIPE, finished, sets=sets, changes={"train.eval_every": 3}, quiet=True)
+
+
+def test_a_folder_with_other_things_in_it_is_refused(tmp_path, sets):
+    (tmp_path / "thesis.tex").write_text("precious")
+    with pytest.raises(ValueError, match="not empty and holds no run"):
+        train(RECIPE, tmp_path, sets=sets, quiet=True)
+
+
+def test_a_run_read_back_gives_the_accuracy_it_recorded(finished, sets):
+    recorded = {r.metric: r.value for r in read_results([finished])}
+    run = open_run(finished, 10, 32, device="cpu")
+    x, y = sets.test.images.float() / 255, sets.test.labels
+    with torch.no_grad():
+        top1 = 100 * float((run.net(x).argmax(1) == y).float().mean())
+    assert top1 == pytest.approx(recorded["top1_last"])
+    assert run.recipe == RECIPE
+    assert run.epoch == 2
+
+
+def test_evaluate_scores_a_run_and_appends(finished, sets):
+    before = len(read_results([finished]))
+    done = am.evaluate(finished, sets.test, tasks=["accuracy", "fgsm", "calibration"], device="cpu")
+    assert done.value("accuracy", "top1") == pytest.approx(
+        next(r.value for r in read_results([finished]) if r.metric == "top1_last")
+    )
+    assert done.value("fgsm", "top1_error") >= done.value("fgsm", "clean_error") - 1e-9
+    assert len(read_results([finished])) == before + len(done.results)
+    assert {r.recipe for r in done.results} == {"shapes-r18-alignmixup"}
+
+
+def test_the_same_seed_gives_the_same_figures(finished, sets):
+    values = [
+        [
+            r.value
+            for r in evaluate(finished, sets.test, tasks=["pgd"], seed=s, device="cpu").results
+        ]
+        for s in (3, 3)
+    ]
+    assert values[0] == values[1]
+
+
+def test_a_users_module_is_scored_too(sets):
+    class Always3(torch.nn.Module):
+        def forward(self, x):
+            return torch.eye(10, device=x.device)[3].expand(len(x), 10) * 5
+
+    done = am.evaluate(Always3(), sets.test, tasks=["accuracy"])
+    share = 100 * float((sets.test.labels == 3).float().mean())
+    assert done.value("accuracy", "top1") == pytest.approx(share)
+    with pytest.raises(ValueError, match="pass an ImageSet"):
+        am.evaluate(Always3())
+    with pytest.raises(ValueError, match=r"\['accurracy'\]"):
+        am.evaluate(Always3(), sets.test, tasks=["accurracy"])
+    with pytest.raises(ValueError, match="no result fgsm/top1_error"):
+        done.value("fgsm", "top1_error")
+
+
+def test_what_is_not_a_run_is_said_so(tmp_path):
+    with pytest.raises(FileNotFoundError, match="not the folder of a run"):
+        evaluate(tmp_path)
+    (tmp_path / "run.json").write_text(json.dumps({"name": "x"}))
+    with pytest.raises(ValueError, match=r"run\.json is damaged"):
+        evaluate(tmp_path)
+
+
+def test_tensorboard_files_are_written_when_asked_for(tmp_path, sets):
+    pytest.importorskip("tensorboard")
+    one = dataclasses.replace(RECIPE, train=dataclasses.replace(RECIPE.train, epochs=1))
+    train(one, tmp_path / "run", sets=sets, tensorboard=True, quiet=True)
+    (events,) = (tmp_path / "run" / "tensorboard").iterdir()
+    assert b"train/mixed_loss" in events.read_bytes()

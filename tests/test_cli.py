@@ -1,0 +1,127 @@
+"""The command line: what people type, and the one line they get when it is wrong."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from alignmixup.cli import main
+
+
+def call(capsys, *args):
+    status = main(list(args))
+    said = capsys.readouterr()
+    return status, said.out, said.err
+
+
+def test_help_names_every_command(capsys):
+    status, out, _ = call(capsys, "--help")
+    assert status == 0
+    for command in ("demo", "recipes", "train", "evaluate", "data", "bench"):
+        assert command in out
+    assert call(capsys)[1] == out
+
+
+def test_recipes_lists_the_published_figure(capsys):
+    status, out, _ = call(capsys, "recipes", "cifar100-r18-alignmixup")
+    assert status == 0
+    (line,) = [x for x in out.splitlines() if x.split()[:1] == ["cifar100-r18-alignmixup"]]
+    assert "18.29" in line
+    assert "2000" in line
+
+
+@pytest.mark.parametrize(
+    ("args", "named"),
+    [
+        (["fly"], "unknown command 'fly'"),
+        (["recipes", "nothing-like-this"], "no recipe matches 'nothing-like-this'"),
+        (["train", "cifar10-r18-alignmix"], "did you mean cifar10-r18-alignmixup"),
+        (["data", "check", "mnist"], "unknown data set 'mnist'"),
+        (["data", "sell", "mnist"], "unknown data command 'sell'"),
+        (["evaluate", "nowhere"], "not the folder of a run"),
+        (["train", "cifar10-r18-baseline", "--data", "nowhere", "--out", "{tmp}/r"], "nowhere"),
+        (["train", "cifar10-r18-baseline", "--train.epochs", "0"], "epochs must be at least 1"),
+    ],
+)
+def test_errors_are_one_clear_line(capsys, tmp_path, args, named):
+    args = [a.format(tmp=tmp_path) for a in args]
+    try:
+        status, _, err = call(capsys, *args)
+    except SystemExit as stop:  # the parser's own way out
+        status, err = stop.code, capsys.readouterr().err
+    assert status not in (0, None)
+    assert named in err
+    assert "Traceback" not in err
+
+
+def test_debug_shows_the_trace():
+    with pytest.raises(ValueError, match="unknown recipe"):
+        main(["train", "cifar10-r18-alignmix", "--debug"])
+
+
+def test_train_help_shows_the_recipes_own_settings(capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["train", "cifar100-r18-cutmix-fast", "--help"])
+    out = capsys.readouterr().out
+    assert stop.value.code == 0
+    for flag in ("--train.epochs", "--mixer.prob", "--net.head", "--dataset", "--out"):
+        assert flag in out
+    assert "--mixer.eps" not in out  # CutMix aligns nothing
+
+
+def test_train_and_evaluate_from_the_command_line(capsys, tmp_path):
+    out = tmp_path / "run"
+    settings = "--net.width 4 --train.epochs 1 --train.batch-size 500 --train.device cpu"
+    how = "--train.precision float32 --train.no-compile --train.no-capture --mixer.num-iters 5"
+    args = ["--dataset", "shapes", "--out", str(out), *settings.split(), *how.split()]
+    status, said, _ = call(capsys, "train", "cifar10-r18-alignmixup-fast", *args)
+    assert status == 0
+    assert "median of the last ten" in said
+    recipe = json.loads((out / "run.json").read_text())
+    assert recipe["data"]["name"] == "shapes"
+    assert recipe["mixer"]["num_iters"] == 5
+    status, said, _ = call(capsys, "evaluate", str(out), "--tasks", "accuracy", "calibration")
+    assert status == 0
+    assert "ece" in said
+    status, _, err = call(capsys, "train", "cifar10-r18-input-fast", *args[:-2])
+    assert status == 1
+    assert "holds a run of" in err
+
+
+def test_data_list_and_check(capsys):
+    status, out, _ = call(capsys, "data", "list")
+    assert status == 0
+    assert "tiny" in out
+    status, out, _ = call(capsys, "data", "check", "shapes")
+    assert (status, out.strip()) == (0, "shapes: complete")
+
+
+@pytest.mark.slow
+def test_the_demo_writes_its_report(capsys, tmp_path, monkeypatch):
+    from alignmixup.recipes import demo as module
+
+    monkeypatch.setattr(
+        module.demo, "__kwdefaults__", {"epochs": 1, "num_train": 128, "num_test": 64}
+    )
+    status, out, _ = call(capsys, "demo", "--out", str(tmp_path / "demo"), "--epochs", "1")
+    assert status == 0
+    assert str(tmp_path / "demo" / "report.html") in out
+    page = (tmp_path / "demo" / "report.html").read_text()
+    for name in ("no mixing", "input mixup", "AlignMixup"):
+        assert name in page
+    for picture in ("curves.png", "pairs.png"):
+        assert (tmp_path / "demo" / picture).stat().st_size > 5000
+        assert picture in page
+
+
+def test_the_installed_program_runs():
+    done = subprocess.run(
+        [sys.executable, "-m", "alignmixup.cli", "--version"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONWARNINGS": "error"},
+    )
+    assert done.stdout.strip().count(".") == 2
