@@ -31,6 +31,7 @@ __all__ = [
     "soft_cross_entropy",
     "soft_targets",
     "softmax_bce",
+    "to_device",
 ]
 
 
@@ -58,8 +59,18 @@ class Draw:
 
     def to(self, device: torch.device | str) -> Self:
         """Return the draw with its tensors on ``device``; without a copy where they are there."""
-        moved = {k: v.to(device, non_blocking=True) for k, v in self.tensors().items()}
-        return self.with_tensors(moved)
+        return self.with_tensors({k: to_device(v, device) for k, v in self.tensors().items()})
+
+
+def to_device(tensor: Tensor, device: torch.device | str) -> Tensor:
+    """Move a tensor without waiting for the device, safe to forget the original at once.
+
+    From pinned memory: a copy from pageable memory may be read by the GPU later, when the host has
+    long put something else there.
+    """
+    if tensor.device.type == "cpu" and torch.device(device).type == "cuda":
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)
 
 
 def soft_targets(labels: Tensor, num_classes: int) -> Float[Tensor, "b k"]:

@@ -14,7 +14,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from alignmixup.contracts import Draw, Mixer
+from alignmixup.contracts import Draw, Mixer, to_device
 from alignmixup.train.settings import TrainSettings
 
 __all__ = ["Batch", "CapturedStep", "PlainStep", "Step", "make_optimizer", "make_step", "prepared"]
@@ -91,9 +91,9 @@ class CapturedStep:
         if any(a.shape != b.shape for a, b in zip(static_batch, batch, strict=True)):
             return self._warm_up(batch, draw)  # a last, smaller batch
         for buffer, value in zip(static_batch, batch, strict=True):
-            buffer.copy_(value, non_blocking=True)
+            buffer.copy_(value)
         for name, buffer in static_draw.tensors().items():
-            buffer.copy_(getattr(draw, name), non_blocking=True)
+            buffer.copy_(to_device(getattr(draw, name), buffer.device))
         graph.replay()
         return loss.clone()
 
