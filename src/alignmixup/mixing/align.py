@@ -57,11 +57,12 @@ def align_mix(
     side = last or _exact_side(keep, num_iters)
     check_settings(eps, num_iters, tol, side)
     _check_features(features, perm, lam)
-    name = choose_backend(features.device, backend)
+    positions = to_positions(features)
+    name = choose_backend(features.device, backend, features.dtype, positions.shape[1])
     dtype = torch.promote_types(features.dtype, torch.float32)
     shares = lam.to(features.device, dtype).expand(len(features)).contiguous()
     mixed, _ = _align_mix(
-        to_positions(features),
+        positions,
         perm.to(features.device),
         shares,
         keep == "partner",
@@ -128,6 +129,12 @@ def _align_mix(
     backend: str,
 ) -> tuple[Tensor, Tensor]:
     """Return the mixed features and the plan; ``tol = 0`` stands for none."""
+    if backend == "triton":
+        from alignmixup.ot import _triton
+
+        return _triton.align_mix(
+            features, perm, lam, keep_partner, eps, num_iters, tol or None, last
+        )
     A = features.to(lam.dtype)
     partner = A[perm]
     cost = pairwise_cost(A.transpose(1, 2), partner.transpose(1, 2))
@@ -159,6 +166,10 @@ def _align_mix_backward(
     grad: Tensor, perm: Tensor, lam: Tensor, plan: Tensor, keep_partner: bool, backend: str
 ) -> Tensor:
     """The gradient by the features: each sample's as an anchor, plus its own as a partner."""
+    if backend == "triton":
+        from alignmixup.ot import _triton
+
+        return _triton.align_mix_backward(grad, perm, lam, plan, keep_partner)
     g = grad.to(lam.dtype)
     w = lam[:, None, None]
     r = plan.shape[-1]

@@ -29,7 +29,7 @@ Action = Callable[..., Tensor]
 
 
 class WrongOutput(ValueError):
-    """What an action raises for an output it cannot replace; ``tap`` adds which layers there are."""
+    """An action cannot replace this output; ``tap`` adds to the message which layers there are."""
 
 
 class _Slot:

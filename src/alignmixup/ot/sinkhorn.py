@@ -15,15 +15,28 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from alignmixup.ot import _reference
+from alignmixup.ot import _absorbed, _reference
 
 __all__ = ["Backend", "Side", "Transport", "choose_backend", "sinkhorn"]
 
 Side = Literal["rows", "columns"]
-Backend = Literal["auto", "reference"]
+Backend = Literal["auto", "reference", "absorbed", "triton"]
 Solver = Callable[[Tensor, float, int, float | None, str], tuple[Tensor, Tensor]]
 
-SOLVERS: dict[str, Solver] = {"reference": _reference.solve}
+
+def _solve_by_triton(
+    cost: Tensor, eps: float, num_iters: int, tol: float | None, last: str
+) -> tuple[Tensor, Tensor]:
+    from alignmixup.ot import _triton
+
+    return _triton.solve(cost, eps, num_iters, tol, last)
+
+
+SOLVERS: dict[str, Solver] = {
+    "reference": _reference.solve,
+    "absorbed": _absorbed.solve,
+    "triton": _solve_by_triton,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,19 +86,38 @@ def sinkhorn(
         )
     if 0 in cost.shape[-2:]:
         raise ValueError(f"cost needs at least one row and one column, got {list(cost.shape)}")
-    name = choose_backend(cost.device, backend)
     with torch.no_grad():
         wide = cost.detach().to(torch.promote_types(cost.dtype, torch.float32))
+        name = choose_backend(wide.device, backend, wide.dtype, max(wide.shape[-2:]))
         plan, used = SOLVERS[name](wide, eps, num_iters, tol, last)
     return Transport(plan=plan, backend=name, num_iters=used)
 
 
-def choose_backend(device: torch.device, backend: str = "auto") -> str:
-    """Return the solver that will run on ``device``; one asked for by name runs or is an error."""
-    name = "reference" if backend == "auto" else backend
-    if name not in SOLVERS:
-        raise ValueError(f"unknown backend {name!r}; choose from {sorted(SOLVERS)} or 'auto'")
-    return name
+def choose_backend(device: torch.device, backend: str, dtype: torch.dtype, size: int) -> str:
+    """Return the solver that will run; one asked for by name runs or is an error.
+
+    ``size`` is the larger number of positions. "auto" takes the kernels on a GPU where they can
+    run, and there the reference where not, as it never waits for the device.
+    """
+    if backend == "auto":
+        if device.type == "cpu":
+            return "absorbed"
+        return "reference" if _triton_refusal(device, dtype, size) else "triton"
+    if backend not in SOLVERS:
+        raise ValueError(f"unknown backend {backend!r}; choose from {sorted(SOLVERS)} or 'auto'")
+    reason = _triton_refusal(device, dtype, size) if backend == "triton" else None
+    if reason:
+        raise ValueError(f"backend 'triton' cannot run here: {reason}")
+    return backend
+
+
+def _triton_refusal(device: torch.device, dtype: torch.dtype, size: int) -> str | None:
+    """Say why the kernels cannot run, or None. Triton is not loaded before it is wanted."""
+    try:
+        from alignmixup.ot import _triton
+    except ImportError:
+        return "triton is not installed"
+    return _triton.refusal(device, dtype, size)
 
 
 def check_settings(eps: float, num_iters: int, tol: float | None, last: str) -> None:

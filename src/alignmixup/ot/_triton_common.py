@@ -1,0 +1,245 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+"""What the Triton kernels share: the cost of a tile, the absorbed iterations, a plan's product.
+
+Symbols as in ``_absorbed.py``, the logarithms to base 2, which is what the hardware has. In all of
+this the columns come last; a kernel exchanges anchor and partner where the rows do. Tensors are
+padded to powers of two: S is NEG there, u and v are 0, a and b are 1.
+"""
+
+import math
+from dataclasses import dataclass
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from alignmixup.ot._absorbed import MAX_CHANGE, REACH
+
+__all__ = [
+    "INTERPRETED",
+    "LOG2_E",
+    "Tiling",
+    "cost_tile",
+    "half_dot",
+    "load_tile",
+    "padded",
+    "solve_tile",
+    "split",
+    "start_tile",
+    "strides",
+    "transported",
+]
+
+LOG2_E = math.log2(math.e)
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """What one program of a product handles at a time, and by how many warps."""
+
+    rows: int
+    inner: int
+    channels: int
+    num_warps: int
+    num_stages: int = 3
+
+
+def padded(size: int) -> int:
+    """The power of two a tile of ``size`` positions is padded to; matrix units want 16."""
+    return max(16, int(triton.next_power_of_2(size)))
+
+
+def strides(x: Tensor, out: Tensor) -> dict[str, int]:
+    """Strides within a sample. Known at compile time, they tell how wide a load may be."""
+    return {
+        "stride_n": x.stride(1),
+        "stride_c": x.stride(2),
+        "out_stride_n": out.stride(1),
+        "out_stride_c": out.stride(2),
+    }
+
+
+NEG = tl.constexpr(-1e30)
+LOW = tl.constexpr(math.exp(-MAX_CHANGE))
+HIGH = tl.constexpr(math.exp(MAX_CHANGE))
+REACH_2 = tl.constexpr(REACH * LOG2_E)
+
+
+@triton.jit
+def _probe():
+    """Nothing: its type tells whether kernels are compiled or interpreted."""
+
+
+INTERPRETED = not isinstance(_probe, triton.JITFunction)
+# The interpreter holds bf16 numbers as integers and would multiply those.
+WIDEN = tl.constexpr(INTERPRETED)
+
+
+@triton.jit
+def half_dot(x, y, total):
+    """total + x y: products of half-precision numbers, exact in the float32 of the sum."""
+    if WIDEN:
+        x = x.to(tl.float32)
+        y = y.to(tl.float32)
+    return tl.dot(x, y, total)
+
+
+@triton.jit
+def load_tile(base, positions, channels, n, c, stride_n, stride_c):
+    """base[positions, channels], zero outside n x c."""
+    inside = (positions < n)[:, None] & (channels < c)[None, :]
+    pointers = base + positions[:, None] * stride_n + channels[None, :] * stride_c
+    return tl.load(pointers, mask=inside, other=0.0)
+
+
+@triton.jit
+def split(x, dtype: tl.constexpr):
+    """x in two parts of a half-precision type: 2^-17 of it is lost in bf16, 2^-22 in fp16."""
+    high = x.to(dtype)
+    return high, (x - high.to(tl.float32)).to(dtype)
+
+
+@triton.jit
+def cost_tile(
+    x_base, y_base, rows, cols, n, c, stride_n, stride_c, N: tl.constexpr, M: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """C_ij = |x_i|^2 + |y_j|^2 - 2 <x_i, y_j>, both less the mean of this tile's x."""
+    dot = tl.zeros([N, M], tl.float32)
+    x_square = tl.zeros([N], tl.float32)
+    y_square = tl.zeros([M], tl.float32)
+    count = tl.sum(tl.where(rows < n, 1.0, 0.0))
+    for start in range(0, c, BLOCK_C):
+        channels = start + tl.arange(0, BLOCK_C)
+        x = load_tile(x_base, rows, channels, n, c, stride_n, stride_c)
+        y = load_tile(y_base, cols, channels, n, c, stride_n, stride_c)
+        # A common shift changes no distance, but features far from the origin (all of them after
+        # a ReLU) would lose in the sum of squares the digits that tell them apart.
+        x = x.to(tl.float32)
+        centre = tl.sum(x, axis=0) / count
+        x = tl.where((rows < n)[:, None], x - centre[None, :], 0.0)
+        y = tl.where((cols < n)[:, None], y.to(tl.float32) - centre[None, :], 0.0)
+        x_square += tl.sum(x * x, axis=1)
+        y_square += tl.sum(y * y, axis=1)
+        if x_base.dtype.element_ty == tl.float32:
+            dot = tl.dot(x, tl.trans(y), dot, input_precision="tf32x3")
+        else:
+            # bf16 pairs hold 16 bits, the features 8 or 11: each product is good to 2^-17.
+            x_high, x_low = split(x, tl.bfloat16)
+            y_high, y_low = split(y, tl.bfloat16)
+            dot = half_dot(x_low, tl.trans(y_high), dot)
+            dot = half_dot(x_high, tl.trans(y_low), dot)
+            dot = half_dot(x_high, tl.trans(y_high), dot)
+    return tl.maximum(x_square[:, None] + y_square[None, :] - 2 * dot, 0.0)
+
+
+@triton.jit
+def start_tile(C, rows, cols, scale, ONCE: tl.constexpr):
+    """S and v of the usual start u = v = 0, least costs taken out; rows keep theirs for ONCE."""
+    inside = rows[:, None] & cols[None, :]
+    if not ONCE:
+        C -= tl.min(tl.where(inside, C, -NEG), axis=1)[:, None]
+    least = tl.min(tl.where(inside, C, -NEG), axis=0)
+    S = tl.where(inside, (C - least[None, :]) * -scale, NEG)
+    return S, tl.where(cols, least * -scale, 0.0)
+
+
+@triton.jit
+def log_rows(S, v):
+    """lse_j(S_ij + v_j)."""
+    t = S + v[None, :]
+    top = tl.max(t, axis=1)
+    return top + tl.log2(tl.sum(tl.exp2(t - top[:, None]), axis=1))
+
+
+@triton.jit
+def log_columns(S, u):
+    """lse_i(S_ij + u_i)."""
+    t = S + u[:, None]
+    top = tl.max(t, axis=0)
+    return top + tl.log2(tl.sum(tl.exp2(t - top[None, :]), axis=0))
+
+
+@triton.jit
+def safe_steps(low, high, n):
+    """How many linear iterations may follow an absorption with row sums low..high; 0: none."""
+    low *= n
+    high *= n
+    change = tl.maximum(tl.maximum(-tl.log2(low), tl.log2(high)), 1e-3)
+    steps = (1.0 / change * REACH_2).to(tl.int32)
+    return tl.where((low >= LOW) & (high <= HIGH), steps, 0)
+
+
+@triton.jit
+def solve_tile(
+    S, v, rows, cols, num_iters, tol, n: tl.constexpr, m: tl.constexpr, HAS_TOL: tl.constexpr
+):
+    """All iterations in registers: the plan a_i exp2(S_ij + u_i + v_j) b_j and their number."""
+    N: tl.constexpr = S.shape[0]
+    M: tl.constexpr = S.shape[1]
+    # Added to the sums of padded rows and columns, so that their scalings stay one.
+    row_pad = tl.where(rows, 0.0, 1 / n)
+    col_pad = tl.where(cols, 0.0, 1 / m)
+    u = tl.zeros([N], tl.float32)
+    a = tl.full([N], 1.0, tl.float32)
+    b = tl.full([M], 1.0, tl.float32)
+    used = 0
+    remaining = num_iters
+    while remaining > 0:
+        u += tl.log2(a)
+        v += tl.log2(b)
+        a = tl.full([N], 1.0, tl.float32)
+        b = tl.full([M], 1.0, tl.float32)
+        K = tl.exp2(S + u[:, None] + v[None, :])
+        sums = tl.sum(K, axis=1) + row_pad
+        if HAS_TOL:
+            error = tl.sum(tl.abs(sums - 1 / n), axis=0)
+            remaining = tl.where((used == 0) | (error > tol), remaining, 0)
+        steps = safe_steps(tl.min(sums, axis=0), tl.max(sums, axis=0), n)
+        steps = tl.where(used > 0, tl.minimum(steps, remaining), 0)
+        if steps > 0:
+            if HAS_TOL:
+                taken = 0
+                while (taken < steps) & (error > tol):
+                    a = (1 / n) / sums
+                    b = (1 / m) / (tl.sum(K * a[:, None], axis=0) + col_pad)
+                    sums = tl.sum(K * b[None, :], axis=1) + row_pad
+                    error = tl.sum(tl.abs(a * sums - 1 / n), axis=0)
+                    taken += 1
+                used += taken
+                remaining = tl.where(error > tol, remaining - taken, 0)
+            else:
+                a = (1 / n) / sums
+                b = (1 / m) / (tl.sum(K * a[:, None], axis=0) + col_pad)
+                for _ in range(1, steps):
+                    a = (1 / n) / (tl.sum(K * b[None, :], axis=1) + row_pad)
+                    b = (1 / m) / (tl.sum(K * a[:, None], axis=0) + col_pad)
+                used += steps
+                remaining -= steps
+        elif remaining > 0:
+            u = tl.where(rows, -tl.log2(tl.cast(n, tl.float32)) - log_rows(S, v), 0.0)
+            v = tl.where(cols, -tl.log2(tl.cast(m, tl.float32)) - log_columns(S, u), 0.0)
+            used += 1
+            remaining -= 1
+    # The last a and b are not put into the exponent: rounding of large u, v costs the marginals.
+    return a[:, None] * tl.exp2(S + u[:, None] + v[None, :]) * b[None, :], used
+
+
+@triton.jit
+def transported(
+    plan_base, x_base, rows, channels, n, c, stride_row, stride_col, stride_n, stride_c,
+    BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """n sum_k plan[rows, k] x[k, channels] in float32: bf16 plans would lose the marginals."""
+    total = tl.zeros([BLOCK_N, BLOCK_C], tl.float32)
+    for start in range(0, n, BLOCK_K):
+        inner = start + tl.arange(0, BLOCK_K)
+        R = n * load_tile(plan_base, rows, inner, n, n, stride_row, stride_col)
+        x = load_tile(x_base, inner, channels, n, c, stride_n, stride_c)
+        if x.dtype == tl.float32:
+            total = tl.dot(R, x, total, input_precision="tf32x3")
+        else:
+            R_high, R_low = split(R, x.dtype)
+            total = half_dot(R_low, x, total)
+            total = half_dot(R_high, x, total)
+    return total

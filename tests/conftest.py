@@ -1,0 +1,77 @@
+"""What all tests share: one thread, a deterministic hypothesis, shape checks, the gpu marker.
+
+The shapes in the signatures of ``alignmixup.ot`` and ``alignmixup.mixing`` are checked while the
+tests of these rooms run (and nowhere else). A test that is about bad input, or that lets
+torch.compile trace the code, carries the marker ``unchecked_shapes``: there the check would answer
+first, or stand in the way of the tracer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import hypothesis
+import jaxtyping
+import pytest
+import torch
+
+PACKAGE = Path(__file__).parents[1] / "src" / "alignmixup"
+CHECKED_ROOMS = ("ot", "mixing")
+
+# A module whose source holds one of these words is not checked.
+LEFT_OUT = {
+    "import triton": "a kernel's signature is not Python's",
+    "import Self": "beartype takes Self only where it decorates the whole class; the hook does not",
+    "custom_op": "torch reads the operator's schema from a signature that the check has wrapped",
+    "@contextmanager": "torch.compile does not inline a context manager that is wrapped",
+}
+
+
+def checked_modules() -> list[str]:
+    """The modules of the checked rooms in which a check of shapes is possible."""
+    names = []
+    for room in CHECKED_ROOMS:
+        for path in sorted((PACKAGE / room).glob("*.py")):
+            source = path.read_text()
+            if path.name != "__init__.py" and not any(word in source for word in LEFT_OUT):
+                names.append(f"alignmixup.{room}.{path.stem}")
+    return names
+
+
+# Before anything imports these rooms. The check is off until a test of theirs runs.
+jaxtyping.install_import_hook(checked_modules(), "beartype.beartype")
+jaxtyping.config.update("jaxtyping_disable", True)
+
+# The tensors here are tiny, and two workers on two cores beat one worker with two threads.
+torch.set_num_threads(1)
+
+hypothesis.settings.register_profile(
+    "repeatable", deadline=None, derandomize=True, database=None, max_examples=25
+)
+hypothesis.settings.load_profile("repeatable")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers", "unchecked_shapes: bad input on purpose, or code that torch.compile must trace"
+    )
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if torch.cuda.is_available():
+        return
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    room = item.path.relative_to(Path(__file__).parent).parts[0]
+    is_checked = room in CHECKED_ROOMS and not item.get_closest_marker("unchecked_shapes")
+    jaxtyping.config.update("jaxtyping_disable", not is_checked)
+    try:
+        return (yield)
+    finally:
+        jaxtyping.config.update("jaxtyping_disable", True)
