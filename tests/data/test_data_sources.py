@@ -153,4 +153,4 @@ def test_importing_the_room_is_light():
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
     loaded = set(out.stdout.split())
     assert "alignmixup.data.stream" in loaded
-    assert not loaded & {"PIL", "torchvision", "safetensors", "matplotlib", "rich", "triton"}
+    assert not loaded & {"PIL", "torchvision", "matplotlib", "rich", "triton"}

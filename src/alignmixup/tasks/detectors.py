@@ -1,0 +1,215 @@
+"""Detectors on a trained ResNet-50: torchvision's Faster R-CNN with FPN, and SSD at 300 pixels.
+
+The weights come from our ResNet-50 or from torchvision's; the classifier is left out, batch
+normalisation keeps its statistics and factors as trained. Detectors take images in [0, 1]: their
+normalisation is that of our network where it has one, else ImageNet's. Their label 0 is background.
+
+SSD reads six maps of a 300 x 300 image: 38 x 38, 19 x 19 and 10 x 10 from ``layer2`` to
+``layer4``, and 5 x 5, 3 x 3 and 1 x 1 from three added pairs of convolutions, with the default
+boxes of the published SSD300.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["faster_rcnn", "ssd300", "torchvision_state"]
+
+IMAGENET = ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
+
+
+def faster_rcnn(
+    trained: nn.Module | Mapping[str, Tensor],
+    num_classes: int,
+    *,
+    min_size: int = 800,
+    max_size: int = 1333,
+    trainable_layers: int = 3,
+    seed: int = 0,
+) -> nn.Module:
+    """Return a Faster R-CNN (FPN) whose backbone has the ``trained`` weights.
+
+    ``num_classes`` does not count the background. Of the stem and the four stages the last
+    ``trainable_layers`` are trained. New layers are drawn by ``seed``.
+    """
+    _check(num_classes, trainable_layers)
+    models = _torchvision("torchvision.models.detection")
+    utils = _torchvision("torchvision.models.detection.backbone_utils")
+    mean, std = _normalisation(_state(trained))
+    with _seeded(seed):
+        backbone = utils._resnet_fpn_extractor(_resnet50(trained), trainable_layers)
+        detector: nn.Module = models.FasterRCNN(
+            backbone,
+            num_classes + 1,
+            min_size=min_size,
+            max_size=max_size,
+            image_mean=mean,
+            image_std=std,
+        )
+    return detector
+
+
+def ssd300(
+    trained: nn.Module | Mapping[str, Tensor],
+    num_classes: int,
+    *,
+    trainable_layers: int = 4,
+    seed: int = 0,
+) -> nn.Module:
+    """Return an SSD for images of 300 x 300 whose trunk has the ``trained`` weights."""
+    _check(num_classes, trainable_layers)
+    ssd = _torchvision("torchvision.models.detection.ssd")
+    anchors = _torchvision("torchvision.models.detection.anchor_utils").DefaultBoxGenerator(
+        [[2], [2, 3], [2, 3], [2, 3], [2], [2]],
+        scales=[0.07, 0.15, 0.33, 0.51, 0.69, 0.87, 1.05],
+        steps=[8, 16, 32, 64, 100, 300],
+    )
+    mean, std = _normalisation(_state(trained))
+    with _seeded(seed):
+        trunk = _SSDTrunk(_resnet50(trained))
+        _freeze(trunk, trainable_layers)
+        head = ssd.SSDHead(trunk.out_channels, anchors.num_anchors_per_location(), num_classes + 1)
+        detector: nn.Module = ssd.SSD(
+            trunk,
+            anchors,
+            (300, 300),
+            num_classes + 1,
+            image_mean=mean,
+            image_std=std,
+            head=head,
+        )
+    return detector
+
+
+def torchvision_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the weights of a ResNet-50, ours or torchvision's, by torchvision's names.
+
+    Classifier and normalisation are left out; weights of anything else are an error.
+    """
+    body = {name.removeprefix("model."): value for name, value in state.items()}
+    body = {k: v for k, v in body.items() if not k.startswith(("normalize.", "head.", "fc."))}
+    renamed = {_their_name(name): value for name, value in body.items()}
+    if "conv1.weight" not in renamed or "layer4.2.conv3.weight" not in renamed:
+        raise ValueError(
+            "these are not the weights of a ResNet-50, ours or torchvision's; their names begin "
+            f"{sorted(state)[:3]}"
+        )
+    return renamed
+
+
+def _their_name(name: str) -> str:
+    if name.startswith("stem."):
+        return name.replace("stem.conv.", "conv1.").replace("stem.norm.", "bn1.")
+    for ours, theirs in (
+        ("shortcut.conv.", "downsample.0."),
+        ("shortcut.norm.", "downsample.1."),
+        (".norm", ".bn"),
+    ):
+        name = name.replace(ours, theirs)
+    return name
+
+
+def _check(num_classes: int, trainable_layers: int) -> None:
+    if num_classes < 1:
+        raise ValueError(f"num_classes must be at least 1, got {num_classes}")
+    if not 0 <= trainable_layers <= 5:
+        raise ValueError(f"trainable_layers must lie in 0..5, got {trainable_layers}")
+
+
+def _torchvision(module: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ImportError("torchvision is missing: pip install alignmixup[detection]") from error
+    except RuntimeError as error:
+        raise ImportError(
+            f"torchvision does not import beside torch {torch.__version__} ({error}): install the "
+            "build made for it, then pip install alignmixup[detection]"
+        ) from error
+
+
+def _state(trained: nn.Module | Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    return trained.state_dict() if isinstance(trained, nn.Module) else trained
+
+
+def _normalisation(state: Mapping[str, Tensor]) -> tuple[list[float], list[float]]:
+    if "normalize.mean" not in state:
+        return IMAGENET
+    return (
+        state["normalize.mean"].flatten().tolist(),
+        state["normalize.std"].flatten().tolist(),
+    )
+
+
+def _resnet50(trained: nn.Module | Mapping[str, Tensor]) -> Any:
+    """Return torchvision's ResNet-50 with these weights, batch normalisation frozen."""
+    frozen = _torchvision("torchvision.ops.misc").FrozenBatchNorm2d
+    resnet = _torchvision("torchvision.models").resnet50(weights=None, norm_layer=frozen)
+    resnet.fc = nn.Identity()
+    try:
+        resnet.load_state_dict(torchvision_state(_state(trained)))
+    except RuntimeError as error:
+        raise ValueError(f"the weights do not fit a ResNet-50 of width 64: {error}") from None
+    return resnet
+
+
+class _SSDTrunk(nn.Module):
+    """The ResNet-50 and the added convolutions: six maps of falling resolution."""
+
+    def __init__(self, resnet: Any) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(resnet.conv1, resnet.bn1, resnet.relu, resnet.maxpool)
+        self.layer1, self.layer2 = resnet.layer1, resnet.layer2
+        self.layer3, self.layer4 = resnet.layer3, resnet.layer4
+        self.extra = nn.ModuleList(
+            [
+                _extra(2048, 256, 512, padding=1),
+                _extra(512, 128, 256, padding=1),
+                _extra(256, 128, 256, padding=0, stride=1),
+            ]
+        )
+        self.out_channels = [512, 1024, 2048, 512, 256, 256]
+
+    def forward(self, x: Tensor) -> OrderedDict[str, Tensor]:
+        out = self.layer1(self.stem(x))
+        maps: OrderedDict[str, Tensor] = OrderedDict()
+        for layer in (self.layer2, self.layer3, self.layer4, *self.extra):
+            out = layer(out)
+            maps[str(len(maps))] = out
+        return maps
+
+
+def _extra(channels: int, hidden: int, out: int, *, padding: int, stride: int = 2) -> nn.Sequential:
+    layers = nn.Sequential(
+        nn.Conv2d(channels, hidden, 1),
+        nn.ReLU(),
+        nn.Conv2d(hidden, out, 3, stride=stride, padding=padding),
+        nn.ReLU(),
+    )
+    for layer in layers:
+        if isinstance(layer, nn.Conv2d):
+            nn.init.xavier_uniform_(layer.weight)
+            assert layer.bias is not None
+            nn.init.zeros_(layer.bias)
+    return layers
+
+
+def _freeze(trunk: _SSDTrunk, trainable_layers: int) -> None:
+    layers = [trunk.stem, trunk.layer1, trunk.layer2, trunk.layer3, trunk.layer4]
+    for layer in layers[: 5 - trainable_layers]:
+        layer.requires_grad_(False)
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """Give torch's own CPU generator this seed for a while, since constructors draw from it."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        yield
