@@ -74,6 +74,7 @@ def test_train_help_shows_the_recipes_own_settings(capsys):
 def test_train_and_evaluate_from_the_command_line(capsys, tmp_path):
     out = tmp_path / "run"
     settings = "--net.width 4 --train.epochs 1 --train.batch-size 500 --train.device cpu"
+    settings += " --train.warmup-epochs 0"
     how = "--train.precision float32 --train.no-compile --train.no-capture --mixer.num-iters 5"
     args = ["--dataset", "shapes", "--out", str(out), *settings.split(), *how.split()]
     status, said, _ = call(capsys, "train", "cifar10-r18-alignmixup-fast", *args)

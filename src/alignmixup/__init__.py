@@ -11,12 +11,19 @@ from typing import TYPE_CHECKING, Any
 from alignmixup.contracts import Draw, ImageSet, Mixed, Mixer, Result
 from alignmixup.mixing import (
     AlignMixup,
+    AlignMixupAE,
+    AlignMixupVAE,
+    CoMixup,
     CutMix,
     Cutout,
     Effect,
     InputMixup,
     ManifoldMixup,
     NoMix,
+    PuzzleMix,
+    SaliencyMix,
+    StyleCutMix,
+    StyleMix,
     align_mix,
     alignment_effect,
 )
@@ -28,6 +35,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AlignMixup",
+    "AlignMixupAE",
+    "AlignMixupVAE",
+    "CoMixup",
     "CutMix",
     "Cutout",
     "Draw",
@@ -38,7 +48,11 @@ __all__ = [
     "Mixed",
     "Mixer",
     "NoMix",
+    "PuzzleMix",
     "Result",
+    "SaliencyMix",
+    "StyleCutMix",
+    "StyleMix",
     "Transport",
     "align_mix",
     "alignment_effect",

@@ -14,12 +14,14 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from alignmixup.nets.autoencoder import AutoencodingClassifier
+from alignmixup.nets.decoder import ToImage
 from alignmixup.nets.normalize import Normalize, Rgb
 from alignmixup.nets.preact_resnet import HeadKind, PreActResNet18
 from alignmixup.nets.resnet import ResNet50, load_torchvision_resnet50
@@ -36,6 +38,10 @@ class NetSpec:
     ``width`` is the channels of the first convolution; None is the published width. ``last_stride``
     is the stride of the last stage, 2 unless given. ``pretrained`` starts from ImageNet's weights,
     which want ImageNet's mean and deviation.
+
+    ``autoencoder`` puts an embedding of that kind (a vector that reads the flattened or the pooled
+    map, or a tensor) and a decoder beside the network, whose own head goes; ``variational`` and
+    ``decoder`` are for it alone.
     """
 
     name: str
@@ -45,6 +51,9 @@ class NetSpec:
     head: HeadKind = "pool"
     last_stride: int | None = None
     pretrained: bool = False
+    autoencoder: Literal["none", "vector", "pooled", "tensor"] = "none"
+    variational: bool = False
+    decoder: bool = True
 
     def __post_init__(self) -> None:
         if self.width is not None and self.width < 1:
@@ -72,11 +81,27 @@ def build(
     own = _OWN[spec.name]
     _refuse_options(spec, own.options)
     with _seeded(seed):  # constructors draw from torch's own state before we initialise
-        net = own.make(spec, num_classes, mean, std, image_size)
+        backbone = own.make(spec, num_classes, mean, std, image_size)
+        net = _autoencoding(spec, backbone, image_size)
     initialise(net, torch.Generator().manual_seed(seed))
     if spec.pretrained:
-        _load_pretrained(net)
+        _load_pretrained(backbone)  # its modules are those of net
     return net
+
+
+def _autoencoding(spec: NetSpec, backbone: nn.Module, image_size: int) -> nn.Module:
+    if spec.autoencoder == "none":
+        if spec.variational or not spec.decoder:
+            raise ValueError("variational and decoder need autoencoder='vector', for instance")
+        return backbone
+    return AutoencodingClassifier(
+        backbone,
+        image_size,
+        embedding="tensor" if spec.autoencoder == "tensor" else "vector",
+        pooled=spec.autoencoder == "pooled",
+        variational=spec.variational,
+        decoder=spec.decoder,
+    )
 
 
 def names() -> tuple[str, ...]:
@@ -91,7 +116,9 @@ def initialise(net: nn.Module, generator: torch.Generator) -> None:
     networks released with AlignMixup keep. BN: the identity, with fresh running statistics.
     """
     for name, module in net.named_modules():
-        if isinstance(module, nn.Conv2d | nn.Linear):
+        if isinstance(module, ToImage):
+            module.reset_parameters()  # it starts at zero, see there
+        elif isinstance(module, nn.Conv2d | nn.Linear):
             bound = 1 / math.sqrt(module.weight[0].numel())  # the fan-in of a unit
             for parameter in module.parameters(recurse=False):
                 nn.init.uniform_(parameter, -bound, bound, generator=generator)
@@ -107,6 +134,8 @@ def initialise(net: nn.Module, generator: torch.Generator) -> None:
 def default_tap(spec: NetSpec | str, net: nn.Module) -> str:
     """Return the layer of ``net`` that the paper mixes at, as ``net.named_modules()`` has it."""
     name = spec if isinstance(spec, str) else spec.name
+    if isinstance(net, AutoencodingClassifier):
+        return "encoder"
     if name in _OWN:
         return _OWN[name].tap
     source, colon, foreign = name.partition(":")
@@ -197,11 +226,14 @@ def _vgg_gap(spec: NetSpec, k: int, mean: Rgb, std: Rgb, image_size: int) -> nn.
     return VGGGAP(k, mean, std, width=spec.width or 64)
 
 
-_SMALL = frozenset({"width", "stem_stride", "head", "last_stride"})
+_AUTOENCODER = frozenset({"autoencoder", "variational", "decoder"})
+_SMALL = frozenset({"width", "stem_stride", "head", "last_stride"}) | _AUTOENCODER
 _OWN: Mapping[str, _Own] = {
     "preact_resnet18": _Own(_preact_resnet18, _SMALL | {"stem_norm"}, tap="layer4"),
     "wrn16_8": _Own(_wrn16_8, _SMALL, tap="norm"),
-    "resnet50": _Own(_resnet50, frozenset({"width", "last_stride", "pretrained"}), tap="layer4"),
+    "resnet50": _Own(
+        _resnet50, frozenset({"width", "last_stride", "pretrained"}) | _AUTOENCODER, tap="layer4"
+    ),
     "vgg_gap": _Own(_vgg_gap, frozenset({"width", "pretrained"}), tap="conv6"),
 }
 

@@ -25,7 +25,7 @@ from torch import nn
 
 from alignmixup import data, nets
 from alignmixup.contracts import ImageSet, Result
-from alignmixup.mixing import AlignMixup, Effect, alignment_effect
+from alignmixup.mixing import AlignMixup, AlignMixupAE, Effect, alignment_effect
 from alignmixup.recipes.catalogue import find_recipe
 from alignmixup.recipes.schema import Recipe, changed
 from alignmixup.tasks.accuracy import accuracy
@@ -156,7 +156,9 @@ def build_net(recipe: Recipe, images: ImageSet, device: torch.device) -> nn.Modu
 def first_effect(recipe: Recipe, net: nn.Module, loader: data.DeviceLoader) -> Effect | None:
     """How much alignment changes on the first batch, where the method aligns."""
     mixer = recipe.mixer
-    if not isinstance(mixer, AlignMixup) or not mixer.aligned or loader.batch_size < 2:
+    if not isinstance(mixer, AlignMixup | AlignMixupAE) or not mixer.aligned:
+        return None
+    if loader.batch_size < 2:  # nobody to align with
         return None
     x, _ = next(loader.epoch(0))
     return alignment_effect(net, mixer.layer, x[:64], eps=mixer.eps, num_iters=mixer.num_iters)

@@ -15,13 +15,16 @@ import torch
 from torch import Tensor, nn
 
 from alignmixup import data
-from alignmixup.contracts import ImageSet, Result
+from alignmixup.contracts import ImageSet, Mixer, Result
 from alignmixup.recipes.run import append_results, open_run, pick_device, provenance, read_recipe
 from alignmixup.tasks import ood as ood_task
 from alignmixup.tasks._forward import collect_logits, predict
 from alignmixup.tasks.accuracy import accuracy
 from alignmixup.tasks.attack import fgsm, pgd, strong_attack
 from alignmixup.tasks.calibration import calibration, temperature_scaling
+from alignmixup.tasks.cam import find_pool_head
+from alignmixup.tasks.cost import cost
+from alignmixup.tasks.localization import localization
 
 __all__ = ["TASKS", "Evaluation", "evaluate"]
 
@@ -58,6 +61,7 @@ class Scene:
     data_root: Path | str | None
     seed: int
     amp: torch.dtype | None
+    mixer: Mixer | None
 
 
 def evaluate(
@@ -81,10 +85,10 @@ def evaluate(
     unknown = sorted(set(names) - set(TASKS))
     if unknown:
         raise ValueError(f"unknown tasks {unknown}; there are {[*TASKS, 'all']}")
-    model, images, where, folder = _subject(run, images, data_root, device)
+    model, images, where, folder, mixer = _subject(run, images, data_root, device)
     first = next(model.parameters(), torch.zeros(()))
     batches = data.eval_batches(images, batch_size, first.device)
-    scene = Scene(model, images, batches, data_root, seed, amp_dtype)
+    scene = Scene(model, images, batches, data_root, seed, amp_dtype, mixer)
     done = Evaluation([])
     for name in names:
         if on_task:
@@ -106,18 +110,18 @@ def _subject(
     images: ImageSet | None,
     data_root: Path | str | None,
     device: str,
-) -> tuple[nn.Module, ImageSet, dict[str, object], Path | None]:
+) -> tuple[nn.Module, ImageSet, dict[str, object], Path | None, Mixer | None]:
     if isinstance(run, nn.Module):
         if images is None:
             raise ValueError("a module is scored on images: pass an ImageSet")
         if device != "auto":
             run = run.to(pick_device(device))
-        return run, images, {"recipe": type(run).__name__}, None
+        return run, images, {"recipe": type(run).__name__}, None, None
     recipe = read_recipe(Path(run))
     images = images or data.load(recipe.data.name, "test", data_root)
     opened = open_run(run, images.num_classes, images.images.shape[-1], device)
     where = {"recipe": recipe.name, "seed": recipe.train.seed, "epoch": opened.epoch}
-    return opened.net, images, where, opened.folder
+    return opened.net, images, where, opened.folder, recipe.mixer
 
 
 def _ood(scene: Scene) -> list[Result]:
@@ -133,6 +137,10 @@ def _sources(scene: Scene) -> Iterator[tuple[str, Iterable[Tensor]]]:
     n, size = len(scene.images), scene.images.images.shape[-1]
     yield "uniform", ood_task.uniform_noise(n, size, scene.seed)
     yield "gaussian", ood_task.gaussian_noise(n, size, scene.seed)
+    other = {"cifar10": "cifar100", "cifar100": "cifar10"}.get(scene.images.name)
+    if other and not data.check(other, scene.data_root):
+        images = data.load(other, "test", scene.data_root).images
+        yield other, [batch.float() / 255 for batch in torch.split(images, 500)]
     if scene.images.name == "tiny" or data.check("tiny", scene.data_root):
         return
     tiny = data.load("tiny", "test", scene.data_root).images
@@ -162,6 +170,32 @@ def _temperature(scene: Scene) -> list[Result]:
     return [dataclasses.replace(r, task="temperature") for r in results]
 
 
+def _localization(scene: Scene) -> list[Result]:
+    if scene.images.boxes is None:
+        raise LeftOut(f"{scene.images.name} has no boxes")
+    x, _ = next(iter(scene.batches))
+    try:
+        find_pool_head(scene.model, x[:2])
+    except ValueError as error:
+        raise LeftOut(f"no class activation maps: {error}") from error
+    return localization(scene.model, scene.batches, scene.images.boxes, amp_dtype=scene.amp)
+
+
+def _cost(scene: Scene) -> list[Result]:
+    x, y = next(iter(scene.batches))
+    size = 128  # the paper's batch
+    return cost(
+        scene.model,
+        x[:size],
+        y[:size],
+        mixer=scene.mixer,
+        num_steps=10,
+        num_warmup=3,
+        seed=scene.seed,
+        amp_dtype=scene.amp,
+    )
+
+
 TASKS: dict[str, Callable[[Scene], list[Result]]] = {
     "accuracy": _with_amp(accuracy),
     "fgsm": _with_amp(fgsm),
@@ -170,4 +204,6 @@ TASKS: dict[str, Callable[[Scene], list[Result]]] = {
     "calibration": _with_amp(calibration),
     "temperature": _temperature,
     "ood": _ood,
+    "localization": _localization,
+    "cost": _cost,
 }

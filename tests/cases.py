@@ -1,0 +1,167 @@
+"""Every mixer in one table, and the tiny networks the tests run them on.
+
+A new method is one more ``Row``; the generic tests of ``tests/mixing/test_mixers.py`` then hold
+for each of its cases.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from alignmixup.contracts import Draw, Mixer
+from alignmixup.mixing import (
+    AlignMixup,
+    AlignMixupAE,
+    CoMixup,
+    CutMix,
+    Cutout,
+    InputMixup,
+    ManifoldMixup,
+    NoMix,
+    PuzzleMix,
+    SaliencyMix,
+    StyleCutMix,
+    StyleMix,
+)
+from alignmixup.mixing.adain import save_adain, small_adain
+
+NUM_CLASSES = 5
+IMAGE_SIZE = 16
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table: a mixer and what its cases give back at the end of lam.
+
+    ``recovers`` says which image a case gives back whole: ``"anchor"`` at lam = 1 (what is not
+    listed), ``"partner"`` at lam = 0, or None where it changes the image at any lam. A mixer that
+    ``is_guided`` by the network's gradient chooses its regions by images and labels: lam is a
+    prior, not the share of the targets, and a rounding of the network may change a region.
+    """
+
+    name: str
+    mixer: Mixer
+    recovers: Mapping[str, str | None] = field(default_factory=dict)
+    is_guided: bool = False
+
+
+# Aligned features keep the positions of one image; in feat' that is the partner's.
+ALIGNED = {"feat'": "partner"}
+
+# Random weights do for everything but looks.
+STYLE = str(Path(tempfile.mkdtemp()) / "style.safetensors")
+save_adain(small_adain(4, torch.Generator().manual_seed(0)), STYLE)
+
+ROWS = [
+    Row("none", NoMix()),
+    Row("none-bce", NoMix(loss="bce")),
+    Row("input", InputMixup()),
+    Row("input-per-sample", InputMixup(lam_per_sample=True)),
+    Row("input-bce", InputMixup(loss="bce")),
+    Row("cutout", Cutout(length=6), recovers={"cut": None}),
+    Row("cutmix", CutMix()),
+    Row("cutmix-always", CutMix(prob=1.0, correct_lam=False)),
+    Row("manifold", ManifoldMixup()),
+    Row("manifold-per-sample", ManifoldMixup(("layer2", "layer4"), lam_per_sample=True)),
+    Row("align", AlignMixup(), recovers=ALIGNED),
+    Row("align-unaligned", AlignMixup(aligned=False)),
+    Row("align-per-sample", AlignMixup(lam_per_sample=True), recovers=ALIGNED),
+    # Mixed at two by two positions and repeated: finer detail is gone at any lam.
+    Row("align-resolution", AlignMixup(resolution=2), recovers={"feat": None, "feat'": None}),
+    Row("align-early", AlignMixup("layer1", num_iters=20), recovers=ALIGNED),
+    Row("align-attention", AlignMixup(num_iters=0), recovers=ALIGNED),
+    Row("align-tol", AlignMixup(tol=1e-3), recovers=ALIGNED),
+    Row("align-bce", AlignMixup(loss="bce"), recovers=ALIGNED),
+    Row("align-released", AlignMixup.released(), recovers=ALIGNED),
+    Row("align-ae-xA", AlignMixupAE("layer4", layers=("x", "A"), clean=False), recovers=ALIGNED),
+    Row("saliencymix", SaliencyMix()),
+    Row("saliencymix-per-sample", SaliencyMix(prob=1.0, saliency="per_sample")),
+    Row("stylemix", StyleMix(STYLE), recovers={"style": None}),
+    Row("stylecutmix", StyleCutMix(STYLE)),
+    Row("puzzle", PuzzleMix(), is_guided=True),
+    Row("puzzle-clean", PuzzleMix(clean_lam=1.0, t_size=-1, loss="ce"), is_guided=True),
+    Row("co", CoMixup(), recovers={"4": None}, is_guided=True),
+    Row(
+        "co-small-parts",
+        CoMixup(part_size=4, grids=(2, 4), clean_lam=0.0),
+        recovers={"2": None, "4": None},
+        is_guided=True,
+    ),
+]
+
+every_row = pytest.mark.parametrize("row", [pytest.param(row, id=row.name) for row in ROWS])
+every_case = pytest.mark.parametrize(
+    ("row", "case"),
+    [pytest.param(row, case, id=f"{row.name}-{case}") for row in ROWS for case in row.mixer.cases],
+)
+every_unguided_case = pytest.mark.parametrize(
+    ("row", "case"),
+    [
+        pytest.param(row, case, id=f"{row.name}-{case}")
+        for row in ROWS
+        for case in row.mixer.cases
+        if not row.is_guided
+    ],
+)
+
+
+class TinyNet(nn.Module):
+    """Three named stages of a convolution and batch norm, 16 x 16 -> 4 x 4, and a linear head."""
+
+    def __init__(self, head: str = "flatten", seed: int = 0) -> None:
+        super().__init__()
+        self.head = head
+        self.layer1 = _stage(3, 6, stride=2)
+        self.layer2 = _stage(6, 8, stride=2)
+        self.layer4 = _stage(8, 8, stride=1)
+        self.fc = nn.Linear(8 if head == "pool" else 8 * 4 * 4, NUM_CLASSES)
+        rng = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            self.fc.bias.zero_()
+            for parameter in self.parameters():
+                if parameter.ndim > 1:
+                    fan_in = parameter[0].numel()
+                    parameter.normal_(0, (2 / fan_in) ** 0.5, generator=rng)
+
+    def forward(self, x: Tensor) -> Tensor:
+        features = self.layer4(self.layer2(self.layer1(x)))
+        return self.fc(features.mean((2, 3)) if self.head == "pool" else features.flatten(1))
+
+
+def _stage(in_channels: int, out_channels: int, stride: int) -> nn.Sequential:
+    conv = nn.Conv2d(in_channels, out_channels, 3, stride, padding=1, bias=False)
+    return nn.Sequential(conv, nn.BatchNorm2d(out_channels), nn.ReLU())
+
+
+def images(batch_size: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+    rng = torch.Generator().manual_seed(seed)
+    return torch.rand(batch_size, 3, IMAGE_SIZE, IMAGE_SIZE, generator=rng).to(dtype)
+
+
+def labels(batch_size: int) -> Tensor:
+    """Neighbours differ, so that no mixed label is clean by accident."""
+    return torch.arange(batch_size) % NUM_CLASSES
+
+
+def draw_case(mixer: Mixer, case: str, batch_size: int, seed: int = 0) -> Draw:
+    """The first draw of ``mixer`` that is this case."""
+    rng = torch.Generator().manual_seed(seed)
+    for _ in range(1000):
+        draw = mixer.draw(batch_size, rng)
+        if draw.case == case:
+            return draw
+    raise AssertionError(f"{mixer} gave no {case!r} in 1000 draws")
+
+
+def with_lam(draw: Draw, lam: float) -> Draw:
+    """The same draw with all of its shares set; StyleMix has one each for content and style."""
+    shares = ("lam", "content", "style")
+    same = {n: torch.full_like(t, lam) for n, t in draw.tensors().items() if n in shares}
+    return draw.with_tensors({**draw.tensors(), **same})

@@ -1,0 +1,222 @@
+"""The shared contracts: draws, mixed batches, image sets and results."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from alignmixup.contracts import Draw, ImageSet, Mixed, Mixer, Result, soft_targets
+
+
+@dataclass(frozen=True, slots=True)
+class BoxedDraw(Draw):
+    """A draw with more chance than most, as some methods have."""
+
+    centre: Tensor
+    note: str = ""
+
+
+def boxed() -> BoxedDraw:
+    return BoxedDraw("cut", torch.tensor([1, 0]), torch.tensor(0.3), torch.rand(2, 2), note="kept")
+
+
+# ---- draws ---------------------------------------------------------------------------------------
+
+
+def test_tensors_are_all_the_tensors_of_a_subclass() -> None:
+    draw = boxed()
+    assert set(draw.tensors()) == {"perm", "lam", "centre"}
+    assert draw.tensors()["centre"] is draw.centre
+
+
+def test_with_tensors_keeps_the_class_and_the_rest() -> None:
+    draw = boxed()
+    twin = draw.with_tensors({name: tensor.clone() for name, tensor in draw.tensors().items()})
+    assert type(twin) is BoxedDraw
+    assert (twin.case, twin.note) == ("cut", "kept")
+    for name, tensor in draw.tensors().items():
+        assert twin.tensors()[name] is not tensor
+        assert torch.equal(twin.tensors()[name], tensor)
+    only_lam = draw.with_tensors({"lam": torch.tensor(0.9)})
+    assert only_lam.lam == torch.tensor(0.9)
+    assert only_lam.perm is draw.perm
+    with pytest.raises(TypeError, match="radius"):
+        draw.with_tensors({"radius": torch.tensor(1.0)})
+
+
+def test_to_moves_every_tensor_and_copies_none_that_is_there() -> None:
+    draw = boxed()
+    here = draw.to("cpu")
+    assert all(here.tensors()[name] is tensor for name, tensor in draw.tensors().items())
+    there = draw.to("meta")
+    assert type(there) is BoxedDraw
+    assert {tensor.device.type for tensor in there.tensors().values()} == {"meta"}
+    assert there.case == "cut"
+
+
+def test_a_draw_cannot_be_changed() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        boxed().case = "feat"
+
+
+# ---- labels and losses ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8])
+def test_integers_become_one_hot(dtype: torch.dtype) -> None:
+    rows = soft_targets(torch.tensor([2, 0, 2], dtype=dtype), 4)
+    assert rows.tolist() == [[0, 0, 1, 0], [1, 0, 0, 0], [0, 0, 1, 0]]
+    assert rows.dtype == torch.float32
+
+
+def test_soft_labels_pass() -> None:
+    soft = torch.tensor([[0.25, 0.75]])
+    assert soft_targets(soft, 2) is soft
+
+
+def test_no_labels_at_all_are_no_error() -> None:
+    assert soft_targets(torch.empty(0, dtype=torch.int64), 3).shape == (0, 3)
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (torch.tensor([0, 3]), r"0\.\.2 for 3 logits, got 3; check the network's num_classes"),
+        (torch.tensor([0, -1]), r"0\.\.2 for 3 logits, got -1"),
+        (torch.tensor([[0, 1]]), r"integer labels must have shape \[b\], got \[1, 2\]"),
+        (torch.ones(2, 4), r"soft labels must have shape \[b, 3\] .* got \[2, 4\]"),
+        (torch.ones(3), r"soft labels must have shape \[b, 3\] .* got \[3\]"),
+    ],
+)
+def test_bad_labels_are_named(labels: Tensor, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        soft_targets(labels, 3)
+
+
+def squared(logits: Tensor, targets: Tensor) -> Tensor:
+    return (logits - targets).square().mean()
+
+
+def test_the_loss_is_all_there_is() -> None:
+    logits, targets = torch.tensor([[3.0, 1.0]]), torch.tensor([[1.0, 1.0]])
+    extra = {"reconstruction": torch.tensor(5.0), "prior": torch.tensor(0.5)}
+    assert Mixed(logits, targets, criterion=squared).loss() == 2.0
+    assert Mixed(logits, targets, extra, squared).loss() == 7.5
+    assert Mixed(None, None, extra).loss() == 5.5
+    assert Mixed(None, None, {"prior": torch.tensor(0.5)}).loss() == 0.5
+    with pytest.raises(ValueError, match="neither logits nor extra"):
+        Mixed(None, None).loss()
+
+
+def test_every_term_of_the_loss_gets_its_gradient() -> None:
+    logits, weight = torch.zeros(1, 2, requires_grad=True), torch.ones((), requires_grad=True)
+    Mixed(logits, torch.tensor([[1.0, 0.0]]), {"l2": 3 * weight}).loss().backward()
+    torch.testing.assert_close(logits.grad, torch.tensor([[-0.5, 0.5]]))
+    assert weight.grad == 3
+
+
+def test_a_mixer_without_its_parts_cannot_be_made() -> None:
+    class Half(Mixer):
+        def draw(self, batch_size: int, rng: torch.Generator) -> Draw:
+            return boxed()
+
+    with pytest.raises(TypeError, match="abstract"):
+        Half()
+
+
+def test_calling_a_mixer_draws_for_the_batch_with_the_generator() -> None:
+    class Record(Mixer):
+        cases = {"only": 1.0}  # noqa: RUF012
+
+        def draw(self, batch_size: int, rng: torch.Generator) -> Draw:
+            perm = torch.randperm(batch_size, generator=rng)
+            return Draw("only", perm, torch.rand((), generator=rng))
+
+        def apply(self, net: nn.Module, x: Tensor, y: Tensor, draw: Draw) -> Mixed:
+            return Mixed(None, None, {"perm": draw.perm.float(), "lam": draw.lam})
+
+    mixed = Record()(
+        nn.Identity(), torch.rand(7, 2), torch.zeros(7), torch.Generator().manual_seed(3)
+    )
+    rng = torch.Generator().manual_seed(3)
+    assert torch.equal(mixed.extra["perm"], torch.randperm(7, generator=rng).float())
+    assert torch.equal(mixed.extra["lam"], torch.rand((), generator=rng))
+
+
+# ---- image sets ----------------------------------------------------------------------------------
+
+
+def image_set(**changes: object) -> ImageSet:
+    good: dict[str, object] = {
+        "name": "shapes",
+        "split": "train",
+        "images": torch.zeros(3, 3, 4, 5, dtype=torch.uint8),
+        "labels": torch.tensor([0, 1, 1]),
+        "class_names": ("disc", "ring"),
+        "mean": (0.5, 0.5, 0.5),
+        "std": (0.2, 0.2, 0.2),
+    }
+    return ImageSet(**{**good, **changes})
+
+
+def test_an_image_set_counts_itself() -> None:
+    assert len(image_set()) == 3
+    assert image_set().num_classes == 2
+    empty = image_set(
+        images=torch.zeros(0, 3, 4, 4, dtype=torch.uint8), labels=torch.empty(0).long()
+    )
+    assert len(empty) == 0
+    assert len(image_set(boxes=(torch.zeros(1, 4),) * 3).boxes) == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"images": torch.zeros(3, 3, 4, 5)}, r"must be uint8 .* got torch.float32 \[3, 3, 4, 5\]"),
+        ({"images": torch.zeros(3, 1, 4, 5, dtype=torch.uint8)}, r"got torch.uint8 \[3, 1, 4, 5\]"),
+        ({"images": torch.zeros(3, 4, 5, dtype=torch.uint8)}, r"got torch.uint8 \[3, 4, 5\]"),
+        ({"labels": torch.tensor([0, 1])}, "3 images but 2 labels"),
+        ({"labels": torch.tensor([0, 2, 1])}, r"labels must lie in 0\.\.1, got 2"),
+        ({"labels": torch.tensor([0, -3, 1])}, r"labels must lie in 0\.\.1, got -3"),
+        ({"boxes": (torch.zeros(1, 4),) * 2}, "3 images but boxes for 2"),
+    ],
+)
+def test_a_bad_image_set_is_named(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=f"shapes/train: .*{message}"):
+        image_set(**changes)
+
+
+# ---- results -------------------------------------------------------------------------------------
+
+
+def result() -> Result:
+    return Result("fgsm", "error", 12.5, settings={"eps": 8 / 255, "steps": [1, 2], "note": None})
+
+
+def test_a_result_is_one_line_of_json_and_back() -> None:
+    stamped = result().stamped(recipe="cifar10-r18-none", seed=3, epoch=200, version="0.1.0")
+    line = stamped.to_json()
+    assert "\n" not in line
+    assert json.loads(line)["settings"] == {"eps": 8 / 255, "steps": [1, 2], "note": None}
+    assert Result.from_json(line) == stamped
+    assert (stamped.task, stamped.value, stamped.seed) == ("fgsm", 12.5, 3)
+    assert result().seed is None  # stamping makes another record
+
+
+def test_a_line_without_provenance_is_a_result_too() -> None:
+    short = '{"task": "accuracy", "metric": "top1", "value": 95.1}'
+    assert Result.from_json(short) == Result("accuracy", "top1", 95.1)
+
+
+def test_what_is_not_known_is_an_error() -> None:
+    with pytest.raises(ValueError, match=r"does not know: \['gpu', 'host'\]"):
+        Result.from_json('{"task": "a", "metric": "b", "value": 1, "host": "x", "gpu": 1}')
+    with pytest.raises(TypeError, match="machine"):
+        result().stamped(machine="x")
+    with pytest.raises(TypeError, match="value"):
+        Result.from_json('{"task": "a", "metric": "b"}')

@@ -1,0 +1,217 @@
+"""Who may import whom, read from the source; and what ``import alignmixup`` must not load."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "src" / "alignmixup"
+
+# A room is a folder or a module of the package. It may import itself and these.
+MAY_IMPORT: dict[str, set[str]] = {
+    "contracts": set(),
+    "ot": {"contracts"},
+    "mixing": {"contracts", "ot"},
+    "nets": {"contracts"},
+    "data": {"contracts"},
+    "tasks": {"contracts"},
+    "train": {"contracts"},
+    "recipes": {"contracts", "ot", "mixing", "nets", "data", "tasks", "train", "report"},
+    "report": {"contracts"},
+    "cli": {"contracts", "recipes", "train", "tasks", "report"},
+    "__init__": {"contracts", "ot", "mixing", "nets", "data", "tasks", "train", "recipes"},
+    "__main__": {"cli"},
+}
+
+# What the table does not foresee, each with its reason.
+EXCEPTIONS = {
+    ("cli", "data"): "the command `data` lists, checks and fetches, which no other room does"
+}
+
+# Imported where they are needed, inside a function. Kernel files import triton at their top, and
+# are themselves imported inside functions.
+LAZY = {"matplotlib", "triton", "timm", "torchvision", "pycocotools", "tensorboard"}
+KERNEL_FILES = "_triton"
+
+# What the contracts may stand on besides the standard library.
+CONTRACTS_STAND_ON = {"torch", "jaxtyping"}
+
+
+@dataclass(frozen=True)
+class Import:
+    """One import of a module: what it names, and whether it runs when the module is loaded."""
+
+    target: str
+    line: int
+    is_eager: bool
+
+
+def imports_of(source: str) -> Iterator[Import]:
+    """Every import in ``source``, also those inside functions and by ``import_module("...")``."""
+    tree = ast.parse(source)
+    deferred = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) or is_typing(node)
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        is_eager = id(node) not in deferred
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield Import(alias.name, node.lineno, is_eager)
+        elif isinstance(node, ast.ImportFrom):
+            module = "." * node.level + (node.module or "")
+            for alias in node.names:
+                yield Import(f"{module}.{alias.name}", node.lineno, is_eager)
+        elif isinstance(node, ast.Call) and called_name(node) in ("import_module", "__import__"):
+            names = [arg.value for arg in node.args[:1] if isinstance(arg, ast.Constant)]
+            yield from (Import(str(name), node.lineno, is_eager) for name in names)
+
+
+def is_typing(node: ast.AST) -> bool:
+    """Whether this is ``if TYPE_CHECKING:``, which never runs."""
+    return isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
+
+
+def called_name(node: ast.Call) -> str:
+    return ast.unparse(node.func).rpartition(".")[2]
+
+
+def forbidden(room: str, source: str) -> list[str]:
+    """What a file of ``room`` imports against the table, as messages."""
+    problems = []
+    for found in imports_of(source):
+        top, _, rest = found.target.partition(".")
+        if top == "":
+            problems.append(f"line {found.line}: relative import {found.target}")
+        elif top == "alignmixup":
+            target = rest.partition(".")[0]
+            allowed = target == room or target in MAY_IMPORT[room] or (room, target) in EXCEPTIONS
+            if not allowed:
+                problems.append(f"line {found.line}: {room} must not import alignmixup.{target}")
+    return problems
+
+
+def room_of(path: Path) -> str:
+    first = path.relative_to(PACKAGE).parts[0]
+    return first.removesuffix(".py")
+
+
+FILES = sorted(PACKAGE.rglob("*.py"))
+each_file = pytest.mark.parametrize(
+    "path", [pytest.param(path, id=str(path.relative_to(PACKAGE))) for path in FILES]
+)
+
+
+def test_the_table_knows_every_room_and_has_no_circle() -> None:
+    assert {room_of(path) for path in FILES} <= MAY_IMPORT.keys()
+    assert len(FILES) > 20
+    done: set[str] = set()
+    while len(done) < len(MAY_IMPORT):
+        ready = {room for room, needs in MAY_IMPORT.items() if needs <= done} - done
+        assert ready, f"a circle among {sorted(MAY_IMPORT.keys() - done)}"
+        done |= ready
+
+
+@each_file
+def test_rooms_import_what_they_may(path: Path) -> None:
+    assert forbidden(room_of(path), path.read_text()) == []
+
+
+@each_file
+def test_heavy_libraries_are_imported_where_they_are_needed(path: Path) -> None:
+    assert too_early(path.stem, path.read_text()) == []
+
+
+def too_early(stem: str, source: str) -> list[str]:
+    """What a file imports when it is loaded though it should wait, as messages."""
+    is_kernel = stem.startswith(KERNEL_FILES)
+    problems = []
+    for found in imports_of(source):
+        top, _, rest = found.target.partition(".")
+        is_heavy = top in LAZY and not (is_kernel and top == "triton")
+        loads_kernel = not is_kernel and f".{KERNEL_FILES}" in f".{rest}"
+        if found.is_eager and (is_heavy or loads_kernel):
+            problems.append(f"line {found.line}: {found.target}")
+    return problems
+
+
+def test_contracts_stand_on_torch_alone() -> None:
+    tops = {
+        found.target.partition(".")[0]
+        for found in imports_of((PACKAGE / "contracts.py").read_text())
+    }
+    assert tops - sys.stdlib_module_names <= CONTRACTS_STAND_ON
+
+
+@pytest.mark.parametrize(
+    ("room", "source"),
+    [
+        ("nets", "from alignmixup.mixing import AlignMixup"),
+        ("nets", "import alignmixup.mixing.taps"),
+        ("nets", "from alignmixup import mixing"),
+        ("nets", "import alignmixup"),
+        ("nets", "from alignmixup import AlignMixup"),
+        ("train", "def step():\n    from alignmixup.mixing.alignmixup import AlignMixup"),
+        (
+            "train",
+            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import alignmixup.nets",
+        ),
+        ("ot", "from importlib import import_module\nimport_module('alignmixup.mixing')"),
+        ("ot", "import importlib\nimportlib.import_module('alignmixup.mixing')"),
+        ("contracts", "from alignmixup.ot.sinkhorn import sinkhorn"),
+        ("report", "class A:\n    import alignmixup.nets"),
+        ("data", "from . import folder"),
+        ("data", "from ..nets import build"),
+    ],
+)
+def test_a_forbidden_import_is_caught(room: str, source: str) -> None:
+    assert len(forbidden(room, source)) == 1
+
+
+@pytest.mark.parametrize(
+    ("room", "source"),
+    [
+        ("mixing", "from alignmixup.ot.sinkhorn import sinkhorn"),
+        ("mixing", "from alignmixup.mixing.blend import blend"),
+        ("mixing", "from alignmixup import contracts"),
+        ("recipes", "import alignmixup.mixing"),
+        ("nets", "import torch\nfrom alignmixup_plugins import nets"),
+        ("nets", "'from alignmixup.mixing import AlignMixup'"),
+    ],
+)
+def test_an_allowed_import_is_not(room: str, source: str) -> None:
+    assert forbidden(room, source) == []
+
+
+def test_an_eager_import_is_told_from_a_lazy_one() -> None:
+    source = (
+        "import torch\ntry:\n    import triton\nexcept ImportError:\n    pass\n"
+        "def draw():\n    import matplotlib\n    from alignmixup.ot import _triton_small\n"
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import timm\n"
+        "from alignmixup.ot._triton_small import solve\n"
+    )
+    expected = ["line 3: triton", "line 12: alignmixup.ot._triton_small.solve"]
+    assert sorted(too_early("sinkhorn", source), key=len) == expected
+    assert too_early("_triton_small", source) == []
+
+
+HEAVY = {"triton", "matplotlib", "timm", "torchvision", "torchmetrics", "tyro", "rich", "PIL"}
+
+
+@pytest.mark.parametrize("names", ["", ".contracts .ot .mixing"])
+def test_importing_the_package_loads_nothing_heavy(names: str) -> None:
+    modules = [f"alignmixup{name}" for name in names.split(" ")]
+    program = f"import {', '.join(modules)}, sys; print(*sys.modules)"
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    loaded = set(run.stdout.split())
+    assert "alignmixup" in loaded
+    assert loaded.isdisjoint(HEAVY), sorted(loaded.intersection(HEAVY))
