@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from alignmixup.cli import main
+from alignmixup.contracts import Result
 
 
 def call(capsys, *args):
@@ -19,7 +20,7 @@ def call(capsys, *args):
 def test_help_names_every_command(capsys):
     status, out, _ = call(capsys, "--help")
     assert status == 0
-    for command in ("demo", "recipes", "train", "evaluate", "data", "bench"):
+    for command in ("demo", "recipes", "train", "evaluate", "report", "data", "bench"):
         assert command in out
     assert call(capsys)[1] == out
 
@@ -89,6 +90,27 @@ def test_train_and_evaluate_from_the_command_line(capsys, tmp_path):
     status, _, err = call(capsys, "train", "cifar10-r18-input-fast", *args[:-2])
     assert status == 1
     assert "holds a run of" in err
+
+
+def test_report_puts_ours_beside_the_published_figure(capsys, tmp_path):
+    lines = [
+        Result("accuracy", "top1_median10", 96.5, recipe="cifar10-r18-alignmixup", seed=seed)
+        for seed in (0, 1)
+    ]
+    (tmp_path / "results.jsonl").write_text("".join(x.to_json() + "\n" for x in lines))
+    status, out, _ = call(capsys, "report", str(tmp_path), "--out", str(tmp_path / "out"))
+    assert status == 0
+    for name in ("tables.md", "tables.tex", "tables.html"):
+        assert str(tmp_path / "out" / name) in out
+        text = (tmp_path / "out" / name).read_text()
+        assert "3.50" in text  # our error
+        assert "2.95" in text  # the paper's
+    status, out, _ = call(capsys, "report", str(tmp_path))
+    assert status == 0
+    assert "2.95" in out
+    status, _, err = call(capsys, "report", str(tmp_path / "nothing"))
+    assert status == 1
+    assert "nothing" in err
 
 
 def test_data_list_and_check(capsys):

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import tyro
 from rich.console import Console
@@ -30,7 +30,7 @@ class Demo:
 
     out: Path = Path("demo")
     """Folder of the report; an interrupted demo in it goes on."""
-    epochs: int = 8
+    epochs: int = 12
     """Epochs of each network."""
 
     def __call__(self) -> None:
@@ -117,6 +117,32 @@ class Evaluate:
         _print(table)
         for name, why in done.left_out.items():
             print(f"left out {name}: {why}")
+
+
+@dataclass
+class Report:
+    """Fold the results of runs into the paper's tables, ours beside the published figure."""
+
+    runs: Positional[tuple[Path, ...]]
+    """Folders of runs, or files of result lines."""
+    out: Path | None = None
+    """Folder for tables.md, tables.tex and tables.html; None: print them."""
+    accuracy: Literal["median10", "last", "best"] = "median10"
+    """Which accuracy: the median of the last ten epochs, the last, or the best test epoch."""
+
+    def __call__(self) -> None:
+        from alignmixup.report.page import write_tables
+        from alignmixup.report.render import to_rich
+        from alignmixup.report.tables import kinds_in, read_results, table
+
+        results = read_results(self.runs)
+        tables = [table(results, kind, which=self.accuracy) for kind in kinds_in(results)]
+        if self.out is None:
+            for each in tables:
+                _print(to_rich(each))
+            return
+        for path in write_tables(tables, self.out):
+            print(path)
 
 
 @dataclass
@@ -220,6 +246,7 @@ COMMANDS: dict[str, Any] = {
     "demo": Demo,
     "recipes": Recipes,
     "evaluate": Evaluate,
+    "report": Report,
     "bench": Bench,
 }
 DATA_COMMANDS: dict[str, Any] = {"list": DataList, "check": DataCheck, "fetch": DataFetch}
@@ -231,6 +258,7 @@ usage: alignmixup COMMAND ...
   recipes [PATTERN]          every row of the tables by name, with the published figure
   train RECIPE [--out DIR]   train a recipe, or go on with the run in DIR
   evaluate RUN [--tasks ..]  score a trained run
+  report RUN... [--out DIR]  tables of results, ours beside the published figures
   data list|check|fetch      the data sets
   bench [PATTERN]            time one training step of each method
 

@@ -77,6 +77,16 @@ def test_initialise_follows_the_stated_laws():
     assert linear.std().item() == pytest.approx((1 / (3 * 512)) ** 0.5, rel=0.05)
 
 
+def test_without_batch_norm_the_signal_does_not_fade():
+    net = make(NetSpec("vgg_gap")).eval()
+    conv = next(m for m in net.modules() if isinstance(m, nn.Conv2d) and m.in_channels == 256)
+    assert conv.weight.std().item() == pytest.approx((2 / (9 * conv.out_channels)) ** 0.5, rel=0.01)
+    assert not conv.bias.any()
+    x = torch.rand(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    first, second = net(x)
+    assert (first - second).norm() > 1e-2 * first.norm()
+
+
 def test_initialise_restores_batch_norm_and_forgets_what_was_learned():
     net, fresh = make(SMALL["wrn16_8"], seed=2), make(SMALL["wrn16_8"], seed=2)
     net.train()(torch.rand(4, 3, 32, 32))

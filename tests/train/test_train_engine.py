@@ -170,7 +170,9 @@ t.run(Path(sys.argv[1]), num_images=400)
 
 @pytest.mark.slow
 def test_killed_at_any_instant_and_started_again_gives_the_same_weights(tmp_path):
+    begin = time.perf_counter()
     run(tmp_path / "whole", num_images=400)
+    length = time.perf_counter() - begin
     code = CHILD.format(tests=os.path.dirname(__file__))
     chance = random.Random(0)
     kills = 0
@@ -182,7 +184,7 @@ def test_killed_at_any_instant_and_started_again_gives_the_same_weights(tmp_path
         )
         child.stdout.readline()  # imports are done: the kill falls into training
         if kills < 4:
-            time.sleep(chance.uniform(0.05, 0.9))
+            time.sleep(chance.uniform(0.05, 0.7) * length)
             child.kill()
         status = child.wait()
         child.stdout.close()

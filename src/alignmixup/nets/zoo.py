@@ -113,11 +113,20 @@ def initialise(net: nn.Module, generator: torch.Generator) -> None:
     """Draw all weights of ``net`` afresh from ``generator``, in the order of its modules.
 
     Convolutions and linear layers: uniform in +-1 / sqrt(fan-in), torch's own law, which the
-    networks released with AlignMixup keep. BN: the identity, with fresh running statistics.
+    networks released with AlignMixup keep. BN: the identity, with fresh running statistics. A
+    network without any BN needs convolutions that keep the scale of the signal, or it fades on the
+    way: He's normal law over the fan-out, biases zero.
     """
+    has_norm = any(isinstance(module, nn.BatchNorm2d) for module in net.modules())
     for name, module in net.named_modules():
         if isinstance(module, ToImage):
             module.reset_parameters()  # it starts at zero, see there
+        elif isinstance(module, nn.Conv2d) and not has_norm:
+            nn.init.kaiming_normal_(
+                module.weight, mode="fan_out", nonlinearity="relu", generator=generator
+            )
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
         elif isinstance(module, nn.Conv2d | nn.Linear):
             bound = 1 / math.sqrt(module.weight[0].numel())  # the fan-in of a unit
             for parameter in module.parameters(recurse=False):

@@ -38,7 +38,7 @@ METHODS: dict[str, Mixer] = {
 }
 
 
-def demo(out: Path, *, epochs: int = 8, num_train: int = 5000, num_test: int = 1000) -> Path:
+def demo(out: Path, *, epochs: int = 12, num_train: int = 5000, num_test: int = 1000) -> Path:
     """Train the three, write the report into ``out`` and return the page to open."""
     sets = Sets(data.shapes("train", num_train), data.shapes("test", num_test))
     summaries: dict[str, Summary] = {}
