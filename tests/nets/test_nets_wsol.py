@@ -68,7 +68,7 @@ def test_map_of_the_predicted_class_where_none_is_named():
 def test_training_lowers_the_loss_of_both_branches(body):
     net, x, y = acol(body).train(), images(4), torch.tensor([0, 1, 2, 3])
     mixer = ErasingLoss()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.02, momentum=0.9)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.005, momentum=0.9)
     losses = []
     for _ in range(12):
         mixed = mixer(net, x, y)
