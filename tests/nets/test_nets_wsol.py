@@ -64,13 +64,14 @@ def test_map_of_the_predicted_class_where_none_is_named():
         torch.testing.assert_close(maps, net.class_maps(x, logits.argmax(dim=1))[1])
 
 
-@pytest.mark.parametrize("body", ["vgg", "resnet50"])
-def test_training_lowers_the_loss_of_both_branches(body):
+# Without batch norm the rate must be small; with it, larger.
+@pytest.mark.parametrize(("body", "lr"), [("vgg", 0.002), ("resnet50", 0.02)])
+def test_training_lowers_the_loss_of_both_branches(body, lr):
     net, x, y = acol(body).train(), images(4), torch.tensor([0, 1, 2, 3])
     mixer = ErasingLoss()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.005, momentum=0.9)
+    optimizer = torch.optim.SGD(net.parameters(), lr=lr, momentum=0.9)
     losses = []
-    for _ in range(12):
+    for _ in range(21):
         mixed = mixer(net, x, y)
         erased = mixed.extra["erased"].item()
         loss = mixed.loss()
@@ -79,8 +80,8 @@ def test_training_lowers_the_loss_of_both_branches(body):
         loss.backward()
         assert all(p.grad is not None and p.grad.isfinite().all() for p in net.parameters())
         optimizer.step()
-    assert losses[-1][0] < losses[0][0]
-    assert losses[-1][1] < losses[0][1]
+    assert losses[-1][0] < 0.5 * losses[0][0]
+    assert losses[-1][1] < 0.7 * losses[0][1]
 
 
 def test_erasing_loss_is_the_sum_of_two_cross_entropies():
