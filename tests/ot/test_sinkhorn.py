@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import ot as pot
+from alignmixup.data import shapes
 from alignmixup.ot import pairwise_cost, sinkhorn
 from alignmixup.ot.sinkhorn import Transport
 
@@ -276,15 +278,54 @@ class Block(nn.Module):
         return self.conv2(self.bn2(self.conv1(h)).relu()) + self.skip(h)
 
 
-@both_sides
-@pytest.mark.parametrize("scale", [1, 3])  # features grow in training, and costs with their square
-def test_float32_is_near_float64_on_the_features_of_a_network(scale: float, last: str) -> None:
+def network() -> nn.Sequential:
+    """Images of 32 x 32 to raw features of 128 x 4 x 4."""
     stages = [nn.Conv2d(3, 16, 3, padding=1), *[Block(2**k, 2 ** (k + 1), 2) for k in (4, 5, 6)]]
     net, rng = nn.Sequential(*stages), torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in net.parameters():
             if parameter.ndim > 1:
                 parameter.normal_(0, (2 / parameter[0].numel()) ** 0.5, generator=rng)
+    return net
+
+
+@cache
+def trained_features() -> Tensor:
+    """Features of held-out shapes after a short training that has begun to tell them apart."""
+    train, held_out = shapes("train", 320), shapes("test", 8)
+    x, y = train.images.float() / 255, train.labels
+    net = network()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        head = nn.Linear(128, 10)
+    optimizer = torch.optim.SGD([*net.parameters(), *head.parameters()], lr=0.02, momentum=0.9)
+    losses = []
+    for step in range(60):
+        here = slice(32 * (step % 10), 32 * (step % 10 + 1))
+        loss = nn.functional.cross_entropy(head(net(x[here]).mean((2, 3))), y[here])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert sum(losses[-10:]) < 0.9 * sum(losses[:10]), "nothing was learned: not a trained network"
+    with torch.no_grad():
+        return net(held_out.images.float() / 255).flatten(2)
+
+
+@both_sides
+def test_float32_is_near_float64_on_the_features_of_a_trained_network(last: str) -> None:
+    features = trained_features()
+    cost = pairwise_cost(features, features.roll(1, 0))
+    assert cost.max() > 10  # 100 eps: far from the easy costs around eps
+    narrow, wide = (solve(c, last=last).plan for c in (cost, cost.double()))
+    assert_close(narrow.double() * 16, wide * 16, atol=1e-3)
+
+
+@both_sides
+@pytest.mark.parametrize("scale", [1, 3])  # features grow in training, and costs with their square
+def test_float32_is_near_float64_on_the_features_of_a_network(scale: float, last: str) -> None:
+    net, rng = network(), torch.Generator().manual_seed(0)
+    with torch.no_grad():
         features = scale * net(torch.rand(8, 3, 32, 32, generator=rng)).flatten(2)
     cost = pairwise_cost(features, features.roll(1, 0))
     assert cost.max() > 200 * scale**2  # exp(-cost / eps) is zero in float32: no easy case

@@ -30,7 +30,7 @@ from alignmixup.mixing.blend import (
     check_loss,
     mixed_batch,
 )
-from alignmixup.mixing.sampling import check_weights, sample_case, sample_perm, sample_share
+from alignmixup.mixing.sampling import check_weights, probabilities, sample_pairs
 from alignmixup.mixing.taps import WrongOutput, tap
 from alignmixup.ot.sinkhorn import Backend, Side, check_settings
 
@@ -84,14 +84,10 @@ class AlignMixup(Mixer):
 
     @property
     def cases(self) -> Mapping[str, float]:
-        total = sum(self.weights.values())
-        return {case: weight / total for case, weight in self.weights.items() if weight > 0}
+        return probabilities(self.weights)
 
     def draw(self, batch_size: int, rng: torch.Generator) -> Draw:
-        case = sample_case(self.weights, rng)
-        perm = sample_perm(batch_size, rng)
-        lam = sample_share(self.alpha, batch_size if self.lam_per_sample else None, rng)
-        return Draw(case, perm, lam)
+        return sample_pairs(self.weights, self.alpha, self.lam_per_sample, batch_size, rng)
 
     def apply(self, net: nn.Module, x: Tensor, y: Tensor, draw: Draw) -> Mixed:
         draw = draw.to(x.device)

@@ -40,7 +40,7 @@ from alignmixup.mixing.blend import (
     mixed_batch,
 )
 from alignmixup.mixing.layersets import CLEAN, Layer, cases_of, check_layers, is_kept_partner
-from alignmixup.mixing.sampling import check_weights, sample_case, sample_perm, sample_share
+from alignmixup.mixing.sampling import check_weights, probabilities, sample_pairs
 from alignmixup.mixing.taps import find_layer, plain_module, tap
 from alignmixup.ot.sinkhorn import Backend, Side
 
@@ -124,14 +124,10 @@ class AlignMixupAE(Mixer):
 
     @property
     def cases(self) -> Mapping[str, float]:
-        total = sum(self._weights.values())
-        return {case: weight / total for case, weight in self._weights.items() if weight > 0}
+        return probabilities(self._weights)
 
     def draw(self, batch_size: int, rng: torch.Generator) -> Draw:
-        case = sample_case(self._weights, rng)
-        perm = sample_perm(batch_size, rng)
-        lam = sample_share(self.alpha, batch_size if self.lam_per_sample else None, rng)
-        return Draw(case, perm, lam)
+        return sample_pairs(self._weights, self.alpha, self.lam_per_sample, batch_size, rng)
 
     def apply(self, net: nn.Module, x: Tensor, y: Tensor, draw: Draw) -> Mixed:
         draw = draw.to(x.device)

@@ -18,7 +18,7 @@ from alignmixup.mixing.blend import (
     check_loss,
     mixed_batch,
 )
-from alignmixup.mixing.sampling import sample_perm, sample_share
+from alignmixup.mixing.sampling import sample_pairs
 
 __all__ = ["InputMixup"]
 
@@ -40,9 +40,7 @@ class InputMixup(Mixer):
         return {"input": 1.0}
 
     def draw(self, batch_size: int, rng: torch.Generator) -> Draw:
-        perm = sample_perm(batch_size, rng)
-        lam = sample_share(self.alpha, batch_size if self.lam_per_sample else None, rng)
-        return Draw("input", perm, lam)
+        return sample_pairs(self.cases, self.alpha, self.lam_per_sample, batch_size, rng)
 
     def apply(self, net: nn.Module, x: Tensor, y: Tensor, draw: Draw) -> Mixed:
         draw = draw.to(x.device)

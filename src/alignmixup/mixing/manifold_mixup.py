@@ -19,7 +19,7 @@ from alignmixup.mixing.blend import (
     check_loss,
     mixed_batch,
 )
-from alignmixup.mixing.sampling import sample_case, sample_perm, sample_share
+from alignmixup.mixing.sampling import probabilities, sample_pairs
 from alignmixup.mixing.taps import tap
 
 __all__ = ["ManifoldMixup"]
@@ -46,14 +46,10 @@ class ManifoldMixup(Mixer):
 
     @property
     def cases(self) -> Mapping[str, float]:
-        return {layer: 1 / len(self.layers) for layer in self.layers}
+        return probabilities(dict.fromkeys(self.layers, 1.0))
 
     def draw(self, batch_size: int, rng: torch.Generator) -> Draw:
-        case = sample_case(self.cases, rng)
-        perm = sample_perm(batch_size, rng)
-        return Draw(
-            case, perm, sample_share(self.alpha, batch_size if self.lam_per_sample else None, rng)
-        )
+        return sample_pairs(self.cases, self.alpha, self.lam_per_sample, batch_size, rng)
 
     def apply(self, net: nn.Module, x: Tensor, y: Tensor, draw: Draw) -> Mixed:
         draw = draw.to(x.device)

@@ -11,7 +11,36 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-__all__ = ["check_weights", "sample_case", "sample_perm", "sample_share", "sample_unit"]
+from alignmixup.contracts import Draw
+
+__all__ = [
+    "check_weights",
+    "probabilities",
+    "sample_case",
+    "sample_pairs",
+    "sample_perm",
+    "sample_share",
+    "sample_unit",
+]
+
+
+def probabilities(weights: Mapping[str, float]) -> dict[str, float]:
+    """Return the cases that can occur, with their probabilities."""
+    total = sum(weights.values())
+    return {case: weight / total for case, weight in weights.items() if weight > 0}
+
+
+def sample_pairs(
+    weights: Mapping[str, float],
+    alpha: float,
+    lam_per_sample: bool,
+    batch_size: int,
+    rng: torch.Generator,
+) -> Draw:
+    """Draw a case, a partner for each sample, and one share for the batch or one a sample."""
+    case = sample_case(weights, rng)
+    perm = sample_perm(batch_size, rng)
+    return Draw(case, perm, sample_share(alpha, batch_size if lam_per_sample else None, rng))
 
 
 def sample_case(weights: Mapping[str, float], rng: torch.Generator) -> str:
