@@ -112,6 +112,30 @@ def test_evaluate_scores_a_run_and_appends(finished, sets):
     assert {r.recipe for r in done.results} == {"shapes-r18-alignmixup"}
 
 
+def test_localisation_cost_and_noise_come_with_the_data(finished, sets, tmp_path):
+    tasks = ["localization", "cost", "ood"]
+    done = evaluate(finished, sets.test, tasks=tasks, device="cpu", data_root=tmp_path)
+    assert done.left_out == {}
+    for metric in ("top1_loc", "gt_known_loc", "maxboxacc", "maxboxacc_v2"):
+        assert 0 <= done.value("localization", metric) <= 100
+    assert done.value("localization", "top1_loc") <= done.value("localization", "gt_known_loc")
+    net = open_run(finished, 10, 32, device="cpu").net
+    params = sum(p.numel() for p in net.parameters()) / 1e6
+    assert done.value("cost", "params") == pytest.approx(params)
+    assert done.value("cost", "ms_per_batch") > 0
+    assert {r.settings["source"] for r in done.results if r.task == "ood"} == {
+        "uniform",
+        "gaussian",
+    }
+
+
+def test_what_the_data_do_not_allow_is_left_out_with_its_reason(finished, sets):
+    boxless = dataclasses.replace(sets.test, boxes=None)
+    done = evaluate(finished, boxless, tasks=["localization", "accuracy"], device="cpu")
+    assert done.left_out == {"localization": "shapes has no boxes"}
+    assert done.value("accuracy", "top1") >= 0
+
+
 def test_the_same_seed_gives_the_same_figures(finished, sets):
     values = [
         [

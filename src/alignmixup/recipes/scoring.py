@@ -138,17 +138,23 @@ def _sources(scene: Scene) -> Iterator[tuple[str, Iterable[Tensor]]]:
     yield "uniform", ood_task.uniform_noise(n, size, scene.seed)
     yield "gaussian", ood_task.gaussian_noise(n, size, scene.seed)
     other = {"cifar10": "cifar100", "cifar100": "cifar10"}.get(scene.images.name)
-    if other and not data.check(other, scene.data_root):
-        images = data.load(other, "test", scene.data_root).images
-        yield other, [batch.float() / 255 for batch in torch.split(images, 500)]
-    if scene.images.name == "tiny" or data.check("tiny", scene.data_root):
-        return
-    tiny = data.load("tiny", "test", scene.data_root).images
-    for kind, change in (("crop", ood_task.centre_crop), ("resize", ood_task.resize)):
-        yield (
-            f"tiny-{kind}",
-            [batch.float() / 255 for batch in torch.split(change(tiny, size), 500)],
-        )
+    if other and (images := _if_there(other, scene.data_root)) is not None:
+        yield other, _batches(images)
+    if scene.images.name != "tiny" and (images := _if_there("tiny", scene.data_root)) is not None:
+        yield "tiny-crop", _batches(ood_task.centre_crop(images, size))
+        yield "tiny-resize", _batches(ood_task.resize(images, size))
+
+
+def _if_there(name: str, data_root: Path | str | None) -> Tensor | None:
+    """The test images of a data set, or None where it is not (wholly) there."""
+    try:
+        return data.load(name, "test", data_root).images
+    except (FileNotFoundError, ValueError):
+        return None
+
+
+def _batches(images: Tensor) -> list[Tensor]:
+    return [batch.float() / 255 for batch in torch.split(images, 500)]
 
 
 def _with_amp(task: Callable[..., list[Result]]) -> Callable[[Scene], list[Result]]:
