@@ -84,6 +84,19 @@ def test_the_folder_of_another_recipe_is_refused_and_the_difference_named(finish
     train(RECIPE, finished, sets=sets, changes={"train.eval_every": 3}, quiet=True)
 
 
+def test_what_fails_before_training_leaves_no_run_behind(tmp_path, sets):
+    broken = dataclasses.replace(RECIPE, net=NetSpec("wrn16_8", stem_norm=False))
+    with pytest.raises(ValueError, match="stem_norm"):
+        train(broken, tmp_path / "run", sets=sets, quiet=True)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_killed_while_it_claimed_its_folder_can_start_again(tmp_path, sets):
+    (tmp_path / "run.partial").write_text("{")
+    one = dataclasses.replace(RECIPE, train=dataclasses.replace(RECIPE.train, epochs=1))
+    assert train(one, tmp_path, sets=sets, quiet=True).is_complete
+
+
 def test_a_folder_with_other_things_in_it_is_refused(tmp_path, sets):
     (tmp_path / "thesis.tex").write_text("precious")
     with pytest.raises(ValueError, match="not empty and holds no run"):

@@ -79,7 +79,7 @@ def train(
     recipe = find_recipe(recipe) if isinstance(recipe, str) else recipe
     recipe = changed(recipe, changes or {})
     folder = Path(out)
-    _claim(folder, recipe)
+    _check_folder(folder, recipe)
     sets = sets or Sets(*(data.load(recipe.data.name, s, data_root) for s in ("train", "test")))
     device = pick_device(recipe.train.device)
     net = build_net(recipe, sets.train, device)
@@ -101,6 +101,8 @@ def train(
         notes["alignment_effect"] = dataclasses.asdict(effect)
         if effect.is_next_to_nothing and not quiet:
             print(f"note: {effect}: the aligned cases train as manifold mixup at this layer would")
+    writer = _tensorboard(folder) if tensorboard else None
+    _claim(folder, recipe)  # nothing that can be missing is missing: the folder is ours now
     summary = fit(
         net,
         recipe.mixer,
@@ -109,7 +111,7 @@ def train(
         settings,
         folder,
         notes=notes,
-        writer=_tensorboard(folder) if tensorboard else None,
+        writer=writer,
         quiet=quiet,
     )
     if summary.is_complete:
@@ -218,15 +220,22 @@ class _Evaluator:
 
 
 def _claim(folder: Path, recipe: Recipe) -> None:
-    """Write the recipe into the folder, or check that the run there is of this recipe."""
+    """Write the recipe into the folder of a new run."""
     path = folder / RUN
     if not path.exists():
-        if folder.is_dir() and any(folder.iterdir()):
-            raise ValueError(f"{folder} is not empty and holds no run; choose another --out")
         folder.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(".partial")
         partial.write_text(json.dumps(recipe.to_json(), indent=2), encoding="utf-8")
         os.replace(partial, path)
+
+
+def _check_folder(folder: Path, recipe: Recipe) -> None:
+    """Raise where the folder holds a run of another recipe, or something else altogether."""
+    if not (folder / RUN).exists():
+        # A run killed while it claimed its folder leaves these at most.
+        beginnings = {"run.partial", "tensorboard"}
+        if folder.is_dir() and {path.name for path in folder.iterdir()} - beginnings:
+            raise ValueError(f"{folder} is not empty and holds no run; choose another --out")
         return
     there, ours = read_recipe(folder).to_json(), recipe.to_json()
     differences = _differences(there, ours)
