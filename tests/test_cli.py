@@ -20,7 +20,7 @@ def call(capsys, *args):
 def test_help_names_every_command(capsys):
     status, out, _ = call(capsys, "--help")
     assert status == 0
-    for command in ("demo", "recipes", "train", "evaluate", "report", "data", "bench"):
+    for command in ("demo", "recipes", "train", "evaluate", "report", "figure", "data", "bench"):
         assert command in out
     assert call(capsys)[1] == out
 
@@ -41,6 +41,8 @@ def test_recipes_lists_the_published_figure(capsys):
         (["train", "cifar10-r18-alignmix"], "did you mean cifar10-r18-alignmixup"),
         (["data", "check", "mnist"], "unknown data set 'mnist'"),
         (["data", "sell", "mnist"], "unknown data command 'sell'"),
+        (["figure", "mona-lisa"], "there are toy, methods, correspondences, effect"),
+        (["figure", "effect", "--run", "nowhere"], "not the folder of a run"),
         (["evaluate", "nowhere"], "not the folder of a run"),
         (["train", "cifar10-r18-baseline", "--data", "nowhere", "--out", "{tmp}/r"], "nowhere"),
         (["train", "cifar10-r18-baseline", "--train.epochs", "0"], "epochs must be at least 1"),
@@ -83,6 +85,7 @@ def test_train_and_evaluate_from_the_command_line(capsys, tmp_path):
     assert "median of the last ten" in said
     recipe = json.loads((out / "run.json").read_text())
     assert recipe["data"]["name"] == "shapes"
+    assert recipe["name"] == "shapes-r18-alignmixup-fast"
     assert recipe["mixer"]["num_iters"] == 5
     status, said, _ = call(capsys, "evaluate", str(out), "--tasks", "accuracy", "calibration")
     assert status == 0

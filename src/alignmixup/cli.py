@@ -6,6 +6,8 @@ Errors for people are one line; ``--debug`` anywhere shows the whole trace.
 from __future__ import annotations
 
 import dataclasses
+import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -146,6 +148,34 @@ class Report:
 
 
 @dataclass
+class Figure:
+    """Draw a figure as PNG and PDF: toy, methods, correspondences or effect.
+
+    toy: the alignment of 16 points in the plane; methods: one pair of images under every method;
+    correspondences: what is matched with what; effect: what alignment changes, layer by layer."""
+
+    name: Positional[str]
+    """Name of the figure."""
+    run: Path | None = None
+    """Folder of a trained run; None: the built-in shapes and an untrained network."""
+    out: Path = Path("figures")
+    """Folder of the pictures."""
+    seed: int = 0
+    """Seed of points, pairs of images, untrained weights and the methods' chance."""
+    data: Path | None = None
+    """Folder of the data sets of the run; else ALIGNMIXUP_DATA, else ./datasets."""
+
+    def __call__(self) -> None:
+        from alignmixup.recipes.figures import draw_figure
+
+        written = draw_figure(
+            self.name, self.out, run=self.run, seed=self.seed, data_root=self.data
+        )
+        for path in written:
+            print(path)
+
+
+@dataclass
 class DataList:
     """List the data sets."""
 
@@ -247,6 +277,7 @@ COMMANDS: dict[str, Any] = {
     "recipes": Recipes,
     "evaluate": Evaluate,
     "report": Report,
+    "figure": Figure,
     "bench": Bench,
 }
 DATA_COMMANDS: dict[str, Any] = {"list": DataList, "check": DataCheck, "fetch": DataFetch}
@@ -259,6 +290,7 @@ usage: alignmixup COMMAND ...
   train RECIPE [--out DIR]   train a recipe, or go on with the run in DIR
   evaluate RUN [--tasks ..]  score a trained run
   report RUN... [--out DIR]  tables of results, ours beside the published figures
+  figure NAME [--run DIR]    draw toy, methods, correspondences or effect
   data list|check|fetch      the data sets
   bench [PATTERN]            time one training step of each method
 
@@ -275,6 +307,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         _parse(args)()
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:  # whoever read our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except (ValueError, OSError, ImportError, RuntimeError) as error:
         if is_debug:
             raise
@@ -340,12 +375,14 @@ def _train(recipe: Any, chosen: Any) -> None:
     data = recipe.data
     name = recipe.name
     if chosen.dataset is not None:
+        # The name says which data a figure is for: it must not say the recipe's own.
+        rest = name.removeprefix(f"{data.name}-")
+        name = f"{re.sub('[^A-Za-z0-9]+', '_', chosen.dataset)}-{rest}"
         data = dataclasses.replace(data, name=chosen.dataset)
-        name = f"{name} on {chosen.dataset}"
     recipe = dataclasses.replace(
         recipe, name=name, data=data, net=chosen.net, mixer=chosen.mixer, train=chosen.train
     )
-    out = chosen.out or Path("runs") / f"{name.replace('/', '_')}-seed{recipe.train.seed}"
+    out = chosen.out or Path("runs") / f"{name}-seed{recipe.train.seed}"
     summary = train(recipe, out, data_root=chosen.data, tensorboard=chosen.tensorboard)
     print(summary)
     print(f"run: {out}")

@@ -9,17 +9,11 @@ from __future__ import annotations
 import html
 from pathlib import Path
 
-import numpy as np
-import torch
-from torch import Tensor, nn
-
 from alignmixup import data
-from alignmixup.contracts import ImageSet, Mixer
-from alignmixup.mixing import AlignMixup, InputMixup, NoMix, align_mix, alignment_effect
-from alignmixup.mixing.align import to_positions
-from alignmixup.mixing.taps import tap
+from alignmixup.contracts import Mixer
+from alignmixup.mixing import AlignMixup, InputMixup, NoMix, alignment_effect
 from alignmixup.nets.zoo import NetSpec
-from alignmixup.ot import pairwise_cost, sinkhorn
+from alignmixup.recipes.figures import aligned_pair, different_pairs
 from alignmixup.recipes.run import Sets, open_run, train
 from alignmixup.recipes.schema import DataSpec, Recipe
 from alignmixup.report import figures
@@ -54,7 +48,9 @@ def demo(out: Path, *, epochs: int = 12, num_train: int = 5000, num_test: int = 
     figures.save(
         figures.training_curves(curves, "Built-in shapes: test accuracy"), out / "curves.png"
     )
-    pairs = [_pair(run.net, sets.test, i, j) for i, j in _different_pairs(sets.test, 5)]
+    pairs = [
+        aligned_pair(run.net, LAYER, sets.test, i, j) for i, j in different_pairs(sets.test, 5)
+    ]
     figures.save(
         figures.aligned_pairs(
             pairs, "Correspondences and features at layer4 (first three PCA axes)"
@@ -88,54 +84,6 @@ def recipe(name: str, mixer: Mixer, epochs: int) -> Recipe:
 def _curve(folder: Path) -> list[tuple[int, float]]:
     events = [e for e in read_ledger(folder / LEDGER) if e["event"] == "epoch" and "test" in e]
     return [(int(str(e["epoch"])), float(e["test"]["top1"])) for e in events]  # type: ignore[index]
-
-
-def _different_pairs(images: ImageSet, count: int) -> list[tuple[int, int]]:
-    """Pairs of test images of different classes, spread over the classes."""
-    return [(i, i + 1) for i in range(0, 2 * count, 2) if images.labels[i] != images.labels[i + 1]]
-
-
-@torch.no_grad()
-def _pair(net: nn.Module, images: ImageSet, i: int, j: int) -> figures.AlignedPair:
-    x = images.images[[i, j]].float() / 255
-    seen: list[Tensor] = []
-
-    def look(output: Tensor) -> Tensor:
-        seen.append(output)
-        return output
-
-    with tap(net, LAYER, look):
-        net(x)
-    A = seen[0]
-    positions = to_positions(A)
-    plan = sinkhorn(
-        pairwise_cost(positions[:1].transpose(1, 2), positions[1:].transpose(1, 2))
-    ).plan
-    swap = torch.tensor([1, 0])
-    maps = {
-        "features A": A[0],
-        "features A'": A[1],
-        "A' aligned to A": align_mix(A, swap, torch.zeros(2))[0],
-        "half and half": align_mix(A, swap, torch.full((2,), 0.5))[0],
-    }
-    colours = _principal_colours(torch.stack(list(maps.values())))
-    pictures = dict(zip(maps, colours, strict=True))
-    first, second = x.permute(0, 2, 3, 1).numpy()
-    return figures.AlignedPair(first, second, (plan[0] * plan.shape[-1]).numpy(), pictures)
-
-
-def _principal_colours(maps: Tensor) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
-    """Feature maps [k, c, h, w] as pictures [k, h, w, 3]: their first three principal axes."""
-    points = maps.permute(0, 2, 3, 1).flatten(0, 2)
-    centred = points - points.mean(0)
-    _, _, axes = torch.linalg.svd(centred, full_matrices=False)
-    scores = centred @ axes[:3].T
-    low, high = scores.amin(0), scores.amax(0)
-    k, _, h, w = maps.shape
-    shown: np.ndarray[tuple[int, ...], np.dtype[np.float32]] = (
-        ((scores - low) / (high - low).clamp(min=1e-6)).view(k, h, w, 3).numpy()
-    )
-    return shown
 
 
 def _table(summaries: dict[str, Summary], epochs: int, num_train: int) -> Table:

@@ -95,7 +95,7 @@ def _on_cpu(tensors: Mapping[str, Tensor], ready: torch.cuda.Event | None) -> di
         return {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
     device = next(tensor.device for tensor in tensors.values() if tensor.is_cuda)
     with torch.cuda.stream(torch.cuda.Stream(device)):  # type: ignore[no-untyped-call]
-        ready.wait()  # type: ignore[no-untyped-call]
+        ready.wait()
         return {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
 
 

@@ -1,0 +1,466 @@
+"""Figures by name: what is drawn is computed here, by the package's own solvers and mixers.
+
+    toy                two sets of 16 points in the plane, aligned and interpolated
+    methods            one pair of images under every method that mixes images
+    correspondences    what is matched with what in pairs of images
+    effect             what alignment changes, layer by layer
+
+From a trained run where one is named; else from the built-in shapes and small untrained networks,
+which the titles say. ``report.figures`` draws.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from alignmixup import data, nets
+from alignmixup.contracts import ImageSet, Mixer
+from alignmixup.mixing import (
+    AlignMixup,
+    AlignMixupAE,
+    CoMixup,
+    CutMix,
+    Cutout,
+    InputMixup,
+    PuzzleMix,
+    SaliencyMix,
+    StyleCutMix,
+    StyleMix,
+    align_mix,
+    alignment_effect,
+)
+from alignmixup.mixing.adain import AdaIN, save_adain
+from alignmixup.mixing.adain_fit import train_small_adain
+from alignmixup.mixing.align import Keep, to_positions
+from alignmixup.mixing.effect import NEXT_TO_NOTHING
+from alignmixup.mixing.taps import tap
+from alignmixup.nets.preact_resnet import HeadKind
+from alignmixup.nets.zoo import NetSpec, default_tap
+from alignmixup.ot import pairwise_cost, sinkhorn
+from alignmixup.recipes.run import open_run, read_recipe
+from alignmixup.report import figures
+
+__all__ = [
+    "FIGURES",
+    "aligned_pair",
+    "correspondences",
+    "different_pairs",
+    "draw_figure",
+    "effect",
+    "layer_effects",
+    "method_pictures",
+    "methods",
+    "toy",
+    "toy_arrays",
+]
+
+EPS, NUM_ITERS = 0.1, 100
+TOY_POINTS, TOY_ITERS = 16, 1000
+TOY_SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
+SHARE, CENTRE = 0.65, [0.5, 0.35]  # the anchor's share and the box in the gallery
+# Seconds of training, not minutes: enough to carry a style over, not to keep fine detail.
+ADAIN_STEPS, ADAIN_WIDTH, ADAIN_BATCH = 300, 16, 16
+# Plans of more positions than these take minutes on a CPU.
+MOST_POSITIONS = 1024
+EFFECT_IMAGES = 8
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a figure's network and images come from; ``what`` says it in a title."""
+
+    net: nn.Module
+    layer: str
+    images: ImageSet
+    what: str
+    eps: float = EPS
+    num_iters: int = NUM_ITERS
+
+
+def draw_figure(
+    name: str,
+    out: Path,
+    *,
+    run: Path | None = None,
+    seed: int = 0,
+    data_root: Path | None = None,
+) -> list[Path]:
+    """Draw the figure of that name into the folder ``out``; return the files written.
+
+    ``seed`` chooses points, pairs, the chance of the methods and the weights of untrained networks.
+    """
+    if name not in FIGURES:
+        raise ValueError(f"unknown figure {name!r}; there are {', '.join(FIGURES)}")
+    if name == "toy":
+        if run is not None:
+            raise ValueError(f"the figure toy is drawn from points alone: leave out the run {run}")
+        return toy(out, seed=seed)
+    return FIGURES[name](out, run=run, seed=seed, data_root=data_root)
+
+
+def toy(out: Path, *, seed: int = 0) -> list[Path]:
+    """Draw the toy alignment: cost, assignment, both alignments and the interpolations."""
+    title = f"{TOY_POINTS} points in the plane, aligned by entropic optimal transport (eps = {EPS})"
+    return figures.save(figures.toy_alignment(toy_arrays(seed), title), out / "toy")
+
+
+def toy_arrays(seed: int = 0) -> figures.ToyAlignment:
+    """Two sets of 16 points, scattered and apart, and everything that alignment makes of them."""
+    rng = torch.Generator().manual_seed(seed)
+    points = 0.6 * torch.randn(2, TOY_POINTS, 2, generator=rng, dtype=torch.float64)
+    points = points + torch.tensor([[[-0.4, -0.2]], [[0.4, 0.2]]], dtype=torch.float64)
+    # From left to right, so that neighbours in a matrix are near each other in the plane.
+    A, B = (group[group[:, 0].argsort()] for group in points)
+    cost = pairwise_cost(A.T, B.T)
+    plan = sinkhorn(cost, eps=EPS, num_iters=TOY_ITERS).plan
+    both, swap = torch.stack([A, B]), torch.tensor([1, 0])
+
+    def mixed(lam: float, keep: Keep) -> Tensor:
+        share = torch.full((2,), lam, dtype=torch.float64)
+        return align_mix(both, swap, share, keep=keep, eps=EPS, num_iters=TOY_ITERS)[0]
+
+    return figures.ToyAlignment(
+        first=A.numpy(),
+        second=B.numpy(),
+        cost=cost.numpy(),
+        assignment=(TOY_POINTS * plan).numpy(),
+        # The far ends: nothing of the kept set is left in them.
+        aligned_first=mixed(0.0, "anchor").numpy(),
+        aligned_second=mixed(1.0, "partner").numpy(),
+        shares=TOY_SHARES,
+        keep_first=torch.stack([mixed(lam, "anchor") for lam in TOY_SHARES]).numpy(),
+        keep_second=torch.stack([mixed(lam, "partner") for lam in TOY_SHARES]).numpy(),
+    )
+
+
+def methods(
+    out: Path,
+    *,
+    run: Path | None = None,
+    seed: int = 0,
+    data_root: Path | None = None,
+    adain_steps: int = ADAIN_STEPS,
+) -> list[Path]:
+    """Draw the gallery: one pair of images under every method that mixes images."""
+    source = _source(run, seed, data_root)
+    pictures = method_pictures(source.net, source.images, seed=seed, adain_steps=adain_steps)
+    note = (
+        f"Below each image: its soft label. Chosen, not drawn: lam = {SHARE}, CutMix's box, "
+        "PuzzleMix's 8 x 8 grid, the shares of style.\n"
+        f"Saliency of PuzzleMix and Co-Mixup: {source.what}. Co-Mixup mixes a whole part: of its "
+        f"outputs for up to {CoMixup.part_size} images\n"
+        "with the pair among them, the one with most of the anchor that is no copy is shown. "
+        f"Styles: a small AdaIN network after {adain_steps} steps.\n"
+        "Manifold mixup and AlignMixup mix features and show no image."
+    )
+    title = f"One pair of {source.images.name} images under every method"
+    return figures.save(figures.gallery(pictures, title, note), out / "methods")
+
+
+def method_pictures(
+    net: nn.Module, images: ImageSet, *, seed: int = 0, adain_steps: int = ADAIN_STEPS
+) -> list[figures.Picture]:
+    """Anchor, partner, then what each method gives to the network in the anchor's place.
+
+    Nothing is drawn a second time for the picture: the method runs on ``net``, and what it shows to
+    it last is the image. (PuzzleMix and Co-Mixup show the clean batch first, for its saliency.)
+    """
+    chosen = _with_others(images, *different_pairs(images, 1, seed)[0], seed)
+    device = next(net.parameters()).device
+    x, y = _floats(images, chosen).to(device), images.labels[chosen].to(device)
+    names = images.class_names
+    pictures = [
+        figures.Picture(title, _shown(x[k]), names[int(y[k])])
+        for k, title in enumerate(("anchor", "partner"))
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        weights = Path(folder) / "adain.safetensors"
+        save_adain(_adain(images, adain_steps, seed), weights)
+        for title, method in _gallery(images, str(weights)).items():
+            b = 2 if method.is_paired else len(x)
+            rng = torch.Generator().manual_seed(seed)
+            drawn = method.mixer.draw(b, rng).with_tensors(method.tensors())
+            recorder = _Recorder(net)
+            targets = method.mixer.apply(recorder, x[:b], y[:b], drawn).targets
+            assert targets is not None
+            k = 0 if method.is_paired else _most_of_the_pair(targets, y)
+            caption = _shares(targets[k], names)
+            pictures.append(figures.Picture(title, _shown(recorder.seen[k]), caption))
+    return pictures
+
+
+def _with_others(images: ImageSet, i: int, j: int, seed: int) -> list[int]:
+    """The pair, then images of other classes up to a part of Co-Mixup.
+
+    Of other classes, so that a label says how much of the anchor and of the partner is shown.
+    """
+    rng = torch.Generator().manual_seed(seed)
+    order = torch.randperm(len(images), generator=rng).tolist()
+    pair = {int(images.labels[i]), int(images.labels[j])}
+    others = [k for k in order if int(images.labels[k]) not in pair]
+    return [i, j, *others][: CoMixup.part_size]
+
+
+def _most_of_the_pair(targets: Float[Tensor, "b k"], y: Int[Tensor, " b"]) -> int:
+    """Which output shows most of the anchor, and of the partner beside it, but is no mere copy."""
+    anchor, partner = targets[:, y[0]], targets[:, y[1]]
+    is_copy = targets.amax(dim=1) > 0.999
+    return int((anchor + torch.minimum(anchor, partner) - 2 * is_copy.float()).argmax())
+
+
+class _Recorder(nn.Module):
+    """A network that keeps the last images it was given."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+        self.seen = torch.empty(0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen = x.detach().clone()
+        logits: Tensor = self.net(x)
+        return logits
+
+
+@dataclass(frozen=True)
+class _Shown:
+    """A method of the gallery, and what of its draw is set so that the images can be compared.
+
+    ``is_paired``: the batch is the pair. Co-Mixup's is a whole part: of two images alone it made
+    copies wherever we tried (untrained networks).
+    """
+
+    mixer: Mixer
+    chosen: Mapping[str, float | list[float]] = field(default_factory=dict)
+    is_paired: bool = True
+
+    def tensors(self) -> dict[str, Tensor]:
+        tensors = {name: torch.tensor(value) for name, value in self.chosen.items()}
+        return tensors | ({"perm": torch.tensor([1, 0])} if self.is_paired else {})
+
+
+def _gallery(images: ImageSet, weights: str) -> dict[str, _Shown]:
+    """The methods by their titles; chance is set where it would hide what a method does."""
+    side = images.images.shape[-1]
+    box: dict[str, float | list[float]] = {"lam": SHARE, "centre": CENTRE}
+    # Content of the anchor, style of the partner: the case that tells the two apart.
+    style = StyleMix(weights=weights, prob=1.0)
+    lam = 0.9 * style.content_weight + 0.1 * (1 - style.content_weight)
+    return {
+        "Input mixup": _Shown(InputMixup(), {"lam": SHARE}),
+        "Cutout": _Shown(Cutout(side // 2, images.mean)),
+        "CutMix": _Shown(CutMix(prob=1.0), box),
+        "SaliencyMix": _Shown(SaliencyMix(prob=1.0, saliency="per_sample"), {"lam": SHARE}),
+        "PuzzleMix": _Shown(PuzzleMix(grids=(8,)), {"lam": SHARE}),
+        "Co-Mixup": _Shown(CoMixup(), is_paired=False),
+        "StyleMix": _Shown(style, {"content": 0.9, "style": 0.1, "joint": 0.5, "lam": lam}),
+        "StyleCutMix": _Shown(
+            StyleCutMix(weights=weights, prob=1.0), {**box, "style": 0.3, "gamma": 0.2}
+        ),
+    }
+
+
+def _adain(images: ImageSet, steps: int, seed: int) -> AdaIN:
+    """A small style network, trained on at most a thousand of the images."""
+    rng = torch.Generator().manual_seed(seed)
+    some = images.images[torch.randperm(len(images), generator=rng)[:1000]]
+    return train_small_adain(
+        some, steps=steps, seed=seed, width=ADAIN_WIDTH, batch_size=ADAIN_BATCH
+    )
+
+
+def _shares(targets: Float[Tensor, " k"], names: tuple[str, ...]) -> str:
+    order = targets.argsort(descending=True, stable=True).tolist()
+    shown = [k for k in order if targets[k] >= 0.005]
+    return ", ".join(f"{names[k]} {float(targets[k]):.0%}" for k in shown)
+
+
+def correspondences(
+    out: Path,
+    *,
+    run: Path | None = None,
+    seed: int = 0,
+    data_root: Path | None = None,
+    num_pairs: int = 5,
+) -> list[Path]:
+    """Draw pairs of images with lines between matched positions, and their feature maps."""
+    source = _source(run, seed, data_root)
+    pairs = [
+        aligned_pair(source.net, source.layer, source.images, i, j, source.eps, source.num_iters)
+        for i, j in different_pairs(source.images, num_pairs, seed)
+    ]
+    title = f"Correspondences and features at {source.layer} (first three PCA axes): {source.what}"
+    return figures.save(figures.aligned_pairs(pairs, title), out / "correspondences")
+
+
+def different_pairs(images: ImageSet, count: int, seed: int = 0) -> list[tuple[int, int]]:
+    """Up to ``count`` pairs of images of different classes, drawn without replacement."""
+    rng = torch.Generator().manual_seed(seed)
+    order = torch.randperm(len(images), generator=rng).tolist()
+    pairs = [
+        (i, j)
+        for i, j in zip(order[::2], order[1::2], strict=False)
+        if images.labels[i] != images.labels[j]
+    ]
+    if not pairs:
+        raise ValueError(f"no two of the {len(images)} images drawn differ in class; take more")
+    return pairs[:count]
+
+
+@torch.no_grad()
+def aligned_pair(
+    net: nn.Module,
+    layer: str,
+    images: ImageSet,
+    i: int,
+    j: int,
+    eps: float = EPS,
+    num_iters: int = NUM_ITERS,
+) -> figures.AlignedPair:
+    """Images i and j, the assignment between their features at ``layer``, and the features."""
+    device = next(net.parameters()).device
+    x = _floats(images, [i, j])
+    A = _features(net, layer, x.to(device)).cpu()
+    if A.ndim != 4:
+        raise ValueError(
+            f"correspondences are drawn for maps [b, c, h, w], but {layer} gives {list(A.shape)}"
+        )
+    positions = to_positions(A).transpose(1, 2)
+    cost = pairwise_cost(positions[:1], positions[1:])
+    plan = sinkhorn(cost, eps=eps, num_iters=num_iters).plan
+    swap = torch.tensor([1, 0])
+
+    def mixed(lam: float) -> Tensor:
+        return align_mix(A, swap, torch.full((2,), lam), eps=eps, num_iters=num_iters)[0]
+
+    maps = {
+        "features A": A[0],
+        "features A'": A[1],
+        "A' aligned to A": mixed(0.0),
+        "half and half": mixed(0.5),
+    }
+    colours = _principal_colours(torch.stack(list(maps.values())))
+    pictures = dict(zip(maps, colours, strict=True))
+    assignment = (plan[0] * plan.shape[-1]).numpy()
+    return figures.AlignedPair(_shown(x[0]), _shown(x[1]), assignment, pictures)
+
+
+def _principal_colours(maps: Float[Tensor, "k c h w"]) -> NDArray[np.float32]:
+    """Feature maps as pictures [k, h, w, 3]: their first three principal axes."""
+    points = maps.permute(0, 2, 3, 1).flatten(0, 2)
+    centred = points - points.mean(0)
+    _, _, axes = torch.linalg.svd(centred, full_matrices=False)
+    scores = centred @ axes[:3].T
+    low, high = scores.amin(0), scores.amax(0)
+    k, _, h, w = maps.shape
+    shown: NDArray[np.float32] = (
+        ((scores - low) / (high - low).clamp(min=1e-6)).view(k, h, w, 3).numpy()
+    )
+    return shown
+
+
+def effect(
+    out: Path, *, run: Path | None = None, seed: int = 0, data_root: Path | None = None
+) -> list[Path]:
+    """Draw what alignment changes at each layer, and how far its plans are from matching."""
+    if run is not None:
+        sources = [_source(run, seed, data_root)]
+    else:
+        heads: tuple[HeadKind, ...] = ("pool", "flatten")
+        sources = [_source(None, seed, None, head=head) for head in heads]
+    networks, left_out = {}, []
+    for source in sources:
+        networks[source.what], skipped = layer_effects(source, seed)
+        left_out += [name for name in skipped if name not in left_out]
+    note = f"left out, with more than {MOST_POSITIONS} positions: {', '.join(left_out)}"
+    figure = figures.effect_by_layer(
+        networks,
+        f"What alignment changes, by layer ({sources[0].images.name}; dashed: next to nothing)",
+        NEXT_TO_NOTHING,
+        note if left_out else "",
+    )
+    return figures.save(figure, out / "effect")
+
+
+def layer_effects(source: Source, seed: int = 0) -> tuple[list[figures.LayerEffect], list[str]]:
+    """The effect at each stage of the network, and the stages too large to measure."""
+    stages = [
+        name for name, _ in source.net.named_modules() if re.fullmatch(r"(\w+\.)?layer\d", name)
+    ]
+    layers = [*stages, *([] if source.layer in stages else [source.layer])]
+    rng = torch.Generator().manual_seed(seed)
+    chosen = torch.randperm(len(source.images), generator=rng)[:EFFECT_IMAGES].tolist()
+    x = _floats(source.images, chosen).to(next(source.net.parameters()).device)
+    measured, left_out = [], []
+    for layer in layers:
+        if to_positions(_features(source.net, layer, x[:1])).shape[1] > MOST_POSITIONS:
+            left_out.append(layer)
+            continue
+        found = alignment_effect(source.net, layer, x, eps=source.eps, num_iters=source.num_iters)
+        measured.append(
+            figures.LayerEffect(
+                layer, found.features, found.pooled, found.logits, found.plan_entropy
+            )
+        )
+    return measured, left_out
+
+
+def _source(
+    run: Path | None, seed: int, data_root: Path | None, *, head: HeadKind = "flatten"
+) -> Source:
+    """The run's network and test images, or an untrained network and shapes."""
+    if run is None:
+        images = data.shapes("test")
+        spec = NetSpec("preact_resnet18", width=8, head=head)
+        size = images.images.shape[-1]
+        net = nets.build(spec, images.num_classes, images.mean, images.std, size, seed=seed)
+        what = f"untrained PreActResNet-18, width 8, {head} head"
+        return Source(net.eval(), default_tap(spec, net), images, what)
+    recipe = read_recipe(run)
+    images = data.load(recipe.data.name, "test", data_root)
+    opened = open_run(run, images.num_classes, images.images.shape[-1])
+    what = f"run {recipe.name}, {opened.epoch} epoch{'' if opened.epoch == 1 else 's'}"
+    mixer = recipe.mixer
+    if isinstance(mixer, AlignMixup | AlignMixupAE):
+        return Source(opened.net, mixer.layer, images, what, mixer.eps, mixer.num_iters)
+    return Source(opened.net, default_tap(recipe.net, opened.net), images, what)
+
+
+@torch.no_grad()
+def _features(net: nn.Module, layer: str, x: Tensor) -> Tensor:
+    seen: list[Tensor] = []
+
+    def look(output: Tensor) -> Tensor:
+        seen.append(output)
+        return output
+
+    with tap(net, layer, look):
+        net(x)
+    return seen[0]
+
+
+def _floats(images: ImageSet, indices: list[int]) -> Float[Tensor, "b 3 h w"]:
+    return images.images[indices].float() / 255
+
+
+def _shown(image: Float[Tensor, "3 h w"]) -> NDArray[np.float32]:
+    shown: NDArray[np.float32] = image.detach().cpu().permute(1, 2, 0).numpy()
+    return shown
+
+
+FIGURES: Mapping[str, Callable[..., list[Path]]] = {
+    "toy": toy,
+    "methods": methods,
+    "correspondences": correspondences,
+    "effect": effect,
+}
