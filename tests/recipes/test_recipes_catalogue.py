@@ -8,6 +8,7 @@ import torch
 
 from alignmixup.contracts import ImageSet
 from alignmixup.mixing import AlignMixup
+from alignmixup.recipes import run
 from alignmixup.recipes.bench import SHAPES, bench, write_rows
 from alignmixup.recipes.catalogue import find_recipe, published_error, recipe_names
 from alignmixup.recipes.run import Sets, train
@@ -31,7 +32,8 @@ def made_up(data, count=8):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_recipe_takes_two_steps(name, tmp_path):
+def test_every_recipe_takes_two_steps(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(run, "ADAIN_STEPS", 2)
     recipe = find_recipe(name).shrunk()
     images = made_up(recipe.data.name)
     summary = train(recipe, tmp_path / "run", sets=Sets(images, images), quiet=True)
@@ -132,11 +134,28 @@ def test_bench_times_every_case(tmp_path):
     mean = sum(c.p50 for c in measured[0].cases) / 3
     assert measured[0].mean() == pytest.approx(mean)
     assert measured[0].step_path == "plain"
+    (styled,) = bench(["cifar10-r18-stylecutmix"], changes=small, repeats=2)
+    assert styled.mean() > 0
     write_rows(tmp_path / "rows.csv", measured)
     write_rows(tmp_path / "rows.csv", measured)
     rows = (tmp_path / "rows.csv").read_text().splitlines()
     assert len(rows) == 1 + 3 + 3
     assert rows[0].startswith("recipe,case,probability,p20,p50,p80,num_parameters")
+
+
+def test_style_mixing_trains_its_own_small_network_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(run, "ADAIN_STEPS", 2)
+    recipe = find_recipe("cifar10-r18-stylecutmix").shrunk()
+    images = made_up("cifar10")
+    written = []
+    for _ in range(2):
+        train(recipe, tmp_path / "run", sets=Sets(images, images), quiet=True)
+        written.append((tmp_path / "run" / "adain.safetensors").stat().st_mtime_ns)
+    assert written[0] == written[1]
+    events = [json.loads(x) for x in (tmp_path / "run" / "ledger.jsonl").read_text().splitlines()]
+    (note,) = [e for e in events if e["event"] == "style_weights"]
+    assert note["kind"] == "small"
+    assert len(note["sha256"]) == 64
 
 
 def test_shrunk_keeps_the_method():

@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import itertools
+import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ from torch import nn
 
 from alignmixup import data
 from alignmixup.contracts import Draw, ImageSet, Mixer
+from alignmixup.mixing import StyleCutMix, StyleMix
+from alignmixup.mixing.adain import save_adain, small_adain
 from alignmixup.recipes.catalogue import find_recipe
 from alignmixup.recipes.run import build_net, pick_device, provenance
 from alignmixup.recipes.schema import Recipe, changed
@@ -78,6 +81,14 @@ def bench(
 
 def time_recipe(recipe: Recipe, repeats: int) -> MethodTime:
     """Time every case of one recipe on made-up images of its data's size."""
+    mixer = recipe.mixer
+    if isinstance(mixer, StyleMix | StyleCutMix) and not mixer.weights:
+        # Untrained weights take the same time.
+        with tempfile.TemporaryDirectory() as folder:
+            path = str(Path(folder) / "style.safetensors")
+            save_adain(small_adain(rng=torch.Generator().manual_seed(0)), path)
+            styled = dataclasses.replace(mixer, weights=path)
+            return time_recipe(dataclasses.replace(recipe, mixer=styled), repeats)
     side, num_classes = SHAPES[recipe.data.name]
     device = pick_device(recipe.train.device)
     images = _made_up(recipe.data.name, side, num_classes, 2 * recipe.train.batch_size)

@@ -24,6 +24,8 @@ from alignmixup.mixing import (
     NoMix,
     PuzzleMix,
     SaliencyMix,
+    StyleCutMix,
+    StyleMix,
 )
 from alignmixup.nets.zoo import NetSpec
 from alignmixup.recipes.schema import DataSpec, Recipe
@@ -118,6 +120,9 @@ METHODS: dict[str, Callable[[str, str], Mixer]] = {
     "puzzlemix": _puzzlemix,
     "comixup": lambda data, layer: CoMixup(loss="ce"),
     "saliencymix": lambda data, layer: SaliencyMix(),
+    # Without weights of their own they train a small AdaIN network first, on the same images.
+    "stylemix": lambda data, layer: StyleMix(),
+    "stylecutmix": lambda data, layer: StyleCutMix(),
     "alignmixup": lambda data, layer: AlignMixup(layer),
     "alignmixup-ae": lambda data, layer: AlignMixupAE(),
     "alignmixup-ae-unaligned": lambda data, layer: AlignMixupAE(aligned=False),

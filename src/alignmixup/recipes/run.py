@@ -4,6 +4,7 @@ OUT/run.json                 the recipe, every setting
 OUT/ledger.jsonl             one line an epoch
 OUT/checkpoint.safetensors   weights, momentum, generators
 OUT/results.jsonl            one line a figure: accuracy at the end, then what ``evaluate`` adds
+OUT/adain.safetensors        for style mixing without weights of its own: a small network
 """
 
 from __future__ import annotations
@@ -24,8 +25,17 @@ import torch
 from torch import nn
 
 from alignmixup import data, nets
-from alignmixup.contracts import ImageSet, Result
-from alignmixup.mixing import AlignMixup, AlignMixupAE, Effect, alignment_effect
+from alignmixup.contracts import ImageSet, Mixer, Result
+from alignmixup.mixing import (
+    AlignMixup,
+    AlignMixupAE,
+    Effect,
+    StyleCutMix,
+    StyleMix,
+    alignment_effect,
+)
+from alignmixup.mixing.adain import save_adain
+from alignmixup.mixing.adain_fit import train_small_adain
 from alignmixup.recipes.catalogue import find_recipe
 from alignmixup.recipes.schema import Recipe, changed
 from alignmixup.tasks.accuracy import accuracy
@@ -37,6 +47,8 @@ __all__ = ["RESULTS", "RUN", "Run", "Sets", "append_results", "open_run", "prove
 
 RUN = "run.json"
 RESULTS = "results.jsonl"
+ADAIN = "adain.safetensors"
+ADAIN_STEPS = 4000
 EVAL_BATCH = 2000
 
 # Where and how often, not what: a run may go on with other values of these.
@@ -103,9 +115,12 @@ def train(
             print(f"note: {effect}: the aligned cases train as manifold mixup at this layer would")
     writer = _tensorboard(folder) if tensorboard else None
     _claim(folder, recipe)  # nothing that can be missing is missing: the folder is ours now
+    mixer = with_style_weights(recipe.mixer, sets.train, folder, settings.seed, device)
+    if isinstance(mixer, StyleMix | StyleCutMix):
+        notes["style_weights"] = dict(mixer.describe())
     summary = fit(
         net,
-        recipe.mixer,
+        mixer,
         loader,
         _Evaluator(sets.test, device, settings),
         settings,
@@ -164,6 +179,24 @@ def first_effect(recipe: Recipe, net: nn.Module, loader: data.DeviceLoader) -> E
         return None
     x, _ = next(loader.epoch(0))
     return alignment_effect(net, mixer.layer, x[:64], eps=mixer.eps, num_iters=mixer.num_iters)
+
+
+def with_style_weights(
+    mixer: Mixer, images: ImageSet, folder: Path, seed: int, device: torch.device
+) -> Mixer:
+    """Give a style mixer that names no weights a small network trained on these images.
+
+    It is made once and kept in the run's folder; any other mixer comes back as it is.
+    """
+    if not isinstance(mixer, StyleMix | StyleCutMix) or mixer.weights:
+        return mixer
+    path = folder / ADAIN
+    if not path.exists():
+        net = train_small_adain(images.images, steps=ADAIN_STEPS, seed=seed, device=device)
+        partial = path.with_name("partial-" + ADAIN)
+        save_adain(net, partial, {"data": images.name, "steps": str(ADAIN_STEPS)})
+        os.replace(partial, path)
+    return dataclasses.replace(mixer, weights=str(path))
 
 
 def pick_device(name: str) -> torch.device:
