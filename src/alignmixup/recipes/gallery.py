@@ -1,0 +1,181 @@
+"""The gallery: one pair of images under every method that acts on images.
+
+Each picture is what the mixer itself gave to a network, with the soft label it gave beside it.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from alignmixup.contracts import ImageSet, Mixer
+from alignmixup.mixing import (
+    CoMixup,
+    CutMix,
+    Cutout,
+    InputMixup,
+    PuzzleMix,
+    SaliencyMix,
+    StyleCutMix,
+    StyleMix,
+)
+from alignmixup.mixing.adain import AdaIN, save_adain
+from alignmixup.mixing.adain_fit import train_small_adain
+from alignmixup.report import figures
+
+__all__ = ["ADAIN_STEPS", "SHARE", "different_pairs", "floats", "method_pictures", "shown"]
+
+SHARE, CENTRE = 0.65, [0.5, 0.35]  # the anchor's share and the box in the gallery
+# Seconds of training, not minutes: enough to carry a style over, not to keep fine detail.
+ADAIN_STEPS, ADAIN_WIDTH, ADAIN_BATCH = 300, 16, 16
+
+
+def method_pictures(
+    net: nn.Module, images: ImageSet, *, seed: int = 0, adain_steps: int = ADAIN_STEPS
+) -> list[figures.Picture]:
+    """Anchor, partner, then what each method gives to the network in the anchor's place.
+
+    Nothing is drawn a second time for the picture: the method runs on ``net``, and what it shows to
+    it last is the image. (PuzzleMix and Co-Mixup show the clean batch first, for its saliency.)
+    """
+    chosen = _with_others(images, *different_pairs(images, 1, seed)[0], seed)
+    device = next(net.parameters()).device
+    x, y = floats(images, chosen).to(device), images.labels[chosen].to(device)
+    names = images.class_names
+    pictures = [
+        figures.Picture(title, shown(x[k]), names[int(y[k])])
+        for k, title in enumerate(("anchor", "partner"))
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        weights = Path(folder) / "adain.safetensors"
+        save_adain(_adain(images, adain_steps, seed), weights)
+        for title, method in _gallery(images, str(weights)).items():
+            b = 2 if method.is_paired else len(x)
+            rng = torch.Generator().manual_seed(seed)
+            drawn = method.mixer.draw(b, rng).with_tensors(method.tensors())
+            recorder = _Recorder(net)
+            targets = method.mixer.apply(recorder, x[:b], y[:b], drawn).targets
+            assert targets is not None
+            k = 0 if method.is_paired else _most_of_the_pair(targets, y)
+            caption = _shares(targets[k], names)
+            pictures.append(figures.Picture(title, shown(recorder.seen[k]), caption))
+    return pictures
+
+
+def _with_others(images: ImageSet, i: int, j: int, seed: int) -> list[int]:
+    """The pair, then images of other classes up to a part of Co-Mixup.
+
+    Of other classes, so that a label says how much of the anchor and of the partner is shown.
+    """
+    rng = torch.Generator().manual_seed(seed)
+    order = torch.randperm(len(images), generator=rng).tolist()
+    pair = {int(images.labels[i]), int(images.labels[j])}
+    others = [k for k in order if int(images.labels[k]) not in pair]
+    return [i, j, *others][: CoMixup.part_size]
+
+
+def _most_of_the_pair(targets: Float[Tensor, "b k"], y: Int[Tensor, " b"]) -> int:
+    """Which output shows most of the anchor, and of the partner beside it, but is no mere copy."""
+    anchor, partner = targets[:, y[0]], targets[:, y[1]]
+    is_copy = targets.amax(dim=1) > 0.999
+    return int((anchor + torch.minimum(anchor, partner) - 2 * is_copy.float()).argmax())
+
+
+class _Recorder(nn.Module):
+    """A network that keeps the last images it was given."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+        self.seen = torch.empty(0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen = x.detach().clone()
+        logits: Tensor = self.net(x)
+        return logits
+
+
+@dataclass(frozen=True)
+class _Shown:
+    """A method of the gallery, and what of its draw is set so that the images can be compared.
+
+    ``is_paired``: the batch is the pair. Co-Mixup's is a whole part: of two images alone it made
+    copies wherever we tried (untrained networks).
+    """
+
+    mixer: Mixer
+    chosen: Mapping[str, float | list[float]] = field(default_factory=dict)
+    is_paired: bool = True
+
+    def tensors(self) -> dict[str, Tensor]:
+        tensors = {name: torch.tensor(value) for name, value in self.chosen.items()}
+        return tensors | ({"perm": torch.tensor([1, 0])} if self.is_paired else {})
+
+
+def _gallery(images: ImageSet, weights: str) -> dict[str, _Shown]:
+    """The methods by their titles; chance is set where it would hide what a method does."""
+    side = images.images.shape[-1]
+    box: dict[str, float | list[float]] = {"lam": SHARE, "centre": CENTRE}
+    # Content of the anchor, style of the partner: the case that tells the two apart.
+    style = StyleMix(weights=weights, prob=1.0)
+    lam = 0.9 * style.content_weight + 0.1 * (1 - style.content_weight)
+    return {
+        "Input mixup": _Shown(InputMixup(), {"lam": SHARE}),
+        "Cutout": _Shown(Cutout(side // 2, images.mean)),
+        "CutMix": _Shown(CutMix(prob=1.0), box),
+        "SaliencyMix": _Shown(SaliencyMix(prob=1.0, saliency="per_sample"), {"lam": SHARE}),
+        "PuzzleMix": _Shown(PuzzleMix(grids=(8,)), {"lam": SHARE}),
+        "Co-Mixup": _Shown(CoMixup(), is_paired=False),
+        "StyleMix": _Shown(style, {"content": 0.9, "style": 0.1, "joint": 0.5, "lam": lam}),
+        "StyleCutMix": _Shown(
+            StyleCutMix(weights=weights, prob=1.0), {**box, "style": 0.3, "gamma": 0.2}
+        ),
+    }
+
+
+def _adain(images: ImageSet, steps: int, seed: int) -> AdaIN:
+    """A small style network, trained on at most a thousand of the images."""
+    rng = torch.Generator().manual_seed(seed)
+    some = images.images[torch.randperm(len(images), generator=rng)[:1000]]
+    return train_small_adain(
+        some, steps=steps, seed=seed, width=ADAIN_WIDTH, batch_size=ADAIN_BATCH
+    )
+
+
+def _shares(targets: Float[Tensor, " k"], names: tuple[str, ...]) -> str:
+    order = targets.argsort(descending=True, stable=True).tolist()
+    shown = [k for k in order if targets[k] >= 0.005]
+    return ", ".join(f"{names[k]} {float(targets[k]):.0%}" for k in shown)
+
+
+def different_pairs(images: ImageSet, count: int, seed: int = 0) -> list[tuple[int, int]]:
+    """Up to ``count`` pairs of images of different classes, drawn without replacement."""
+    rng = torch.Generator().manual_seed(seed)
+    order = torch.randperm(len(images), generator=rng).tolist()
+    pairs = [
+        (i, j)
+        for i, j in zip(order[::2], order[1::2], strict=False)
+        if images.labels[i] != images.labels[j]
+    ]
+    if not pairs:
+        raise ValueError(f"no two of the {len(images)} images drawn differ in class; take more")
+    return pairs[:count]
+
+
+def floats(images: ImageSet, indices: list[int]) -> Float[Tensor, "b 3 h w"]:
+    """These images as floats in [0, 1]."""
+    return images.images[indices].float() / 255
+
+
+def shown(image: Float[Tensor, "3 h w"]) -> NDArray[np.float32]:
+    """An image as matplotlib wants it: rows, columns, colours."""
+    picture: NDArray[np.float32] = image.detach().cpu().permute(1, 2, 0).numpy()
+    return picture
