@@ -15,6 +15,7 @@ import csv
 import datetime
 import math
 import multiprocessing
+import os
 import statistics
 import subprocess
 from collections.abc import Callable, Iterator
@@ -31,6 +32,7 @@ from torch import Tensor
 from alignmixup.mixing import align
 from alignmixup.ot import (
     _triton_common,
+    _triton_cost,
     _triton_large,
     _triton_product,
     _triton_small,
@@ -225,7 +227,7 @@ def compile_shape(shape: tuple[int, int, int], name: str) -> None:
 def kernel_report() -> list[str]:
     """Registers, spills and shared memory of every kernel that was compiled here."""
     lines = []
-    for module in (_triton_small, _triton_product, _triton_large):
+    for module in (_triton_small, _triton_cost, _triton_product, _triton_large):
         for name, function in vars(module).items():
             caches = getattr(function, "device_caches", None)
             if not name.endswith("_kernel") or not caches:
@@ -267,10 +269,20 @@ def sweep() -> Iterator[str]:
         i = setup(shape, torch.bfloat16, 0)
         plan = forward(i)[1]
         N = _triton_common.padded(shape[1] * shape[2])
-        warps = (1, 2, 4) if N == 16 else (4, 8)
-        for launch in [Launch(w, c, s) for w in warps for c in (32, 64, 128) for s in (2, 3)]:
-            with changed(_triton_small, "LAUNCH", {N: launch}):
-                yield f"forward {shape} {launch}: {timed(i)}"
+        if N == 64:
+            with changed(_triton_small, "MAX_FUSED", 64):
+                yield f"forward {shape} in one launch: {timed(i)}"
+            for w in (2, 4, 8):
+                with changed(_triton_small, "LAUNCH", {N: Launch(w, 64)}):
+                    yield f"forward {shape} iterations by {w} warps: {timed(i)}"
+            for c, w, stages in [(32, 4, 3), (64, 4, 3), (64, 4, 2), (64, 8, 3), (128, 8, 3)]:
+                tile = Tiling(64, 64, c, w, stages)
+                with changed(_triton_cost, "cost_tiling", lambda *_, t=tile: t):
+                    yield f"forward {shape} cost {tile}: {timed(i)}"
+        else:
+            for launch in [Launch(w, c, s) for w in (1, 2) for c in (32, 64, 128) for s in (2, 3)]:
+                with changed(_triton_small, "LAUNCH", {N: launch}):
+                    yield f"forward {shape} {launch}: {timed(i)}"
         for w, c in [(1, 64), (2, 64), (2, 128), (4, 64), (4, 128)]:
             tile = Tiling(N, N, c, w, 1)
             with changed(_triton_product, "tiling", lambda *_, t=tile: t):
@@ -284,7 +296,7 @@ def sweep() -> Iterator[str]:
         ):
             yield f"forward {SHAPES[3]} block {block} warps {w} stages {s}: {timed(i)}"
     for t, c, w in [(64, 64, 4), (64, 32, 4), (128, 64, 8)]:
-        with changed(_triton_large, "cost_tiling", lambda *_, t=t, c=c, w=w: Tiling(t, t, c, w)):
+        with changed(_triton_cost, "cost_tiling", lambda *_, t=t, c=c, w=w: Tiling(t, t, c, w)):
             yield f"forward {SHAPES[3]} cost tile {t} channels {c}: {timed(i)}"
     for tile in [Tiling(64, 64, 64, 4), Tiling(64, 64, 128, 4), Tiling(128, 32, 128, 8)]:
         with changed(_triton_product, "tiling", lambda *_, t=tile: t):
@@ -300,10 +312,12 @@ def main() -> None:
     jobs = [(s, d) for d in DTYPES for s in SHAPES if d == "bf16" or not args.quick]
     with ProcessPoolExecutor(8, multiprocessing.get_context("spawn")) as pool:
         list(pool.map(compile_shape, *zip(*jobs, strict=True)))
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True)
+    commit = os.environ.get("ALIGNMIXUP_COMMIT") or subprocess.run(
+        ["git", "rev-parse", "HEAD"], capture_output=True, text=True
+    ).stdout
     stamp = {
         "hardware": torch.cuda.get_device_name(),
-        "commit": commit.stdout.strip()[:12],
+        "commit": commit.strip()[:12],
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
     }
     rows = [replace(r, **stamp) for job in jobs for r in measure(*job, args.quick)]

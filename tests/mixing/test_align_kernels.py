@@ -16,7 +16,13 @@ from triton_interpreter import interpret_kernels
 pytest.importorskip("triton")
 interpret_kernels()
 
-from alignmixup.ot import _triton, _triton_large, _triton_product, _triton_small  # noqa: E402
+from alignmixup.ot import (  # noqa: E402
+    _triton,
+    _triton_cost,
+    _triton_large,
+    _triton_product,
+    _triton_small,
+)
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 PERM = torch.tensor([2, 0, 1], device=DEVICE)
@@ -148,18 +154,25 @@ def test_the_size_decides_which_kernels_run(monkeypatch: pytest.MonkeyPatch) -> 
     ran = []
     for module, name in (
         (_triton_small, "align_mix"),
-        (_triton_large, "align_plan"),
+        (_triton_cost, "pair_costs"),
+        (_triton_small, "solve"),
+        (_triton_large, "solve"),
         (_triton_product, "mix"),
         (_triton_product, "backward"),
     ):
         function = getattr(module, name)
+        label = f"{module.__name__.rpartition('_')[2]}.{name}"
         monkeypatch.setattr(
-            module, name, lambda *a, f=function, name=name: (ran.append(name), f(*a))[1]
+            module,
+            name,
+            lambda *a, f=function, label=label, **k: (ran.append(label), f(*a, **k))[1],
         )
-    for n in (64, 65):
+    for n in (32, 33, 64, 65):
         x = random_features(3, n, 4).requires_grad_()
         align_mix(x, PERM, LAM, num_iters=1, backend="triton").sum().backward()
-    assert ran == ["align_mix", "backward", "align_plan", "mix", "backward"]
+    small = ["cost.pair_costs", "small.solve", "product.mix", "product.backward"]
+    large = ["cost.pair_costs", "large.solve", "product.mix", "product.backward"]
+    assert ran == ["small.align_mix", "product.backward", *small, *small, *large]
 
 
 def test_float64_is_refused_by_name() -> None:

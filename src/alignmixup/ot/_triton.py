@@ -1,7 +1,7 @@
 """The Triton backend: which kernel solves, mixes and differentiates which shape.
 
-Up to 64 positions everything is one launch with all iterations in registers; from there to 1024 it
-is three: cost, iterations, interpolation. Nothing here waits for the device or allocates but
+Up to 32 positions everything is one launch; from there to 1024 it is three: cost, iterations (up to
+64 positions in registers), interpolation. Nothing here waits for the device or allocates but
 through torch, so that all of it can be captured in a CUDA graph.
 """
 
@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 import torch
 from torch import Tensor
 
-from alignmixup.ot import _triton_large, _triton_product, _triton_small
+from alignmixup.ot import _triton_cost, _triton_large, _triton_product, _triton_small
 from alignmixup.ot._triton_common import INTERPRETED
 
 __all__ = ["align_mix", "align_mix_backward", "refusal", "solve"]
@@ -42,11 +42,27 @@ def solve(
     flat = cost.reshape(-1, n, m)
     if len(flat) == 0:
         return cost.clone(), torch.zeros(cost.shape[:-2], dtype=torch.int32, device=cost.device)
-    is_small = max(n, m) <= _triton_small.MAX_POSITIONS
+    plan = torch.empty_like(flat)
     with _device_of(cost):
-        solver = _triton_small.solve if is_small else _triton_large.solve
-        plan, used = solver(flat, eps, num_iters, tol)
+        used = _fill(plan, _with_room(flat), eps, num_iters, tol)
     return plan.view(cost.shape), used.view(cost.shape[:-2])
+
+
+def _with_room(cost: Tensor) -> Tensor:
+    """The costs in a form the solver for their size may take."""
+    n, m = cost.shape[-2:]
+    if max(n, m) <= _triton_small.MAX_POSITIONS:
+        return cost
+    costs = cost.new_empty(len(cost), n, _triton_cost.row_length(m))
+    costs[:, :, :m].copy_(cost)
+    return costs
+
+
+def _fill(plan: Tensor, costs: Tensor, eps: float, num_iters: int, tol: float | None) -> Tensor:
+    """Fill ``plan`` [b, n, m] by the solver for its size; return the iterations each took."""
+    is_small = max(plan.shape[1:]) <= _triton_small.MAX_POSITIONS
+    solver = _triton_small.solve if is_small else _triton_large.solve
+    return solver(costs, plan, eps, num_iters, tol)
 
 
 def _device_of(x: Tensor) -> AbstractContextManager[None]:
@@ -70,11 +86,15 @@ def align_mix(
         return torch.empty_like(features), lam.new_zeros(b, n, n)
     perm = perm.contiguous()
     with _device_of(features):
-        if n <= _triton_small.MAX_POSITIONS:
+        if n <= _triton_small.MAX_FUSED:
             return _triton_small.align_mix(
                 features, perm, lam, keep_partner, eps, num_iters, tol, last
             )
-        plan = _triton_large.align_plan(features, perm, eps, num_iters, tol, last)
+        costs = _triton_cost.pair_costs(features, perm, exchanged=last == "rows")
+        plan = torch.empty(b, n, n, dtype=torch.float32, device=features.device)
+        # Where the rows come last, the solver sees anchor and partner exchanged.
+        target = plan.transpose(1, 2) if last == "rows" else plan
+        _fill(target, costs, eps, num_iters, tol)
         return _triton_product.mix(features, perm, lam, plan, keep_partner), plan
 
 

@@ -1,10 +1,9 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 """Kernels for 65 to 1024 positions: one program a sample, streaming blocks of rows from the cache.
 
-The cost of all samples is made by tiles. The solver then keeps two buffers, S and K = exp2(S + u +
-v), and reads one of them once an iteration: a block of rows gives its row sums, so its part of u
-(or a), and with that its part of the column sums. Those of 128 samples of 14 x 14 positions fit the
-50 MB second-level cache of a large GPU.
+The solver keeps two buffers, S and K = exp2(S + u + v), and reads one of them once an iteration: a
+block of rows gives its row sums, so its part of u (or a), and with that its part of the column
+sums. Those of 128 samples of 14 x 14 positions fit the 50 MB second-level cache of a large GPU.
 """
 
 import torch
@@ -12,9 +11,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from alignmixup.ot._triton_common import LOG2_E, NEG, Tiling, cost_tile, safe_steps
+from alignmixup.ot._triton_common import LOG2_E, NEG, safe_steps
 
-__all__ = ["MAX_POSITIONS", "align_plan", "solve"]
+__all__ = ["MAX_POSITIONS", "solve"]
 
 MAX_POSITIONS = 1024
 # Elements of S or K in registers at a time: 32 of a thread's, so that nothing spills.
@@ -23,80 +22,22 @@ NUM_WARPS = 8
 NUM_STAGES = 3
 
 
-def cost_tiling(dtype: torch.dtype) -> Tiling:
-    """Tiles of the cost; float32 takes more room, for its products are made of three."""
-    if dtype == torch.float32:
-        return Tiling(rows=64, inner=64, channels=32, num_warps=4)
-    return Tiling(rows=128, inner=128, channels=32, num_warps=8)
+def solve(costs: Tensor, plan: Tensor, eps: float, num_iters: int, tol: float | None) -> Tensor:
+    """Fill ``plan`` [b, n, m], columns exact, and return the iterations each sample took.
 
-
-def solve(cost: Tensor, eps: float, num_iters: int, tol: float | None) -> tuple[Tensor, Tensor]:
-    """Plans of float32 costs [b, n, m] with exact columns, and the iterations each took."""
-    b, n, m = cost.shape
-    buffer = cost.new_empty(b, n, row_length(m))
-    buffer[:, :, :m].copy_(cost)
-    plan = torch.empty_like(cost)
-    return plan, _solve(buffer, plan, eps, num_iters, tol)
-
-
-def row_length(m: int) -> int:
-    """Rows start at multiples of 128 bytes, so that loads are as wide as the hardware has them."""
-    return (m + 31) // 32 * 32
-
-
-def _solve(buffer: Tensor, plan: Tensor, eps: float, num_iters: int, tol: float | None) -> Tensor:
-    """Fill ``plan`` from the costs in ``buffer`` [b, n, row_length(m)], which is overwritten."""
+    ``costs`` [b, n, row_length(m)] are overwritten.
+    """
     b, n, m = plan.shape
-    kernel = torch.empty_like(buffer)
-    scalings = buffer.new_empty(b, 4, n)
+    kernel = torch.empty_like(costs)
+    scalings = costs.new_empty(b, 4, n)
     used = torch.empty(b, dtype=torch.int32, device=plan.device)
     M = triton.next_power_of_2(m)
     _stream_kernel[(b,)](
-        buffer, kernel, scalings, plan, used, LOG2_E / eps, num_iters, tol or 0.0, *plan.stride(),
-        n=n, m=m, LENGTH=buffer.shape[2], BLOCK_N=BLOCK // M, M=M, STAGES=NUM_STAGES,
+        costs, kernel, scalings, plan, used, LOG2_E / eps, num_iters, tol or 0.0, *plan.stride(),
+        n=n, m=m, LENGTH=costs.shape[2], BLOCK_N=BLOCK // M, M=M, STAGES=NUM_STAGES,
         ONCE=num_iters == 0, HAS_TOL=tol is not None, num_warps=NUM_WARPS,
     )  # fmt: skip
     return used
-
-
-def align_plan(
-    features: Tensor, perm: Tensor, eps: float, num_iters: int, tol: float | None, last: str
-) -> Tensor:
-    """Plans [b, n, n] between features [b, n, c] and their partners'."""
-    b, n, c = features.shape
-    buffer = torch.empty(b, n, row_length(n), dtype=torch.float32, device=features.device)
-    tiling = cost_tiling(features.dtype)
-    tiles = triton.cdiv(n, tiling.rows)
-    _cost_kernel[(b, tiles, tiles)](
-        features, perm, buffer, c, features.stride(0), stride_n=features.stride(1),
-        stride_c=features.stride(2), n=n, LENGTH=buffer.shape[2], LAST_ROWS=last == "rows",
-        TILE=tiling.rows, BLOCK_C=tiling.channels, num_warps=tiling.num_warps,
-        num_stages=tiling.num_stages,
-    )  # fmt: skip
-    plan = buffer.new_empty(b, n, n)
-    # Where the rows come last, the solver sees anchor and partner exchanged.
-    _solve(buffer, plan.transpose(1, 2) if last == "rows" else plan, eps, num_iters, tol)
-    return plan
-
-
-@triton.jit
-def _cost_kernel(
-    x_ptr, perm_ptr, cost_ptr, c, stride_b, stride_n: tl.constexpr, stride_c: tl.constexpr,
-    n: tl.constexpr, LENGTH: tl.constexpr, LAST_ROWS: tl.constexpr, TILE: tl.constexpr,
-    BLOCK_C: tl.constexpr,
-):  # fmt: skip
-    """C_ij = |x_i - y_j|^2, x the anchor and y the partner, exchanged where the rows come last."""
-    sample = tl.program_id(0).to(tl.int64)
-    anchor = x_ptr + sample * stride_b
-    partner = x_ptr + tl.load(perm_ptr + sample).to(tl.int64) * stride_b
-    i = tl.program_id(1) * TILE + tl.arange(0, TILE)
-    j = tl.program_id(2) * TILE + tl.arange(0, TILE)
-    if LAST_ROWS:
-        C = cost_tile(partner, anchor, i, j, n, c, stride_n, stride_c, TILE, TILE, BLOCK_C)
-    else:
-        C = cost_tile(anchor, partner, i, j, n, c, stride_n, stride_c, TILE, TILE, BLOCK_C)
-    pointers = cost_ptr + sample * (n * LENGTH) + i[:, None] * LENGTH + j[None, :]
-    tl.store(pointers, C, mask=(i < n)[:, None] & (j < n)[None, :])
 
 
 @triton.jit(do_not_specialize=["num_iters"])

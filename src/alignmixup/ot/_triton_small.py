@@ -20,9 +20,12 @@ from alignmixup.ot._triton_common import (
     strides,
 )
 
-__all__ = ["MAX_POSITIONS", "align_mix", "solve"]
+__all__ = ["MAX_FUSED", "MAX_POSITIONS", "align_mix", "solve"]
 
 MAX_POSITIONS = 64
+# Up to here cost, iterations and interpolation are one launch; beyond, the iterations want the
+# registers to themselves, and the products more programs than there are samples.
+MAX_FUSED = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,18 +41,17 @@ class Launch:
 LAUNCH = {16: Launch(1, 64), 32: Launch(2, 64), 64: Launch(4, 64)}
 
 
-def solve(cost: Tensor, eps: float, num_iters: int, tol: float | None) -> tuple[Tensor, Tensor]:
-    """Plans of float32 costs [b, n, m] with exact columns, and the iterations each took."""
-    b, n, m = cost.shape
-    plan = torch.empty_like(cost)
-    used = torch.empty(b, dtype=torch.int32, device=cost.device)
+def solve(costs: Tensor, plan: Tensor, eps: float, num_iters: int, tol: float | None) -> Tensor:
+    """Fill ``plan`` [b, n, m], columns exact, and return the iterations each sample took."""
+    b, n, m = plan.shape
+    used = torch.empty(b, dtype=torch.int32, device=plan.device)
     N, M = padded(n), padded(m)
     _sinkhorn_kernel[(b,)](
-        cost, plan, used, LOG2_E / eps, num_iters, tol or 0.0, *cost.stride(), *plan.stride(),
+        costs, plan, used, LOG2_E / eps, num_iters, tol or 0.0, *costs.stride(), *plan.stride(),
         n=n, m=m, N=N, M=M, ONCE=num_iters == 0, HAS_TOL=tol is not None,
         num_warps=LAUNCH[max(N, M)].num_warps,
     )  # fmt: skip
-    return plan, used
+    return used
 
 
 @triton.jit(do_not_specialize=["num_iters"])
