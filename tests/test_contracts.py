@@ -10,7 +10,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from alignmixup.contracts import Draw, ImageSet, Mixed, Mixer, Result, soft_targets
+from alignmixup.contracts import (
+    Draw,
+    ImageSet,
+    Mixed,
+    Mixer,
+    Result,
+    fusible,
+    fusing,
+    soft_targets,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,3 +229,25 @@ def test_what_is_not_known_is_an_error() -> None:
         result().stamped(machine="x")
     with pytest.raises(TypeError, match="value"):
         Result.from_json('{"task": "a", "metric": "b"}')
+
+
+@pytest.mark.unchecked_shapes
+@pytest.mark.filterwarnings("ignore")  # the compiler's own, on old processors
+def test_what_is_fusible_is_compiled_inside_the_block_and_only_there() -> None:
+    traced = []
+
+    @fusible
+    def scaled(x: torch.Tensor, factor: float) -> torch.Tensor:
+        traced.append(torch.compiler.is_compiling())
+        return (x + 1) * factor
+
+    x = torch.randn(5, requires_grad=True)
+    expected = scaled(x, 3.0)
+    with fusing():
+        fused = scaled(x, 3.0)
+        with fusing(False):
+            scaled(x, 3.0)
+    assert traced == [False, True, False]
+    torch.testing.assert_close(fused, expected)
+    (gradient,) = torch.autograd.grad(fused.sum(), x)
+    assert torch.equal(gradient, torch.full((5,), 3.0))

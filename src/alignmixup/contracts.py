@@ -12,11 +12,14 @@ Conventions that invite a sign error are fixed here, once:
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Self
+from typing import ParamSpec, Self, TypeVar
 
 import torch
 from jaxtyping import Float, Int, UInt8
@@ -28,11 +31,48 @@ __all__ = [
     "Mixed",
     "Mixer",
     "Result",
+    "fusible",
+    "fusing",
     "soft_cross_entropy",
     "soft_targets",
     "softmax_bce",
     "to_device",
 ]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_is_fusing: ContextVar[bool] = ContextVar("is_fusing", default=False)
+
+
+def fusible(function: Callable[P, R]) -> Callable[P, R]:
+    """Mark a function of tensors that runs beside the network, once a step.
+
+    In a step that compiles its network (``fusing``) it is compiled as well: ten launches of a few
+    microseconds become one. Anywhere else it is the plain function.
+    """
+    compiled: Callable[P, R] | None = None
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        nonlocal compiled
+        if torch.compiler.is_compiling() or not _is_fusing.get():
+            return function(*args, **kwargs)
+        if compiled is None:
+            compiled = torch.compile(function, dynamic=False)
+        return compiled(*args, **kwargs)
+
+    return call
+
+
+@contextmanager
+def fusing(enabled: bool = True) -> Iterator[None]:
+    """Compile what is ``fusible`` within this block."""
+    token = _is_fusing.set(enabled)
+    try:
+        yield
+    finally:
+        _is_fusing.reset(token)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,12 +143,14 @@ def soft_targets(labels: Tensor, num_classes: int) -> Float[Tensor, "b k"]:
     return rows.scatter_(1, labels.long().unsqueeze(1), 1.0)
 
 
+@fusible
 def soft_cross_entropy(logits: Float[Tensor, "b k"], targets: Float[Tensor, "b k"]) -> Tensor:
     """Mean over the batch of -sum_k t_k log softmax(z)_k, in float32 or better."""
     wide = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
     return -(targets * wide.log_softmax(dim=1)).sum(dim=1).mean()
 
 
+@fusible
 def softmax_bce(logits: Float[Tensor, "b k"], targets: Float[Tensor, "b k"]) -> Tensor:
     """Binary cross-entropy of softmax(z) against soft targets, mean over batch and classes.
 

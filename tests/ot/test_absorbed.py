@@ -54,8 +54,9 @@ def test_linear_steps_end_before_the_scalings_can_overflow() -> None:
 
     assert _absorbed._safe_steps(rows(1.0, math.exp(-1.9), math.exp(1.0))) == 9
     assert _absorbed._safe_steps(rows(1.0, math.exp(0.5))) == 36
+    assert _absorbed._safe_steps(rows(1.0, math.exp(-8.9))) == 2
     assert _absorbed._safe_steps(rows(1.0, 1.0)) == 18_000
-    for unsafe in (math.exp(-2.1), math.exp(2.1), 0.0, math.inf, math.nan):
+    for unsafe in (math.exp(-9.1), math.exp(9.1), 0.0, math.inf, math.nan):
         assert _absorbed._safe_steps(rows(1.0, unsafe)) == 0
 
 
@@ -152,11 +153,30 @@ def test_easy_costs_leave_the_log_domain_at_once(monkeypatch: pytest.MonkeyPatch
     assert count_steps(monkeypatch, random_cost(4, 16, 16).float(), 100) == (1, 99)
 
 
-def test_hard_costs_stay_in_the_log_domain_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    log, linear = count_steps(monkeypatch, hard_cost().float(), 300)
+@pytest.mark.parametrize("scale", [1.0, 1e3, 1e6])
+@pytest.mark.parametrize(("n", "m"), [(12, 12), (3, 40), (40, 3)])
+def test_one_iteration_brings_the_rows_within_log_size(n: int, m: int, scale: float) -> None:
+    cost = random_cost(20, n, m, scale=scale)
+    plan, _ = _reference.solve(cost, 0.1, 1, None, "columns")
+    change = (n * plan.sum(-1)).log().abs().max()
+    assert change <= math.log(max(n, m)) + 1e-6
+    assert math.log(max(n, m)) < _absorbed.MAX_CHANGE
+
+
+def test_hard_costs_leave_the_log_domain_at_once_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert count_steps(monkeypatch, hard_cost().float(), 300) == (1, 299)
+
+
+def test_unsafe_steps_stay_in_the_log_domain(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_absorbed, "MAX_CHANGE", 2.0)
+    cost = hard_cost().float()
+    log, linear = count_steps(monkeypatch, cost, 300)
     assert log > 2
     assert linear > 100
     assert log + linear == 300
+    exact, _ = _reference.solve(cost.double(), 0.1, 300, None, "columns")
+    plan, _ = _absorbed.solve(cost, 0.1, 300, None, "columns")
+    torch.testing.assert_close(plan.double(), exact, atol=2e-5, rtol=0)
 
 
 def test_chunks_give_what_the_whole_gives(monkeypatch: pytest.MonkeyPatch) -> None:

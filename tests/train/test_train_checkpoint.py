@@ -1,13 +1,19 @@
 """Checkpoints and the ledger: what is written comes back, and damage is named."""
 
 import errno
-from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
-from alignmixup.train.checkpoint import Checkpoint, CheckpointWriter, load_checkpoint, load_weights
+from alignmixup.train.checkpoint import (
+    DTYPES,
+    Checkpoint,
+    CheckpointWriter,
+    load_checkpoint,
+    load_weights,
+)
 from alignmixup.train.ledger import Ledger, read_ledger
 
 
@@ -28,6 +34,20 @@ def test_a_checkpoint_comes_back_as_it_was(tmp_path):
     assert torch.equal(read.part("rng")["draws"], rng)
     assert read.part("optimizer") == {}
     assert [p.name for p in tmp_path.iterdir()] == ["c.safetensors"]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_library_reads_every_kind_of_tensor(tmp_path, dtype):
+    path = tmp_path / "c.safetensors"
+    values = (torch.randn(3, 5) * 4).to(dtype)
+    tensors = {"some": values, "scalar": values[0, 0], "empty": values[:0], "odd": values[:, :3]}
+    write(path, Checkpoint(tensors, {"text": 'quotes " and \u00e4'}))
+    read = load_file(path)
+    assert read.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert read[name].dtype == dtype
+        assert torch.equal(read[name], tensor)
+    assert load_checkpoint(path).facts == {"text": 'quotes " and \u00e4'}
 
 
 def test_channels_last_weights_come_back_with_the_same_values(tmp_path):
@@ -51,10 +71,11 @@ def test_a_failed_write_leaves_the_file_before_it(tmp_path, monkeypatch):
     path = tmp_path / "c.safetensors"
     write(path, Checkpoint({"model.w": torch.ones(2)}, {"epoch": 1}))
 
-    def full(self, data):
+    def full(file, tensors, metadata):
+        file.write(b"as far as it went")
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_bytes", full)
+    monkeypatch.setattr("alignmixup.train.checkpoint._write_safetensors", full)
     writer = CheckpointWriter(path)
     writer.save(Checkpoint({"model.w": torch.zeros(2)}, {"epoch": 2}))
     with pytest.raises(OSError, match=r"c\.safetensors.*No space left on device.*intact"):

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int64, UInt8
 from torch import Tensor
 
-from alignmixup.contracts import ImageSet
+from alignmixup.contracts import ImageSet, fusible
 from alignmixup.data.augment import crop_and_flip, draw_rows, pad_images, to_float
 
 __all__ = ["DeviceLoader", "EvalBatches", "check_start", "count_steps", "eval_batches"]
@@ -69,8 +69,8 @@ class DeviceLoader:
 
     def gather(self, rows: Int64[Tensor, "b 4"]) -> Batch:
         """The batch of these rows; no wait for the device, so a CUDA graph can hold it."""
-        crops = crop_and_flip(self._padded, rows, self._ys, self._xs)
-        return to_float(crops, self.dtype, self.channels_last), self._labels[rows[:, 0]]
+        x = _gather(self._padded, rows, self._ys, self._xs, self.dtype, self.channels_last)
+        return x, self._labels[rows[:, 0]]
 
     def epoch(self, epoch: int, start_step: int = 0) -> Iterator[Batch]:
         """The batches of one epoch, from ``start_step`` on."""
@@ -78,6 +78,18 @@ class DeviceLoader:
         rows = self.rows(epoch)
         for step in range(start_step, len(self)):
             yield self.gather(rows[step * self.batch_size : (step + 1) * self.batch_size])
+
+
+@fusible
+def _gather(
+    padded: UInt8[Tensor, "n hp wp 3"],
+    rows: Int64[Tensor, "b 4"],
+    ys: Int64[Tensor, " h"],
+    xs: Int64[Tensor, " w"],
+    dtype: torch.dtype,
+    channels_last: bool,
+) -> Float[Tensor, "b 3 h w"]:
+    return to_float(crop_and_flip(padded, rows, ys, xs), dtype, channels_last)
 
 
 def count_steps(num_images: int, batch_size: int, drop_last: bool) -> int:

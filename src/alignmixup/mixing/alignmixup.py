@@ -23,7 +23,7 @@ from alignmixup.contracts import Draw, Mixed, Mixer
 from alignmixup.mixing.align import align_mix
 from alignmixup.mixing.blend import (
     Loss,
-    blend,
+    blend_with_partner,
     check_alpha,
     check_batch,
     check_case,
@@ -95,7 +95,7 @@ class AlignMixup(Mixer):
         check_case(draw.case, CASES)
         is_input = draw.case == "input"
         if is_input:
-            x = blend(x, x[draw.perm], draw.lam)
+            x = blend_with_partner(x, draw.perm, draw.lam)
         action = None if is_input else mix_features
         with tap(net, self.layer, action, self, draw.case, draw.perm, draw.lam):
             logits = net(x)
@@ -123,7 +123,7 @@ def mix_features(output: Tensor, mixer: AlignMixup, case: str, perm: Tensor, lam
             backend=mixer.backend,
         )
     else:
-        mixed = blend(coarse, coarse[perm], lam)
+        mixed = blend_with_partner(coarse, perm, lam)
     return mixed if coarse is output else F.interpolate(mixed, output.shape[2:], mode="nearest")
 
 

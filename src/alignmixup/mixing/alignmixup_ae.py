@@ -34,7 +34,7 @@ from alignmixup.contracts import Draw, Mixed, Mixer
 from alignmixup.mixing.alignmixup import AlignMixup, mix_features
 from alignmixup.mixing.blend import (
     Loss,
-    blend,
+    blend_with_partner,
     check_batch,
     check_case,
     mixed_batch,
@@ -135,7 +135,7 @@ class AlignMixupAE(Mixer):
         check_case(draw.case, cases_of(self.layers, clean=self.clean))
         self._check_net(net, draw)
         if draw.case == "input":
-            x = blend(x, x[draw.perm], draw.lam)
+            x = blend_with_partner(x, draw.perm, draw.lam)
         with ExitStack() as taps:
             # All layers are tapped in every case: a compiled module must know them all at once.
             if "A" in self.layers:
@@ -194,7 +194,7 @@ def _mix_vector(output: Tensor, layer: str, perm: Tensor, lam: Tensor) -> Tensor
             f"layer {layer!r} gives {what}, but 'e' stands for a vector [b, d]: mix it as 'E', or "
             "give the network a vector embedding"
         )
-    return blend(output, output[perm], lam)
+    return blend_with_partner(output, perm, lam)
 
 
 def _wide(x: Tensor) -> Tensor:

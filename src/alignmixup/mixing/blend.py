@@ -15,6 +15,7 @@ from torch import Tensor
 from alignmixup.contracts import (
     Criterion,
     Mixed,
+    fusible,
     soft_cross_entropy,
     soft_targets,
     softmax_bce,
@@ -24,6 +25,7 @@ __all__ = [
     "LOSSES",
     "Loss",
     "blend",
+    "blend_with_partner",
     "check_alpha",
     "check_batch",
     "check_case",
@@ -50,6 +52,14 @@ def blend(
     return torch.lerp(partner.to(dtype), anchor.to(dtype), w).to(anchor.dtype)
 
 
+@fusible
+def blend_with_partner(
+    x: Float[Tensor, "b *rest"], perm: Int[Tensor, " b"], lam: Float[Tensor, "*b"]
+) -> Float[Tensor, "b *rest"]:
+    """Interpolate each sample with its partner in the batch."""
+    return blend(x, x[perm], lam)
+
+
 def mixed_batch(
     logits: Tensor, labels: Tensor, perm: Int[Tensor, " b"], lam: Float[Tensor, "*b"], loss: Loss
 ) -> Mixed:
@@ -58,8 +68,17 @@ def mixed_batch(
         raise ValueError(
             f"the network must give logits [b, k], got {list(logits.shape)}; wrap it to do so"
         )
-    y = soft_targets(labels, logits.shape[1])
-    return Mixed(logits=logits, targets=blend(y, y[perm], lam), criterion=LOSSES[loss])
+    targets = mixed_targets(labels, perm, lam, logits.shape[1])
+    return Mixed(logits=logits, targets=targets, criterion=LOSSES[loss])
+
+
+@fusible
+def mixed_targets(
+    labels: Tensor, perm: Int[Tensor, " b"], lam: Float[Tensor, "*b"], num_classes: int
+) -> Float[Tensor, "b k"]:
+    """Labels of anchor and partner, mixed."""
+    y = soft_targets(labels, num_classes)
+    return blend(y, y[perm], lam)
 
 
 def check_batch(x: Tensor, labels: Tensor, perm: Tensor, lam: Tensor) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from alignmixup.contracts import Draw, Mixed, Mixer
 from alignmixup.mixing.blend import (
     Loss,
-    blend,
+    blend_with_partner,
     check_alpha,
     check_batch,
     check_case,
@@ -46,5 +46,5 @@ class InputMixup(Mixer):
         draw = draw.to(x.device)
         check_batch(x, y, draw.perm, draw.lam)
         check_case(draw.case, ("input",))
-        logits = net(blend(x, x[draw.perm], draw.lam))
+        logits = net(blend_with_partner(x, draw.perm, draw.lam))
         return mixed_batch(logits, y, draw.perm, draw.lam, self.loss)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from alignmixup.contracts import Draw, Mixed, Mixer
 from alignmixup.mixing.blend import (
     Loss,
-    blend,
+    blend_with_partner,
     check_alpha,
     check_batch,
     check_case,
@@ -56,7 +56,7 @@ class ManifoldMixup(Mixer):
         check_batch(x, y, draw.perm, draw.lam)
         check_case(draw.case, self.layers)
         if draw.case == "input":
-            x = blend(x, x[draw.perm], draw.lam)
+            x = blend_with_partner(x, draw.perm, draw.lam)
         with ExitStack() as taps:
             for layer in self.layers:
                 # All layers are tapped in every case: a compiled module must know them all at once.
@@ -68,4 +68,4 @@ class ManifoldMixup(Mixer):
 
 
 def _mix_output(output: Tensor, perm: Tensor, lam: Tensor) -> Tensor:
-    return blend(output, output[perm], lam)
+    return blend_with_partner(output, perm, lam)

@@ -49,20 +49,20 @@ def solve(
 
 
 def _with_room(cost: Tensor) -> Tensor:
-    """The costs in a form the solver for their size may take."""
+    """Costs [b, n, m] as the solver for their size takes them: [parts, b, n, length]."""
     n, m = cost.shape[-2:]
     if max(n, m) <= _triton_small.MAX_POSITIONS:
-        return cost
-    costs = cost.new_empty(len(cost), n, _triton_cost.row_length(m))
-    costs[:, :, :m].copy_(cost)
+        return cost[None]
+    costs = cost.new_empty(1, len(cost), n, _triton_cost.row_length(m))
+    costs[0, :, :, :m].copy_(cost)
     return costs
 
 
 def _fill(plan: Tensor, costs: Tensor, eps: float, num_iters: int, tol: float | None) -> Tensor:
     """Fill ``plan`` [b, n, m] by the solver for its size; return the iterations each took."""
-    is_small = max(plan.shape[1:]) <= _triton_small.MAX_POSITIONS
-    solver = _triton_small.solve if is_small else _triton_large.solve
-    return solver(costs, plan, eps, num_iters, tol)
+    if max(plan.shape[1:]) <= _triton_small.MAX_POSITIONS:
+        return _triton_small.solve(costs, plan, eps, num_iters, tol)
+    return _triton_large.solve(costs[0], plan, eps, num_iters, tol)
 
 
 def _device_of(x: Tensor) -> AbstractContextManager[None]:

@@ -13,8 +13,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from alignmixup.ot._absorbed import MAX_CHANGE, REACH
-
 __all__ = [
     "INTERPRETED",
     "LOG2_E",
@@ -31,6 +29,10 @@ __all__ = [
 ]
 
 LOG2_E = math.log2(math.e)
+# As in `_absorbed.py`, but a GPU is as fast with small numbers as with others: what exp2 flushes to
+# zero is below e^-87 and could have grown to e^(2 REACH - 87), 2e-12, before the next absorption.
+MAX_CHANGE = 15.0
+REACH = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,15 +103,18 @@ def split(x, dtype: tl.constexpr):
 
 @triton.jit
 def cost_tile(
-    x_base, y_base, rows, cols, n, c, stride_n, stride_c, N: tl.constexpr, M: tl.constexpr,
-    BLOCK_C: tl.constexpr,
+    x_base, y_base, rows, cols, n, first, c, stride_n, stride_c, N: tl.constexpr,
+    M: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """C_ij = |x_i|^2 + |y_j|^2 - 2 <x_i, y_j>, both less the mean of this tile's x."""
+    """C_ij = |x_i|^2 + |y_j|^2 - 2 <x_i, y_j>, both less the mean of this tile's x.
+
+    Over the channels from ``first`` to below ``c``.
+    """
     dot = tl.zeros([N, M], tl.float32)
     x_square = tl.zeros([N], tl.float32)
     y_square = tl.zeros([M], tl.float32)
     count = tl.sum(tl.where(rows < n, 1.0, 0.0))
-    for start in range(0, c, BLOCK_C):
+    for start in range(first, c, BLOCK_C):
         channels = start + tl.arange(0, BLOCK_C)
         x = load_tile(x_base, rows, channels, n, c, stride_n, stride_c)
         y = load_tile(y_base, cols, channels, n, c, stride_n, stride_c)

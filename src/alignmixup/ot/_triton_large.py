@@ -16,7 +16,7 @@ from alignmixup.ot._triton_common import LOG2_E, NEG, safe_steps
 __all__ = ["MAX_POSITIONS", "solve"]
 
 MAX_POSITIONS = 1024
-# Elements of S or K in registers at a time: 32 of a thread's, so that nothing spills.
+# Elements of S or K in registers at a time: 32 of a thread's beside as many sums: nothing spills.
 BLOCK = 8192
 NUM_WARPS = 8
 NUM_STAGES = 3
@@ -182,7 +182,7 @@ def _absorb_pass(
 
     Return them, the least and largest row sum of K, and the distance of its rows from uniform.
     """
-    sums = tl.zeros([M], tl.float32)
+    sums = tl.zeros([BLOCK_N, M], tl.float32)  # reduced once, at the end of the pass
     low = 1.0 / n
     high = 1.0 / n
     error = 0.0
@@ -201,9 +201,9 @@ def _absorb_pass(
         # A sum of zero is seen by the caller, who then drops this step.
         a = (1 / n) / tl.maximum(row_sums, 1e-30)
         tl.store(new_a_ptr + i, a, mask=rows)
-        sums += tl.sum(K * a[:, None], axis=0)
+        sums += K * a[:, None]
     tl.debug_barrier()
-    return sums, low, high, error
+    return tl.sum(sums, axis=0), low, high, error
 
 
 @triton.jit
@@ -216,7 +216,7 @@ def _linear_pass(
 
     Return K' a, and how far the rows were from uniform before.
     """
-    sums = tl.zeros([M], tl.float32)
+    sums = tl.zeros([BLOCK_N, M], tl.float32)
     error = 0.0
     for start in tl.range(0, n, BLOCK_N, num_stages=STAGES):
         i, rows, offsets, inside = _block(start, n, m, LENGTH, BLOCK_N, M)
@@ -228,9 +228,9 @@ def _linear_pass(
         a = (1 / n) / row_sums
         if HAS_TOL or is_last:
             tl.store(new_a_ptr + i, a, mask=rows)
-        sums += tl.sum(K * a[:, None], axis=0)
+        sums += K * a[:, None]
     tl.debug_barrier()
-    return sums, error
+    return tl.sum(sums, axis=0), error
 
 
 @triton.jit

@@ -42,13 +42,16 @@ LAUNCH = {16: Launch(1, 64), 32: Launch(2, 64), 64: Launch(4, 64)}
 
 
 def solve(costs: Tensor, plan: Tensor, eps: float, num_iters: int, tol: float | None) -> Tensor:
-    """Fill ``plan`` [b, n, m], columns exact, and return the iterations each sample took."""
+    """Fill ``plan`` [b, n, m], columns exact, and return the iterations each sample took.
+
+    ``costs`` [parts, b, n, at least m] are summed over their parts.
+    """
     b, n, m = plan.shape
     used = torch.empty(b, dtype=torch.int32, device=plan.device)
     N, M = padded(n), padded(m)
     _sinkhorn_kernel[(b,)](
         costs, plan, used, LOG2_E / eps, num_iters, tol or 0.0, *costs.stride(), *plan.stride(),
-        n=n, m=m, N=N, M=M, ONCE=num_iters == 0, HAS_TOL=tol is not None,
+        n=n, m=m, N=N, M=M, PARTS=len(costs), ONCE=num_iters == 0, HAS_TOL=tol is not None,
         num_warps=LAUNCH[max(N, M)].num_warps,
     )  # fmt: skip
     return used
@@ -56,16 +59,20 @@ def solve(costs: Tensor, plan: Tensor, eps: float, num_iters: int, tol: float | 
 
 @triton.jit(do_not_specialize=["num_iters"])
 def _sinkhorn_kernel(
-    cost_ptr, plan_ptr, used_ptr, scale, num_iters, tol,
+    cost_ptr, plan_ptr, used_ptr, scale, num_iters, tol, cost_stride_part,
     cost_stride_b, cost_stride_n, cost_stride_m, plan_stride_b, plan_stride_n, plan_stride_m,
-    n: tl.constexpr, m: tl.constexpr, N: tl.constexpr, M: tl.constexpr,
+    n: tl.constexpr, m: tl.constexpr, N: tl.constexpr, M: tl.constexpr, PARTS: tl.constexpr,
     ONCE: tl.constexpr, HAS_TOL: tl.constexpr,
 ):  # fmt: skip
     """P = a exp2(S + u + v) b for S = -scale C, one sample a program."""
     sample = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, N)
     j = tl.arange(0, M)
-    C = load_tile(cost_ptr + sample * cost_stride_b, i, j, n, m, cost_stride_n, cost_stride_m)
+    cost_ptr += sample * cost_stride_b
+    C = load_tile(cost_ptr, i, j, n, m, cost_stride_n, cost_stride_m)
+    for _ in range(1, PARTS):
+        cost_ptr += cost_stride_part
+        C += load_tile(cost_ptr, i, j, n, m, cost_stride_n, cost_stride_m)
     P, used = _plan(C, i < n, j < m, scale, num_iters, tol, n, m, ONCE, HAS_TOL)
     offsets = sample * plan_stride_b + i[:, None] * plan_stride_n + j[None, :] * plan_stride_m
     tl.store(plan_ptr + offsets, P, mask=(i < n)[:, None] & (j < m)[None, :])
@@ -131,11 +138,11 @@ def _align_mix_kernel(
     inside = (i < n)[:, None] & (i < n)[None, :]
     plan_base = plan_ptr + sample * (n * n)
     if LAST_ROWS:
-        C = cost_tile(partner, anchor, i, i, n, c, stride_n, stride_c, N, N, BLOCK_C)
+        C = cost_tile(partner, anchor, i, i, n, 0, c, stride_n, stride_c, N, N, BLOCK_C)
         P, _ = _plan(C, i < n, i < n, scale, num_iters, tol, n, n, ONCE, HAS_TOL)
         tl.store(plan_base + i[:, None] + i[None, :] * n, P, mask=inside)
     else:
-        C = cost_tile(anchor, partner, i, i, n, c, stride_n, stride_c, N, N, BLOCK_C)
+        C = cost_tile(anchor, partner, i, i, n, 0, c, stride_n, stride_c, N, N, BLOCK_C)
         P, _ = _plan(C, i < n, i < n, scale, num_iters, tol, n, n, ONCE, HAS_TOL)
         tl.store(plan_base + i[:, None] * n + i[None, :], P, mask=inside)
     if KEEP_PARTNER:

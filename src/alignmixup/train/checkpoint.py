@@ -9,17 +9,30 @@ from __future__ import annotations
 
 import json
 import os
+import struct
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor, nn
 
 __all__ = ["Checkpoint", "CheckpointWriter", "load_checkpoint", "load_weights", "named_state"]
+
+# What a network, an optimiser and a generator hold, as the format calls it.
+DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
 
 
 @dataclass(frozen=True)
@@ -73,15 +86,17 @@ class CheckpointWriter:
         facts: Mapping[str, object],
         ready: torch.cuda.Event | None,
     ) -> None:
-        data = save(_on_cpu(tensors, ready), metadata={"facts": json.dumps(facts)})
+        host = _on_cpu(tensors, ready)
         partial = self.path.with_suffix(".partial")
         try:
-            partial.write_bytes(data)
+            with partial.open("wb") as file:
+                _write_safetensors(file, host, {"facts": json.dumps(facts)})
             os.replace(partial, self.path)
         except OSError as error:
             partial.unlink(missing_ok=True)
+            size = sum(tensor.nbytes for tensor in host.values())
             raise OSError(
-                f"cannot write the checkpoint {self.path} ({len(data) / 1e6:.0f} MB): "
+                f"cannot write the checkpoint {self.path} ({size / 1e6:.0f} MB): "
                 f"{error.strerror}; the one before it is intact"
             ) from error
 
@@ -96,7 +111,31 @@ def _on_cpu(tensors: Mapping[str, Tensor], ready: torch.cuda.Event | None) -> di
     device = next(tensor.device for tensor in tensors.values() if tensor.is_cuda)
     with torch.cuda.stream(torch.cuda.Stream(device)):  # type: ignore[no-untyped-call]
         ready.wait()
-        return {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
+        return {name: tensor.contiguous().cpu() for name, tensor in tensors.items()}
+
+
+def _write_safetensors(
+    file: BinaryIO, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
+) -> None:
+    """Write dense CPU tensors: length of the header, header in JSON, then their bytes in order.
+
+    The library's own writer holds Python's lock for as long as it copies and writes, and training
+    stands still meanwhile; a plain ``write`` gives the lock away.
+    """
+    header: dict[str, object] = {"__metadata__": dict(metadata)}
+    offset = 0
+    for name, tensor in tensors.items():
+        header[name] = {
+            "dtype": DTYPES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [offset, offset + tensor.nbytes],
+        }
+        offset += tensor.nbytes
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)  # the bytes that follow start at a multiple of eight
+    file.write(struct.pack("<Q", len(text)) + text)
+    for tensor in tensors.values():
+        file.write(memoryview(tensor.reshape(-1).view(torch.uint8).numpy()))
 
 
 def load_checkpoint(path: Path) -> Checkpoint:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from alignmixup.contracts import Draw, Mixer, to_device
+from alignmixup.contracts import Draw, Mixer, fusing, to_device
 from alignmixup.train.settings import TrainSettings
 
 __all__ = ["Batch", "CapturedStep", "PlainStep", "Step", "make_optimizer", "make_step", "prepared"]
@@ -45,10 +45,11 @@ class PlainStep:
 
     def __call__(self, batch: Batch, draw: Draw) -> Tensor:
         """Take one step and return its loss, a scalar that stays on the device."""
-        x, y = self.gather(*batch)
         self.optimizer.zero_grad(set_to_none=True)
-        with self._autocast(x.device):
-            loss = self.mixer.apply(self.net, x, y, draw).loss()
+        with fusing(self.settings.compile):
+            x, y = self.gather(*batch)
+            with self._autocast(x.device):
+                loss = self.mixer.apply(self.net, x, y, draw).loss()
         loss.backward()  # type: ignore[no-untyped-call]
         if self.settings.clip_norm is not None:
             nn.utils.clip_grad_norm_(self.net.parameters(), self.settings.clip_norm)
@@ -139,16 +140,17 @@ def make_step(plain: PlainStep, device: torch.device) -> Step:
 
 def prepared(net: nn.Module, settings: TrainSettings) -> nn.Module:
     """Return the module that steps run: compiled if the settings say so."""
-    if next(net.parameters()).is_cuda:
-        torch.backends.cudnn.benchmark = (
-            True  # one shape for the whole run: try once, keep the best
-        )
+    is_cuda = next(net.parameters()).is_cuda
+    if is_cuda:  # one shape for the whole run: try once, keep the best
+        torch.backends.cudnn.benchmark = True
     if not settings.compile:
         return net
     # Compiled code is kept by class, not by module, and ignores hooks that come later: code of an
     # earlier network of this class, which knew no tap, must not serve this one.
     torch.compiler.reset()
-    return cast(nn.Module, torch.compile(net))
+    # The casts of all weights in one launch, and the counters of all batch norms.
+    options: dict[str, Any] | None = {"combo_kernels": True} if is_cuda else None
+    return cast(nn.Module, torch.compile(net, options=options))
 
 
 def make_optimizer(net: nn.Module, settings: TrainSettings) -> torch.optim.SGD:
