@@ -138,6 +138,7 @@ class _Run:
         self.losses: list[Tensor] = []
         self.cases: list[str] = []
         self.seconds = 0.0
+        self.closed = time.perf_counter()
         self.path = out / CHECKPOINT
         ledger_length = self._restore() if self.path.exists() else 0
         self.ledger = Ledger(out / LEDGER, ledger_length)
@@ -188,6 +189,9 @@ class _Run:
         remaining = self.settings.epochs - self.epoch
         if remaining < 10 or self.epoch % self.settings.eval_every == 0:
             values["test"] = dict(evaluate(self.net))
+        # From the end of the last epoch's line to here: its checkpoint and this evaluation as well.
+        now = time.perf_counter()
+        values["wall_seconds"], self.closed = round(now - self.closed, 4), now
         self.ledger.append("epoch", values)
         if writer is not None:
             _log(writer, values)
