@@ -207,12 +207,15 @@ def big(n: int, c: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
 @pytest.mark.parametrize(("dtype", "rtol"), [(d, t / 2) for d, t in DTYPES])
 def test_big_batches(n: int, c: int, dtype: torch.dtype, rtol: float) -> None:
     features, perm, lam = big(n, c, dtype)
+    # A cost is about 0.7 c here and rounded in its 24th bit; divided by eps it is an exponent.
+    rtol = max(rtol, 2.5e-8 * c)
     for positions_last in (False, True):
         x = features.transpose(1, 2).contiguous().transpose(1, 2) if positions_last else features
         check(x, rtol, perm=perm, lam=lam, num_iters=100)
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream")
 @pytest.mark.parametrize(("n", "c"), [(16, 512), (196, 64)])
 def test_a_captured_graph_replays_it(n: int, c: int) -> None:
     features, perm, lam = big(n, c, torch.bfloat16)
@@ -241,6 +244,7 @@ def test_a_captured_graph_replays_it(n: int, c: int) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.unchecked_shapes
+@pytest.mark.filterwarnings("ignore")  # the compiler's own
 @pytest.mark.parametrize(("n", "c"), [(16, 64), (100, 64)])
 def test_inductor_agrees(n: int, c: int) -> None:
     features, perm, lam = big(n, c, torch.bfloat16)

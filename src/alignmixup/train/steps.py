@@ -175,10 +175,16 @@ def make_optimizer(net: nn.Module, settings: TrainSettings) -> torch.optim.SGD:
         group["base_lr"] = group["lr"]
         if is_cuda:  # a tensor, so that a captured step reads the rate of its own moment
             group["lr"] = torch.tensor(group["lr"], dtype=torch.float32, device=named[0][1].device)
-    return torch.optim.SGD(
+    optimizer = torch.optim.SGD(
         groups,
         momentum=settings.momentum,
         nesterov=settings.nesterov,
         weight_decay=settings.weight_decay,
         fused=is_cuda,
     )
+    if is_cuda and settings.momentum:
+        # From the start, where SGD would begin each at its first gradient, which is the same: the
+        # fused update refuses a step in which some parameters (a decoder) see their first one.
+        for _, parameter in named:
+            optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+    return optimizer
