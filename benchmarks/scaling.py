@@ -150,6 +150,10 @@ def plot(rows: list[Row], path: Path) -> None:
             line = [r for r in rows if r.axis == axis and r.name == name]
             xs, ys = [getattr(r, field) for r in line], [r.p50_ms for r in line]
             panel.loglog(xs, ys, "o-", markersize=3, label=name)
+        ticks = sorted({getattr(r, field) for r in rows if r.axis == axis})
+        panel.set_xticks(ticks, [str(t) for t in ticks])
+        panel.minorticks_off()
+        panel.tick_params(labelsize=7)
         panel.set_xlabel(labels[axis])
         panel.grid(alpha=0.3)
     panels[0].set_ylabel(f"ms, {rows[0].hardware}")

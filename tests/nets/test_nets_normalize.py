@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from alignmixup.nets import Normalize
+from alignmixup.nets.normalize import ImageConv
 
 MEAN, STD = (0.5, 0.25, 0.125), (0.25, 0.5, 2.0)
 
@@ -51,3 +52,19 @@ def test_bytes_and_a_zero_deviation_are_refused():
         Normalize(MEAN, STD)(torch.zeros(1, 3, 2, 2, dtype=torch.uint8))
     with pytest.raises(ValueError, match="std must be positive"):
         Normalize(MEAN, (0.5, 0.0, 0.5))
+
+
+@pytest.mark.parametrize("channels", [3, 8])
+def test_images_filled_up_with_channels_of_zeros_give_the_same_and_the_same_gradients(channels):
+    conv = ImageConv(channels, 5, 3, stride=2, padding=1).double()
+    x = torch.rand(2, channels, 9, 8, dtype=torch.float64, requires_grad=True)
+    plain, filled = conv(x), conv._filled_up(x)
+    torch.testing.assert_close(filled, plain, rtol=0, atol=1e-12)
+    inputs = (x, conv.weight, conv.bias)
+    weight = torch.randn_like(plain)
+    expected = torch.autograd.grad((plain * weight).sum(), inputs)
+    gradients = torch.autograd.grad((filled * weight).sum(), inputs)
+    for one, other in zip(gradients, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+    assert set(conv.state_dict()) == {"weight", "bias"}
+    assert conv.weight.shape == (5, channels, 3, 3)

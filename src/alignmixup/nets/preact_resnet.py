@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from alignmixup.nets.normalize import Normalize, Rgb
+from alignmixup.nets.normalize import ImageConv, Normalize, Rgb
 
 __all__ = ["Head", "HeadKind", "PreActBlock", "PreActResNet18", "map_size", "preact_stage"]
 
@@ -51,7 +51,7 @@ class PreActResNet18(nn.Module):
     ) -> None:
         super().__init__()
         self.normalize = Normalize(mean, std)
-        conv = nn.Conv2d(3, width, 3, stride=stem_stride, padding=1, bias=False)
+        conv = ImageConv(3, width, 3, stride=stem_stride, padding=1, bias=False)
         stem: dict[str, nn.Module] = {"conv": conv}
         if stem_norm:
             stem |= {"norm": nn.BatchNorm2d(width), "relu": nn.ReLU()}

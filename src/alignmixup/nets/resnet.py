@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from alignmixup.nets.normalize import Normalize, Rgb
+from alignmixup.nets.normalize import ImageConv, Normalize, Rgb
 from alignmixup.nets.preact_resnet import Head
 
 __all__ = ["Bottleneck", "ResNet50", "load_torchvision_resnet50"]
@@ -35,7 +35,7 @@ class ResNet50(nn.Module):
         super().__init__()
         self.normalize = Normalize(mean, std)
         stem: dict[str, nn.Module] = {
-            "conv": nn.Conv2d(3, width, 7, stride=2, padding=3, bias=False),
+            "conv": ImageConv(3, width, 7, stride=2, padding=3, bias=False),
             "norm": nn.BatchNorm2d(width),
             "relu": nn.ReLU(),
             "pool": nn.MaxPool2d(3, stride=2, padding=1),

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from alignmixup.nets.normalize import Normalize, Rgb
+from alignmixup.nets.normalize import ImageConv, Normalize, Rgb
 from alignmixup.nets.preact_resnet import Head, HeadKind, map_size, preact_stage
 
 __all__ = ["WideResNet"]
@@ -51,7 +51,7 @@ class WideResNet(nn.Module):
             for i, s in enumerate((1, 2, last_stride))
         ]
         self.normalize = Normalize(mean, std)
-        self.stem = nn.Conv2d(3, width, 3, stride=stem_stride, padding=1, bias=False)
+        self.stem = ImageConv(3, width, 3, stride=stem_stride, padding=1, bias=False)
         self.layer1, self.layer2, self.layer3 = stages
         norm: dict[str, nn.Module] = {
             "norm": nn.BatchNorm2d(wide[3]),

@@ -14,7 +14,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from alignmixup.contracts import Draw, Mixer, fusing, to_device
+from alignmixup.contracts import Draw, Mixer, fusing
 from alignmixup.train.settings import TrainSettings
 
 __all__ = ["Batch", "CapturedStep", "PlainStep", "Step", "make_optimizer", "make_step", "prepared"]
@@ -94,7 +94,10 @@ class CapturedStep:
         for buffer, value in zip(static_batch, batch, strict=True):
             buffer.copy_(value)
         for name, buffer in static_draw.tensors().items():
-            buffer.copy_(to_device(getattr(draw, name), buffer.device))
+            value = getattr(draw, name)
+            # From pinned memory, for the same reason as in `to_device`, and straight to its place.
+            value = value.pin_memory() if value.device.type == "cpu" else value
+            buffer.copy_(value, non_blocking=True)
         graph.replay()
         return loss.clone()
 
