@@ -58,4 +58,5 @@ class ImageConv(nn.Conv2d):
 
     def _filled_up(self, x: Tensor) -> Tensor:
         zeros = (0, 0, 0, 0, 0, -self.in_channels % 8)
-        return self._conv_forward(F.pad(x, zeros), F.pad(self.weight, zeros), self.bias)
+        out: Tensor = self._conv_forward(F.pad(x, zeros), F.pad(self.weight, zeros), self.bias)
+        return out

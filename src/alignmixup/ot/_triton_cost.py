@@ -21,7 +21,7 @@ def cost_tiling(n: int, dtype: torch.dtype) -> Tiling:
 def num_parts(n: int, c: int) -> int:
     """In how many parts the channels are summed: one tile a sample leaves a GPU half idle.
 
-    A part takes 4 n bytes a position and 256 channels of half precision 512: half of that at most.
+    So many that all parts together take no more than half of the features' own memory.
     """
     return min(4, triton.cdiv(c, 256)) if n <= 64 else 1
 

@@ -135,7 +135,7 @@ def _write_safetensors(
     text += b" " * (-len(text) % 8)  # the bytes that follow start at a multiple of eight
     file.write(struct.pack("<Q", len(text)) + text)
     for tensor in tensors.values():
-        file.write(memoryview(tensor.reshape(-1).view(torch.uint8).numpy()))
+        file.write(tensor.reshape(-1).view(torch.uint8).numpy().data)
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
