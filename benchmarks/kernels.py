@@ -312,9 +312,10 @@ def main() -> None:
     jobs = [(s, d) for d in DTYPES for s in SHAPES if d == "bf16" or not args.quick]
     with ProcessPoolExecutor(8, multiprocessing.get_context("spawn")) as pool:
         list(pool.map(compile_shape, *zip(*jobs, strict=True)))
-    commit = os.environ.get("ALIGNMIXUP_COMMIT") or subprocess.run(
-        ["git", "rev-parse", "HEAD"], capture_output=True, text=True
-    ).stdout
+    commit = (
+        os.environ.get("ALIGNMIXUP_COMMIT")
+        or subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout
+    )
     stamp = {
         "hardware": torch.cuda.get_device_name(),
         "commit": commit.strip()[:12],

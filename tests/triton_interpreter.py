@@ -13,14 +13,14 @@ import sys
 
 import torch
 
-KERNELS = "alignmixup.ot._triton"
+KERNELS = ("alignmixup.ot._triton", "alignmixup.mixing._triton")
 
 
 def interpret_kernels() -> None:
     """Have the kernels of this process interpreted, unless there is a GPU to run them."""
     if torch.cuda.is_available():
         return
-    loaded = sys.modules.get(f"{KERNELS}_common")
+    loaded = sys.modules.get("alignmixup.ot._triton_common")
     if loaded is not None and loaded.INTERPRETED:
         return
     os.environ["TRITON_INTERPRET"] = "1"
@@ -30,5 +30,6 @@ def interpret_kernels() -> None:
             del sys.modules[name]
         if name.startswith(KERNELS):
             del sys.modules[name]
-            delattr(sys.modules["alignmixup.ot"], name.rpartition(".")[2])
-    importlib.import_module(KERNELS)
+            room, _, module = name.rpartition(".")
+            delattr(sys.modules[room], module)
+    importlib.import_module(KERNELS[0])

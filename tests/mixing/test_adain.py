@@ -203,7 +203,7 @@ def test_a_checksum_is_checked(weights: str) -> None:
 
 
 def test_what_is_no_weights_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"needs the weights .* fit_adain, or a folder with vgg"):
+    with pytest.raises(ValueError, match=r"needs the weights .* `alignmixup adain` .* with vgg"):
         find_weights("")
     with pytest.raises(FileNotFoundError, match=r"no AdaIN weights at .*nowhere.safetensors"):
         load_adain(str(tmp_path / "nowhere.safetensors"))

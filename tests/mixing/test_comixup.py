@@ -58,6 +58,10 @@ def one_part(costs: JointCosts, part: int, times: int) -> JointCosts:
     return dataclasses.replace(costs, **tensors)
 
 
+def assigned(costs: JointCosts, start: Tensor, **settings: object) -> Tensor:
+    return assign_blocks(costs, start, **settings).shares
+
+
 # ---- the joint assignment ------------------------------------------------------------------------
 
 
@@ -88,7 +92,7 @@ def test_objective_against_loops(penalty: str) -> None:
 def test_tiny_parts_reach_the_minimum(inputs: int, parts: int, penalty: str) -> None:
     """Two by two blocks: every assignment is tried, 256 of two inputs, 531,441 of three."""
     costs = realistic_costs(parts, inputs, 2, penalty)
-    shares = assign_blocks(costs, random_start(8, costs), half_labels=False, resolve_ties=False)
+    shares = assigned(costs, random_start(8, costs), half_labels=False, resolve_ties=False)
     found = joint_objective(costs, shares)
     every = torch.cartesian_prod(*[torch.arange(inputs)] * (4 * inputs)).view(-1, inputs, 4)
     for part in range(parts):
@@ -103,17 +107,40 @@ def test_tiny_parts_reach_the_minimum(inputs: int, parts: int, penalty: str) -> 
         assert float(found[part]) == pytest.approx(float(least), abs=1e-6)
 
 
-@pytest.mark.parametrize("sharpness", [1.0, 2.0])
-def test_not_above_conditional_modes_with_ten_restarts(sharpness: float) -> None:
-    """At the paper's size: 20 inputs, four by four blocks."""
-    costs = realistic_costs(2, 20, 4, sharpness=sharpness)
-    start = random_start(8, costs)
-    plain = assign_blocks(costs, start, half_labels=False, resolve_ties=False)
-    full = assign_blocks(costs, start)
-    for part in range(2):
-        searched = search_modes(one_part(costs, part, 10), num_sweeps=3)
-        assert float(joint_objective(costs, plain)[part]) <= searched
-        assert float(joint_objective(costs, full)[part]) <= searched
+# The saliency of the network as it is, and raised to powers that make it ever sharper.
+@pytest.mark.parametrize(
+    ("inputs", "n", "sharpness"),
+    [(20, 4, 1.0), (20, 4, 2.0), (20, 4, 4.0), (12, 4, 3.0), (8, 4, 1.0), (6, 4, 1.0), (8, 2, 1.0)],
+)
+def test_not_above_conditional_modes_with_ten_restarts(
+    inputs: int, n: int, sharpness: float
+) -> None:
+    """No part of the paper's size is, nor any smaller one at the saliency of a network."""
+    ours, searched = compare_with_conditional_modes(inputs, n, sharpness)
+    assert (ours <= searched + 1e-9).all()
+
+
+@pytest.mark.parametrize("inputs", [6, 8])
+def test_small_parts_with_sharp_saliency_are_below_conditional_modes_on_the_whole(
+    inputs: int,
+) -> None:
+    """There a plain search is now and then luckier, by a few per cent."""
+    ours, searched = compare_with_conditional_modes(inputs, 4, 3.0)
+    assert (ours.mean(1) < 1.05 * searched.mean()).all()  # both are negative
+    assert (ours <= 0.95 * searched).all()
+
+
+def compare_with_conditional_modes(inputs: int, n: int, sharpness: float) -> tuple[Tensor, Tensor]:
+    """The objective of whole inputs alone and of the full assignment, and of a plain search."""
+    parts = 40 // inputs
+    costs = realistic_costs(parts, inputs, n, sharpness=sharpness)
+    start = random_start(CoMixup().num_restarts, costs)
+    plain = assigned(costs, start, half_labels=False, resolve_ties=False)
+    full = assigned(costs, start)
+    num_sweeps = 3 if inputs == 20 else 6
+    searched = [search_modes(one_part(costs, part, 10), num_sweeps) for part in range(parts)]
+    ours = torch.stack([joint_objective(costs, plain), joint_objective(costs, full)])
+    return ours, torch.tensor(searched, dtype=torch.float64)
 
 
 def search_modes(costs: JointCosts, num_sweeps: int) -> float:
@@ -147,10 +174,10 @@ def search_modes(costs: JointCosts, num_sweeps: int) -> float:
 
 def test_shares_are_whole_or_halves_and_halves_occur() -> None:
     costs = realistic_costs(3, 12, 4)
-    shares = assign_blocks(costs, random_start(4, costs))
+    shares = assigned(costs, random_start(4, costs))
     assert torch.equal(shares.sum(3), torch.ones_like(shares.sum(3)))
     assert set(shares.unique().tolist()) == {0.0, 0.5, 1.0}
-    plain = assign_blocks(costs, random_start(4, costs), half_labels=False)
+    plain = assigned(costs, random_start(4, costs), half_labels=False)
     assert set(plain.unique().tolist()) == {0.0, 1.0}
 
 
@@ -158,7 +185,7 @@ def test_halves_are_of_inputs_the_output_shows() -> None:
     """One iteration before halves come in; then an output of one input has nothing to halve."""
     costs = realistic_costs(1, 3, 2)
     costs = dataclasses.replace(costs, beta=10.0, gamma=0.0)  # no jump within an output is worth it
-    shares = assign_blocks(costs, random_start(8, costs), num_iters=3)
+    shares = assigned(costs, random_start(8, costs), num_iters=3)
     assert set(shares.unique().tolist()) == {0.0, 1.0}
     assert (shares.sum(2).amax(2) == 4).all()
 
@@ -171,8 +198,8 @@ def test_crowding_spreads_the_inputs() -> None:
     greedy = dataclasses.replace(costs, unary=unary, gamma=0.0)
     fair = dataclasses.replace(costs, unary=unary)
     start = random_start(4, costs)
-    assert (assign_blocks(greedy, start)[0, ..., 2] == 1).all()
-    shown = assign_blocks(fair, start)[0, ..., 2].sum((0, 1))
+    assert (assigned(greedy, start)[0, ..., 2] == 1).all()
+    shown = assigned(fair, start)[0, ..., 2].sum((0, 1))
     assert shown < 3 * 16
 
 
@@ -187,19 +214,19 @@ def test_tied_outputs_are_pushed_apart() -> None:
     is_real = F.pad(is_real, (0, 1))
     costs = JointCosts(unary, eye, is_real, beta=0.02, gamma=0.11, tau=100.0)
     start = torch.zeros(1, 1, 3, 4, dtype=torch.int64)
-    alike = assign_blocks(costs, start, half_labels=False, resolve_ties=False)[0, :2]
+    alike = assigned(costs, start, half_labels=False, resolve_ties=False)[0, :2]
     assert torch.equal(alike[0], alike[1])
     assert (alike.sum(1) > 0).sum(1).tolist() == [2, 2]
-    apart = assign_blocks(costs, start, half_labels=False)[0, :2]
+    apart = assigned(costs, start, half_labels=False)[0, :2]
     assert apart[0].sum(0)[0] < apart[1].sum(0)[0]  # the first input is dearer in the first output
 
 
 def test_parts_do_not_see_each_other() -> None:
     costs = realistic_costs(4, 8, 4)
     start = random_start(4, costs)
-    together = assign_blocks(costs, start)
+    together = assigned(costs, start)
     for part in range(4):
-        alone = assign_blocks(one_part(costs, part, 1), start[:, part : part + 1])
+        alone = assigned(one_part(costs, part, 1), start[:, part : part + 1])
         assert torch.equal(alone[0], together[part])
 
 
@@ -213,8 +240,8 @@ def test_what_fills_up_a_part_changes_nothing() -> None:
         compatibility=F.pad(costs.compatibility, (0, 3, 0, 3)),
         is_real=F.pad(costs.is_real, (0, 3)),
     )
-    narrow = assign_blocks(costs, start)
-    filled = assign_blocks(wide, F.pad(start, (0, 0, 0, 3)))
+    narrow = assigned(costs, start)
+    filled = assigned(wide, F.pad(start, (0, 0, 0, 3)))
     assert torch.equal(filled[:, :5, :, :5], narrow)
     assert filled[:, 5:].abs().sum() == 0
     assert filled[..., 5:].abs().sum() == 0
@@ -312,7 +339,7 @@ def test_a_dirichlet_prior_for_each_part() -> None:
     draw = draw_from(mixer, 47)
     for part in draw.prior.split(20):
         torch.testing.assert_close(part.sum(), torch.ones(()))
-    assert draw.start.shape == (8, 47, int(draw.case), int(draw.case))
+    assert draw.start.shape == (16, 47, int(draw.case), int(draw.case))
     rng = torch.Generator().manual_seed(0)
     priors = torch.stack([CoMixup().draw(20, rng).prior for _ in range(2000)])
     # Dirichlet(2, ..., 2): mean 1/20, variance (1/20) (19/20) / (40 + 1).

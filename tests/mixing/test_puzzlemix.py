@@ -76,11 +76,19 @@ def test_a_discarded_pass_leaves_no_trace() -> None:
     """Modes, running statistics and gradients are as before, also where modes were mixed."""
     net = TinyNet()
     net.layer2.eval()
+    net.layer1.requires_grad_(False)
     before = {name: value.clone() for name, value in net.state_dict().items()}
     modes = [module.training for module in net.modules()]
+    is_learned = [parameter.requires_grad for parameter in net.parameters()]
+    asked: list[bool] = []
+    net.register_forward_pre_hook(
+        lambda m, _: asked.extend(parameter.requires_grad for parameter in m.parameters())
+    )
     watched = Watched(net)
     saliency = gradient_saliency(watched, images(4), labels(4))
     assert watched.modes == [False]
+    assert not any(asked)  # compiled code would work out gradients that nobody wants
+    assert [parameter.requires_grad for parameter in net.parameters()] == is_learned
     assert [module.training for module in net.modules()] == modes
     assert all(torch.equal(before[name], value) for name, value in net.state_dict().items())
     assert all(parameter.grad is None for parameter in net.parameters())
@@ -443,9 +451,9 @@ def test_published_settings() -> None:
         ({"eta": -0.1}, "must be 0 or more"),
         ({"t_size": 0}, "got 4 and 0"),
         ({"adv_prob": 1.5}, "adv_prob must lie in .* got 1.5"),
-        ({"mean": (0.5,)}, "give both or neither"),
-        ({"mean": (0.5,), "std": (0.0,)}, "std must be positive"),
-        ({"mean": (0.5,), "std": (0.5,), "saliency_std": (0.5,)}, "cannot stand beside it"),
+        ({"mean": (0.5,)}, "give both mean and std or neither"),
+        ({"mean": (0.5,), "std": (0.0,)}, "std positive"),
+        ({"mean": (0.5,), "std": (0.5,), "saliency_std": (0.5,)}, "cannot stand beside std"),
         ({"clean_lam": -1.0}, "clean_lam must be 0 .* -1.0"),
         ({"saliency_std": (0.0,)}, "saliency_std must be positive"),
     ],
@@ -463,7 +471,7 @@ def test_bad_images_are_named() -> None:
         mixer.apply(TinyNet(), x, labels(2), draw)
 
     x = images(2)
-    with pytest.raises(ValueError, match=r"pixels must lie in \[0, 1\], got .* to 2"):
+    with pytest.raises(ValueError, match=r"needs pixels in \[0, 1\], got values from .* to 2"):
         apply(2 * x / x.max())
     with pytest.raises(ValueError, match=r"square images .* got \[2, 3, 16, 12\]"):
         apply(x[..., :12])

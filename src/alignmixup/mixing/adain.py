@@ -221,8 +221,8 @@ def _files(weights: str) -> list[Path]:
     """One file of ours, or encoder and decoder of the reference."""
     if not weights:
         raise ValueError(
-            "style mixing needs the weights of an AdaIN network: name a file made by fit_adain, "
-            "or a folder with vgg_normalised.pth and decoder.pth"
+            "style mixing needs the weights of an AdaIN network: name a file made by `alignmixup "
+            "adain` (fit_adain), or a folder with vgg_normalised.pth and decoder.pth"
         )
     path = Path(weights)
     if path.is_dir():

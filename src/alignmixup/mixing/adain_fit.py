@@ -49,6 +49,8 @@ RECONSTRUCTION_RATE = 2e-3
 STYLE_RATE = 5e-4
 PIXELS = 10.0  # weight of the reconstruction beside the losses of style
 
+OnStep = Callable[[int, int], None]
+
 
 @dataclass(frozen=True, slots=True)
 class AdainFit:
@@ -70,13 +72,17 @@ def fit_adain(
     seed: int = 0,
     device: torch.device | str = "cpu",
     width: int = 32,
+    on_step: OnStep | None = None,
 ) -> AdainFit:
     """Train a small AdaIN network on ``image_set`` and write it to ``out_path`` (.safetensors).
 
-    The class style distances for StyleCutMix's automatic gamma go into the same file.
+    The class style distances for StyleCutMix's automatic gamma go into the same file. ``on_step``
+    is told how many steps are done, of how many.
     """
     _count_classes(image_set.labels, image_set.num_classes)  # an empty one would cost the training
-    net = train_small_adain(image_set.images, steps=steps, seed=seed, device=device, width=width)
+    net = train_small_adain(
+        image_set.images, steps=steps, seed=seed, device=device, width=width, on_step=on_step
+    )
     net.class_distances = _distances_of(net, image_set)
     shown = _batch(image_set.images[:512], device)
     metadata = {
@@ -129,6 +135,7 @@ def train_small_adain(
     device: torch.device | str = "cpu",
     width: int = 32,
     batch_size: int = 64,
+    on_step: OnStep | None = None,
 ) -> AdaIN:
     """Train a small network on ``images``, uint8 or floats in [0, 1], [n, 3, h, w]; frozen."""
     if steps < 2:
@@ -141,13 +148,27 @@ def train_small_adain(
     rng = torch.Generator().manual_seed(seed)
     net = small_adain(width, rng).to(device)
     sampler = _Sampler(images, min(batch_size, len(images)), rng, device)
+    half, tell = steps // 2, on_step or (lambda done, total: None)
     _train(
-        net, list(net.parameters()), sampler, steps // 2, _reconstruction_loss, RECONSTRUCTION_RATE
+        net,
+        list(net.parameters()),
+        sampler,
+        half,
+        _reconstruction_loss,
+        RECONSTRUCTION_RATE,
+        lambda done: tell(done, steps),
     )
     net.encoder.requires_grad_(requires_grad=False)
     _normalise_encoder(net, sampler())
-    rest = steps - steps // 2
-    _train(net, list(net.decoder.parameters()), sampler, rest, _style_loss, STYLE_RATE)
+    _train(
+        net,
+        list(net.decoder.parameters()),
+        sampler,
+        steps - half,
+        _style_loss,
+        STYLE_RATE,
+        lambda done: tell(half + done, steps),
+    )
     return net.eval().requires_grad_(requires_grad=False)
 
 
@@ -179,15 +200,17 @@ def _train(
     steps: int,
     loss_of: Callable[[AdaIN, Tensor], Tensor],
     rate: float,
+    tell: Callable[[int], None],
 ) -> None:
     optimizer = torch.optim.Adam(parameters, lr=rate)
     # Down to a tenth, so that the last weights are not those of a noisy step.
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps, rate / 10)
-    for _ in range(steps):
+    for step in range(steps):
         optimizer.zero_grad(set_to_none=True)
         loss_of(net, sampler()).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         schedule.step()
+        tell(step + 1)
 
 
 def _reconstruct(net: AdaIN, features: Tensor, like: Tensor) -> Tensor:

@@ -36,6 +36,7 @@ from alignmixup.mixing.gradient_saliency import (
     gradient_saliency,
 )
 from alignmixup.mixing.joint_blocks import JointCosts, Penalty, assign_blocks
+from alignmixup.mixing.kernels import Backend
 from alignmixup.mixing.nomix import clean_draw
 from alignmixup.mixing.sampling import sample_case, sample_unit
 
@@ -83,12 +84,13 @@ class CoMixup(Mixer):
     compat_stride: int = 1
     num_iters: int = 4
     num_sweeps: int = 2
-    num_restarts: int = 8
+    num_restarts: int = 16
     half_labels: bool = True
     resolve_ties: bool = True
     clean_lam: float = 1.0
     saliency_std: Rgb | None = None
     loss: Loss = "bce"
+    backend: Backend = "auto"
 
     def __post_init__(self) -> None:
         check_alpha(self.alpha)
@@ -164,7 +166,8 @@ class CoMixup(Mixer):
             num_sweeps=self.num_sweeps,
             half_labels=self.half_labels,
             resolve_ties=self.resolve_ties,
-        )
+            backend=self.backend,
+        ).shares
 
     def _peaks(self, maps: Float[Tensor, "b h w"]) -> Float[Tensor, "b 2"]:
         """Row and column of the window that is most salient."""

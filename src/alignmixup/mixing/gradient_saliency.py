@@ -85,12 +85,21 @@ def gradient_saliency(
 
 
 def _evaluated_logits(module: nn.Module, x: Tensor) -> Tensor:
-    """Logits in evaluation mode; each sub-module gets its own mode back."""
+    """Logits in evaluation mode, for gradients by the pixels alone; then all is as it was.
+
+    The parameters ask for no gradient meanwhile: compiled code works out every gradient that is
+    asked for when it runs forward, wanted or not, and those of the weights are half of the work.
+    """
     modes = [(part, part.training) for part in module.modules()]
+    learned = [p for p in module.parameters() if p.requires_grad]
     module.eval()
     try:
+        for parameter in learned:
+            parameter.requires_grad_(False)
         return _logits(module, x)
     finally:
+        for parameter in learned:
+            parameter.requires_grad_()
         for part, mode in modes:
             part.training = mode
 

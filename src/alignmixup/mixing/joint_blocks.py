@@ -6,8 +6,10 @@
 over shares z_j of the inputs in the blocks of output j; u and v are neighbours. The last term keeps
 outputs from showing the same inputs, once an input is shown more than tau blocks elsewhere.
 
-One output at a time is cut on its grid with the others fixed. That is sequential by nature, so all
-else lies side by side: parts of the batch and restarts.
+One output at a time is cut on its grid with the others fixed, as if what they show were dear in
+proportion; then one block of each output at a time is changed where that lowers F itself. That is
+sequential by nature, so all else lies side by side: parts of the batch and restarts. On a GPU the
+whole search is one kernel (``_triton_joint``), of which this is the reference.
 
 Symbols: p parts, i of N inputs, j of N outputs, s blocks, r restarts, b = r p, L labels.
 """
@@ -22,16 +24,19 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from alignmixup.mixing import kernels
 from alignmixup.mixing.gridcut import PottsGrid, grid_adjacency, label_rows
+from alignmixup.mixing.kernels import Backend, choose_backend
 from alignmixup.ot._precision import full_float32
 
-__all__ = ["JointCosts", "Penalty", "assign_blocks", "joint_objective"]
+__all__ = ["Assignment", "JointCosts", "Penalty", "assign_blocks", "joint_objective"]
 
 Penalty = Literal["hard", "soft"]
 
 NEVER = 1e6  # the cost of a label that is not there
 HALF_BONUS = 5e-4  # what a block shared by two inputs saves over the mean of the two
 HALF_LIKENESS = 0.75  # of a half-and-half label to its parents and to its siblings
+WORTH_IT = 1e-6  # by how much a single change must lower F; less is rounding
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +84,14 @@ def joint_objective(costs: JointCosts, shares: Float[Tensor, "p N s N"]) -> Floa
     return unary + costs.beta / 2 * (norms - products) + costs.gamma * crowding
 
 
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """The shares of the inputs in each block of each output, and which backend found them."""
+
+    shares: Float[Tensor, "p N s N"]
+    backend: str
+
+
 @torch.no_grad()
 def assign_blocks(
     costs: JointCosts,
@@ -88,12 +101,43 @@ def assign_blocks(
     num_sweeps: int = 2,
     half_labels: bool = True,
     resolve_ties: bool = True,
-) -> Float[Tensor, "p N s N"]:
+    backend: Backend = "auto",
+) -> Assignment:
     """Lower F from each start and return the best: shares of one input, or halves of two.
 
     Halves come in from the second iteration on. Before the last two iterations, outputs that show
     the same set of inputs are pushed apart.
     """
+    _, num, sites = costs.unary.shape
+    name = choose_backend(backend, costs.unary, sites, num)
+    if name == "triton":
+        shares = kernels.joint_assignment(
+            costs.unary,
+            costs.compatibility,
+            costs.is_real,
+            start,
+            costs.beta,
+            costs.gamma,
+            costs.tau,
+            costs.penalty == "soft",
+            num_iters,
+            num_sweeps,
+            half_labels,
+            resolve_ties,
+        )
+    else:
+        shares = _assign(costs, start, num_iters, num_sweeps, half_labels, resolve_ties)
+    return Assignment(shares, name)
+
+
+def _assign(
+    costs: JointCosts,
+    start: Int[Tensor, "r p N s"],
+    num_iters: int,
+    num_sweeps: int,
+    half_labels: bool,
+    resolve_ties: bool,
+) -> Float[Tensor, "p N s N"]:
     restarts, parts = start.shape[:2]
     with full_float32(start.device):
         many = costs.repeated(restarts)
@@ -102,6 +146,7 @@ def assign_blocks(
             if resolve_ties and iteration == max(num_iters - 2, 1):
                 state.push_ties_apart()
             state.improve(num_sweeps, half_labels and iteration > 0)
+        state.descend()
         value = joint_objective(many, state.shares).view(restarts, parts)
         best = value.min(0).indices.view(1, parts, 1, 1, 1)
         shares = state.shares.view(restarts, parts, *state.shares.shape[1:])
@@ -130,17 +175,45 @@ class _State:
         costs = self.costs
         menu = _Menu.of(self, half_labels)
         shown = self.shares.sum(2)
-        total = shown.sum(1, keepdim=True) @ costs.compatibility
-        own = shown @ costs.compatibility
+        total = shown.sum(1, keepdim=True)
         picked = []
         for j in range(shown.shape[1]):
-            elsewhere = total - own[:, j : j + 1]
-            crowding = costs.excess(elsewhere) @ menu.shares[:, j].mT
+            elsewhere = total - shown[:, j : j + 1]
+            crowding = costs.excess(elsewhere @ costs.compatibility) @ menu.shares[:, j].mT
             unary = torch.add(menu.unary[:, j], crowding, alpha=2 * costs.gamma)
             labels = self.grid.sweep(unary, menu.labels[:, j], menu.likeness[:, j], num_sweeps)
             picked.append(label_rows(menu.shares[:, j], labels))
-            total = torch.baddbmm(elsewhere, picked[j].sum(1, keepdim=True), costs.compatibility)
+            total = elsewhere + picked[j].sum(1, keepdim=True)
         self.shares = torch.stack(picked, dim=1)
+
+    def descend(self) -> None:
+        """In each output in turn, give the block to the input that lowers F most, if any does.
+
+        Beside the block's own input and the new one, a change of counts moves v by no more than
+        the little that compatibility has off its diagonal; that is left out of the choice.
+        """
+        costs, num = self.costs, self.shares.shape[1]
+        like = self.shares
+        inputs = torch.arange(num, device=like.device)
+        is_other = (inputs.unsqueeze(1) != inputs).to(like.dtype).unsqueeze(2)
+        blocks = torch.arange(like.shape[2], device=like.device)
+        single = _SingleChanges.of(costs, self.push, like)
+        shown = like.sum(2)
+        v = (shown.sum(1, keepdim=True) - shown) @ costs.compatibility
+        for j in range(num):
+            own = self.shares[:, j]
+            now = costs.excess(v)
+            crowding = single.crowding(v, now, shown * is_other[j])
+            change = single.changes(j, own, now[:, j : j + 1], crowding)
+            value, place = change.flatten(1).min(1)
+            is_worth = (value < -WORTH_IT) & costs.is_real[:, j]
+            is_changed = (blocks == (place // num).unsqueeze(1)) & is_worth.unsqueeze(1)
+            new = (inputs == (place % num).unsqueeze(1)).to(own.dtype).unsqueeze(1)
+            step = (new - own) * is_changed.unsqueeze(2)
+            own += step  # in place: a view of the shares
+            moved = step.sum(1, keepdim=True)
+            v = torch.addcmul(v, is_other[j], moved @ costs.compatibility)
+            shown[:, j : j + 1] += moved
 
     def push_ties_apart(self) -> None:
         """Where two outputs show one set of several inputs, make its first input dearer in the
@@ -153,6 +226,55 @@ class _State:
         earlier = same.tril(-1).sum(2, keepdim=True)
         first, second = is_used & (rank == 1), is_used & (rank == 2)
         self.push = (later * first + earlier * second).to(self.shares.dtype)
+
+
+@dataclass(frozen=True)
+class _SingleChanges:
+    """What F gains where a single block is given to one input alone."""
+
+    costs: JointCosts
+    adjacent: Float[Tensor, "s s"]
+    edges: Float[Tensor, "s 1"]
+    plain: Float[Tensor, "b N s N"]
+    steps: Float[Tensor, "b 3 1 N"]
+
+    @classmethod
+    def of(cls, costs: JointCosts, push: Tensor, like: Tensor) -> _SingleChanges:
+        adjacent = grid_adjacency(costs.side, like)
+        itself = costs.compatibility.diagonal(dim1=1, dim2=2).unsqueeze(1)
+        return cls(
+            costs,
+            adjacent,
+            costs.beta / 2 * adjacent.sum(1, keepdim=True),
+            costs.unary.mT.unsqueeze(1) + costs.gamma * push.unsqueeze(2),
+            # A block more of an input, a half less, a whole one less.
+            torch.stack([itself, -0.5 * itself, -itself], dim=1),
+        )
+
+    def crowding(
+        self, v: Float[Tensor, "b N N"], now: Float[Tensor, "b N N"], others: Float[Tensor, "b N N"]
+    ) -> Float[Tensor, "b 3 N"]:
+        """How the other outputs' crowding changes with each of the steps."""
+        then = self.costs.excess(v.unsqueeze(1) + self.steps)
+        return (others.unsqueeze(1) * (then - now.unsqueeze(1))).sum(2)
+
+    def changes(
+        self,
+        j: int,
+        own: Float[Tensor, "b s N"],
+        now: Float[Tensor, "b 1 N"],
+        crowding: Float[Tensor, "b 3 N"],
+    ) -> Float[Tensor, "b s N"]:
+        costs = self.costs
+        more, half_less, less = crowding.unsqueeze(2).unbind(1)
+        base = torch.add(self.plain[:, j], now, alpha=costs.gamma)
+        base = torch.add(base, self.adjacent @ own, alpha=-costs.beta)
+        taken = torch.add(base, more, alpha=costs.gamma) + self.edges
+        freed = torch.where(own.amax(2, keepdim=True) < 1, 2 * half_less, less)
+        left = torch.add(base, freed, alpha=-costs.gamma) + self.edges * own
+        left = (own * left).sum(2, keepdim=True)
+        is_out = (own > 0) | ~costs.is_real.unsqueeze(1)
+        return (taken - left).masked_fill(is_out, NEVER)
 
 
 @dataclass(frozen=True)

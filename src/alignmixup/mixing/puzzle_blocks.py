@@ -13,7 +13,9 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from alignmixup.mixing import kernels
 from alignmixup.mixing.gradient_saliency import block_saliency
+from alignmixup.mixing.kernels import Backend, choose_backend
 
 __all__ = ["Energy", "puzzle_energy", "repeat_blocks", "transport"]
 
@@ -102,6 +104,7 @@ def transport(
     salient: Float[Tensor, "b n n"],
     is_shown: Bool[Tensor, "b n n"],
     t_eps: float = 0.8,
+    backend: Backend = "auto",
 ) -> Float[Tensor, "b c h h"]:
     """Move salient blocks into the shown region: block i to place j at the cost
 
@@ -111,7 +114,10 @@ def transport(
     keeps its own block.
     """
     n = salient.shape[1]
-    source = _auction(_transport_cost(salient, is_shown, t_eps), num_rounds=n)
+    if choose_backend(backend, salient, n * n) == "triton":
+        source = kernels.auction(salient, is_shown, t_eps)
+    else:
+        source = _auction(_transport_cost(salient, is_shown, t_eps), num_rounds=n)
     block = images.shape[-1] // n
     b, c = images.shape[:2]
     tiles = images.reshape(b, c, n, block, n, block).permute(0, 2, 4, 1, 3, 5).flatten(1, 2)

@@ -32,11 +32,12 @@ from alignmixup.mixing.blend import (
 from alignmixup.mixing.gradient_saliency import (
     Rgb,
     block_saliency,
-    channel_values,
     check_saliency_settings,
     gradient_saliency,
 )
 from alignmixup.mixing.gridcut import cut_ordered
+from alignmixup.mixing.kernels import Backend
+from alignmixup.mixing.pixels import check_scale, from_pixels, to_pixels
 from alignmixup.mixing.puzzle_blocks import puzzle_energy, repeat_blocks, transport
 from alignmixup.mixing.sampling import sample_case, sample_perm, sample_share, sample_unit
 
@@ -96,6 +97,7 @@ class PuzzleMix(Mixer):
     std: Rgb | None = None
     saliency_std: Rgb | None = None
     loss: Loss = "bce"
+    backend: Backend = "auto"
 
     def __post_init__(self) -> None:
         check_alpha(self.alpha)
@@ -114,12 +116,11 @@ class PuzzleMix(Mixer):
             )
         if not 0 <= self.adv_prob <= 1:
             raise ValueError(f"adv_prob must lie in [0, 1], got {self.adv_prob}")
-        if (self.mean is None) != (self.std is None):
-            raise ValueError("mean and std say how the loader normalised: give both or neither")
-        if self.std is not None and (min(self.std) <= 0 or self.saliency_std is not None):
+        check_scale(self.mean, self.std)
+        if self.std is not None and self.saliency_std is not None:
             raise ValueError(
-                f"std must be positive, got {self.std}; saliency_std is for images in [0, 1] and "
-                f"cannot stand beside it, got {self.saliency_std}"
+                "saliency_std is for images in [0, 1] and cannot stand beside std, got "
+                f"{self.saliency_std} and {self.std}"
             )
 
     @classmethod
@@ -167,8 +168,7 @@ class PuzzleMix(Mixer):
         check_case(draw.case, self.cases)
         num_blocks = int(draw.case.removesuffix(ADVERSARIAL))
         self._check_size(x, num_blocks)
-        pixels = self._to_pixels(x)
-        _check_range(pixels)
+        pixels = to_pixels(x, self.mean, self.std)
         is_noisy = draw.case.endswith(ADVERSARIAL)
         noise = _uniform_noise(draw, x, self.adv_eps) if is_noisy else None
         seen = x if noise is None else self._from_pixels((pixels + noise).clamp(0, 1))
@@ -202,8 +202,8 @@ class PuzzleMix(Mixer):
             gamma=self.gamma,
             neigh_size=self.neigh_size,
         )
-        labels = cut_ordered(energy.unary, energy.down, energy.right).labels
-        return labels.to(energy.unary.dtype) / (self.num_labels - 1)
+        cut = cut_ordered(energy.unary, energy.down, energy.right, backend=self.backend)
+        return cut.labels.to(energy.unary.dtype) / (self.num_labels - 1)
 
     def _compose(
         self, pair: Float[Tensor, "2 b c h w"], maps: Tensor, mask: Tensor, perm: Tensor
@@ -219,6 +219,7 @@ class PuzzleMix(Mixer):
                 torch.cat([salient, salient[perm]]),
                 torch.cat([grid, 1 - grid]) > 0,
                 self.t_eps,
+                self.backend,
             )
             pair = moved.view_as(pair)
         wide = pair.to(mask.dtype)
@@ -247,15 +248,8 @@ class PuzzleMix(Mixer):
                 f"{side}): choose another, or -1 to move the blocks of the mask"
             )
 
-    def _to_pixels(self, x: Tensor) -> Tensor:
-        if self.mean is None or self.std is None:
-            return x
-        return x * channel_values(self.std, x) + channel_values(self.mean, x)
-
     def _from_pixels(self, pixels: Tensor) -> Tensor:
-        if self.mean is None or self.std is None:
-            return pixels
-        return (pixels - channel_values(self.mean, pixels)) / channel_values(self.std, pixels)
+        return from_pixels(pixels, self.mean, self.std)
 
     def _sharpen(self, noise: Tensor, gradient: Tensor) -> Tensor:
         """One step up the loss from random noise, at most ``adv_eps`` in each pixel."""
@@ -266,21 +260,9 @@ class PuzzleMix(Mixer):
         """Add the noise to the images whose coin has fallen; the others stay bit for bit."""
         assert isinstance(draw, PuzzleDraw)  # _uniform_noise has checked it
         both = torch.stack([noise, noise[draw.perm]]) * draw.strength
-        flat = self._to_pixels(pair.flatten(0, 1)) + both.flatten(0, 1)
+        flat = to_pixels(pair.flatten(0, 1), self.mean, self.std) + both.flatten(0, 1)
         noisy = self._from_pixels(flat.clamp(0, 1)).view_as(pair)
         return torch.where(draw.coins.view(2, 1, 1, 1, 1) > 0, noisy, pair)
-
-
-def _check_range(pixels: Tensor) -> None:
-    """On the CPU alone: elsewhere the check would wait for the device at each step."""
-    if pixels.device.type != "cpu" or torch.compiler.is_compiling() or not pixels.numel():
-        return
-    low, high = float(pixels.min()), float(pixels.max())
-    if low < -0.01 or high > 1.01:
-        raise ValueError(
-            f"pixels must lie in [0, 1], got {low:.3g} to {high:.3g}: images that a loader has "
-            "normalised need its mean and std as settings"
-        )
 
 
 def _uniform_noise(draw: Draw, x: Tensor, eps: float) -> Tensor:
