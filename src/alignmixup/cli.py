@@ -9,6 +9,7 @@ import dataclasses
 import os
 import re
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,9 +18,17 @@ from typing import Any, Literal
 
 import tyro
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TransferSpeedColumn,
+)
 from rich.table import Table
-from tyro.conf import Positional
+from tyro.conf import Positional, UseAppendAction
 
 __all__ = ["main"]
 
@@ -50,20 +59,23 @@ class Recipes:
     """Part of a name, or a pattern such as 'cifar10-*-fast'."""
 
     def __call__(self) -> None:
-        from alignmixup.recipes.catalogue import find_recipe, published_error, recipe_names
+        from alignmixup.recipes.catalogue import find_recipe, published_cell, recipe_names
 
         names = recipe_names(self.pattern)
         if not names:
             raise ValueError(f"no recipe matches {self.pattern!r}; 'alignmixup recipes' lists all")
         table = Table("recipe", "epochs", "batch", "mixer", "published top-1 error", box=None)
         for name in names:
-            recipe, error = find_recipe(name), published_error(name)
+            recipe, cell = find_recipe(name), published_cell(name)
+            figure = "" if cell is None or cell.value is None else f"{cell.value} ({cell.metric})"
+            if cell is not None and cell.top1_error is not None:
+                figure = f"{cell.top1_error:.2f}"
             table.add_row(
                 name,
                 str(recipe.train.epochs),
                 str(recipe.train.batch_size),
                 type(recipe.mixer).__name__,
-                "" if error is None else f"{error:.2f}",
+                figure,
             )
         _print(table)
         print("published: the paper's best test epoch on its own schedule (not that of -fast)")
@@ -95,6 +107,8 @@ class Evaluate:
     """Folder of the run."""
     tasks: tuple[str, ...] = ("accuracy",)
     """Which evaluations; 'all' for everything the data allow."""
+    ood: UseAppendAction[tuple[tuple[str, ...], ...]] = ()
+    """Out-of-distribution images: folder:PATH, lsun-crop, ..., or all, which is without it."""
     data: Path | None = None
     """Folder of the data sets; else ALIGNMIXUP_DATA, else ./datasets."""
     seed: int = 0
@@ -104,14 +118,17 @@ class Evaluate:
     def __call__(self) -> None:
         from alignmixup.recipes.scoring import evaluate
 
-        done = evaluate(
-            self.run,
-            tasks=self.tasks,
-            data_root=self.data,
-            seed=self.seed,
-            device=self.device,
-            on_task=lambda name: print(f"{name} ...", file=sys.stderr),
-        )
+        with _Watch() as watch:
+            done = evaluate(
+                self.run,
+                tasks=self.tasks,
+                ood=[name for names in self.ood for name in names] or ["all"],
+                data_root=self.data,
+                seed=self.seed,
+                device=self.device,
+                on_task=watch.task,
+                on_images=watch.images,
+            )
         table = Table("task", "metric", "value", "source", box=None)
         for result in done.results:
             source = str(result.settings.get("source", ""))
@@ -119,6 +136,42 @@ class Evaluate:
         _print(table)
         for name, why in done.left_out.items():
             print(f"left out {name}: {why}")
+
+
+class _Watch:
+    """Says on stderr which task runs and how far it is: a bar on a terminal, elsewhere lines."""
+
+    EVERY = 30.0  # seconds between two lines about one task
+
+    def __init__(self) -> None:
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+        self._console = Console(stderr=True)
+        self._bar = Progress(*columns, TimeElapsedColumn(), console=self._console)
+        self._name = ""
+        self._said = 0.0
+
+    def __enter__(self) -> _Watch:
+        if self._console.is_terminal:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._console.is_terminal:  # elsewhere stopping would print an empty line
+            self._bar.stop()
+
+    def task(self, name: str) -> None:
+        self._name, self._said = name, time.monotonic()
+        for last in self._bar.task_ids:  # one that is left out would seem to run on
+            self._bar.remove_task(last)
+        self._bar.add_task(name, total=None)
+        if not self._console.is_terminal:
+            print(f"{name} ...", file=sys.stderr)
+
+    def images(self, done: int, total: int | None) -> None:
+        self._bar.update(self._bar.task_ids[-1], completed=done, total=total)
+        if not self._console.is_terminal and time.monotonic() - self._said > self.EVERY:
+            self._said = time.monotonic()
+            print(f"{self._name} {done}/{total or '?'} images", file=sys.stderr)
 
 
 @dataclass
@@ -149,15 +202,19 @@ class Report:
 
 @dataclass
 class Figure:
-    """Draw a figure as PNG and PDF: toy, methods, correspondences or effect.
+    """Draw a figure as PNG and PDF.
 
     toy: the alignment of 16 points in the plane; methods: one pair of images under every method;
-    correspondences: what is matched with what; effect: what alignment changes, layer by layer."""
+    cards: a picture of each method by itself; correspondences: what is matched with what; effect:
+    what alignment changes, layer by layer; interpolations: decoded mixes of features; teaser: four
+    methods on one pair; pose: whether pose follows the kept image; heads: what alignment changes
+    before pooled and flattened heads; reliability: accuracy by confidence; localization: boxes
+    found by class activation maps."""
 
     name: Positional[str]
     """Name of the figure."""
     run: Path | None = None
-    """Folder of a trained run; None: the built-in shapes and an untrained network."""
+    """Folder of a trained run; None: the built-in shapes and a small network, trained or not."""
     out: Path = Path("figures")
     """Folder of the pictures."""
     seed: int = 0
@@ -173,6 +230,97 @@ class Figure:
         )
         for path in written:
             print(path)
+
+
+@dataclass
+class Decoder:
+    """Train a decoder for the frozen network of a finished run, to see what its features hold.
+
+    It is kept in the run's folder and serves 'alignmixup figure interpolations --run RUN' and the
+    like; training that was interrupted goes on. A run of AlignMixup/AE has a decoder of its own:
+    --kind own says how well it does."""
+
+    run: Positional[Path]
+    """Folder of the run."""
+    layer: str | None = None
+    """Layer whose features are decoded; None: the one the run mixes at."""
+    kind: Literal["map", "vector", "own"] = "map"
+    """map: of the layer's map; vector: of a fully connected embedding of it, as in the paper."""
+    epochs: int = 30
+    batch_size: int = 128
+    lr: float = 2e-3
+    channels: int | None = None
+    """Channels of the decoder's first map; None: the layer's, between 64 and 512."""
+    seed: int = 0
+    again: bool = False
+    """Throw away the decoder that is there and start afresh."""
+    data: Path | None = None
+    """Folder of the data sets; else ALIGNMIXUP_DATA, else ./datasets."""
+    device: str = "auto"
+
+    def __call__(self) -> None:
+        from alignmixup.recipes.decoding import DecoderSettings, train_decoder
+
+        settings = DecoderSettings(
+            layer=self.layer,
+            kind=self.kind,
+            epochs=self.epochs,
+            batch_size=self.batch_size,
+            lr=self.lr,
+            channels=self.channels,
+            seed=self.seed,
+        )
+        print(
+            train_decoder(
+                self.run, settings, data_root=self.data, device=self.device, again=self.again
+            )
+        )
+
+
+@dataclass
+class Adain:
+    """Train the style network that StyleMix and StyleCutMix need, on any image set.
+
+    Then train with --mixer.weights FILE, and --mixer.sha256 to be sure of it. Those recipes make
+    one of their own where none is named; this one serves many runs, and has the classes' distances
+    in style that the automatic gamma of StyleCutMix asks for."""
+
+    dataset: Positional[str]
+    """Data set by name, or folder:PATH@SIZE; its training images."""
+    out: Path
+    """The .safetensors file to write."""
+    weights: str = ""
+    """Do not train: take these (a folder of vgg_normalised and decoder, or a file of ours) and add
+    the class distances of the data set."""
+    steps: int = 4000
+    images: int = 10_000
+    """How many images at most."""
+    width: int = 32
+    """Channels of the first layer."""
+    seed: int = 0
+    data: Path | None = None
+    """Folder of the data sets; else ALIGNMIXUP_DATA, else ./datasets."""
+    device: str = "auto"
+
+    def __call__(self) -> None:
+        from alignmixup.recipes.styling import make_style_weights
+
+        columns = (TextColumn("steps"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        with Progress(*columns, console=Console(stderr=True)) as bar:
+            task = bar.add_task("steps", total=None)
+            made = make_style_weights(
+                self.dataset,
+                self.out,
+                weights=self.weights,
+                steps=self.steps,
+                num_images=self.images,
+                width=self.width,
+                seed=self.seed,
+                data_root=self.data,
+                device=self.device,
+                on_step=lambda done, total: bar.update(task, completed=done, total=total),
+            )
+        print(made)
 
 
 @dataclass
@@ -278,6 +426,8 @@ COMMANDS: dict[str, Any] = {
     "evaluate": Evaluate,
     "report": Report,
     "figure": Figure,
+    "decoder": Decoder,
+    "adain": Adain,
     "bench": Bench,
 }
 DATA_COMMANDS: dict[str, Any] = {"list": DataList, "check": DataCheck, "fetch": DataFetch}
@@ -290,7 +440,10 @@ usage: alignmixup COMMAND ...
   train RECIPE [--out DIR]   train a recipe, or go on with the run in DIR
   evaluate RUN [--tasks ..]  score a trained run
   report RUN... [--out DIR]  tables of results, ours beside the published figures
-  figure NAME [--run DIR]    draw toy, methods, correspondences or effect
+  figure NAME [--run DIR]    draw toy, methods, cards, correspondences, effect, interpolations,
+                             teaser, pose, heads, reliability or localization
+  decoder RUN [--layer ..]   train a decoder for a finished run, to see what its features hold
+  adain DATASET --out FILE   train the style network of StyleMix and StyleCutMix
   data list|check|fetch      the data sets
   bench [PATTERN]            time one training step of each method
 

@@ -1,48 +1,22 @@
 """CUB-200-2011 in its official layout, made at small size."""
 
+from dataclasses import replace
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
-from alignmixup.data.cub import CubLayout, check_cub, load_cub, scan_cub
+from alignmixup.cli import main
+from alignmixup.data import fetch, find, sources
+from alignmixup.data.cub import check_cub, load_cub, scan_cub
 from alignmixup.data.stream import StreamLoader
-
-LAYOUT = CubLayout(num_images=6, num_train=4, num_classes=2)
-CLASSES = ("001.Black_footed_Albatross", "002.Laysan_Albatross")
-# width, height, and a box x, y, w, h that is painted white on black
-BIRDS = [
-    (40, 20, (10.0, 4.0, 20.0, 8.0)),
-    (20, 40, (0.0, 0.0, 10.0, 20.0)),
-    (30, 30, (15.0, 15.0, 15.0, 15.0)),
-    (16, 16, (4.0, 4.0, 8.0, 8.0)),
-    (50, 25, (25.0, 5.0, 20.0, 10.0)),
-    (32, 24, (8.0, 6.0, 24.0, 20.0)),  # two pixels too high
-]
-IS_TRAIN = [1, 0, 1, 1, 0, 1]
-LABELS = [1, 1, 1, 2, 2, 2]
+from cub_folder import BIRDS, CLASSES, IS_TRAIN, LAYOUT, make_cub
 
 
 @pytest.fixture
 def root(tmp_path):
-    folder = tmp_path / "CUB_200_2011"
-    files = {name: [] for name in ("images", "image_class_labels", "train_test_split")}
-    boxes = []
-    for i, (width, height, (x, y, w, h)) in enumerate(BIRDS):
-        name = f"{CLASSES[LABELS[i] - 1]}/bird_{i}.png"  # lossless, so that edges can be checked
-        pixels = np.zeros((height, width, 3), np.uint8)
-        pixels[int(y) : int(y + h), int(x) : int(x + w)] = 255
-        path = folder / "images" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(pixels).save(path)
-        files["images"].append(f"{i + 1} {name}")
-        files["image_class_labels"].append(f"{i + 1} {LABELS[i]}")
-        files["train_test_split"].append(f"{i + 1} {IS_TRAIN[i]}")
-        boxes.append(f"{i + 1} {x} {y} {w} {h}")
-    files["bounding_boxes"] = boxes
-    files["classes"] = [f"{k + 1} {name}" for k, name in enumerate(CLASSES)]
-    for name, lines in files.items():
-        (folder / f"{name}.txt").write_text("\n".join(lines) + "\n")
+    make_cub(tmp_path)
     return tmp_path
 
 
@@ -141,3 +115,18 @@ def test_box_outside_its_image_and_bad_options(root):
     damage(root, "bounding_boxes.txt", lambda t: t.replace("2 0.0 0.0", "2 20.0 0.0"))
     with pytest.raises(ValueError, match=r"bird_1\.png: its box .* outside its 20 x 40"):
         load_cub(root, "test", 16, LAYOUT)
+
+
+def test_the_source_is_known_by_name(root, capsys, monkeypatch):
+    source = find("cub200")
+    assert (source.num_classes, source.image_size) == (200, 224)
+    with pytest.raises(ValueError, match=r"cannot be fetched by a program.*CUB_200_2011\.tgz"):
+        fetch("cub200", root)
+    assert main(["data", "check", "cub200", "--data", str(root)]) == 1
+    assert r"classes.txt is damaged: 2 ids, not 1 to 200" in capsys.readouterr().err
+    small = replace(source, check=partial(check_cub, layout=LAYOUT))
+    monkeypatch.setitem(sources._SOURCES, "cub200", small)
+    assert main(["data", "check", "cub200", "--data", str(root)]) == 0
+    assert capsys.readouterr().out == "cub200: complete\n"
+    assert main(["data", "check", "cub200", "--data", str(root / "nowhere")]) == 1
+    assert "CUB_200_2011.tgz" in capsys.readouterr().err

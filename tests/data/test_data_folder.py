@@ -6,7 +6,14 @@ import torch
 from PIL import Image
 
 from alignmixup.data.decode import decode_files, read_rgb, unreadable_files
-from alignmixup.data.folder import FileSet, check_folder, load_folder, scan_folder
+from alignmixup.data.folder import (
+    FileSet,
+    check_folder,
+    list_images,
+    load_folder,
+    load_images,
+    scan_folder,
+)
 
 RED, BLUE = (220, 10, 10), (10, 10, 220)
 
@@ -141,3 +148,34 @@ def test_arguments_out_of_range_are_refused(root):
         load_folder(root, "val", 8)
     with pytest.raises(ValueError, match="1 files but 2 labels"):
         FileSet("x", "train", ("a.png",), torch.tensor([0, 0]), ("a",))
+
+
+def test_images_of_any_depth_and_kind_are_listed_and_loaded(root):
+    files = list_images(root)
+    assert [f.removeprefix(f"{root}/") for f in files] == [
+        f"{split}/{name}"
+        for split in ("train", "val")
+        for name in ("ant/b.png", "ant/deep/a.PNG", "bee/c.bmp")
+    ]
+    save(root / "grey.png", (9, 30), 77, "L")
+    images = load_images(list_images(root), 6)
+    assert images[0, :, 2, 2].tolist() == [77, 77, 77]
+    assert images[1, :, 2, 2].tolist() == list(RED)
+    with pytest.raises(FileNotFoundError, match=r"there is no folder .*nowhere"):
+        list_images(root / "nowhere")
+    (root / "empty").mkdir()
+    with pytest.raises(ValueError, match=r"empty holds no image, at any depth \(of bmp,"):
+        list_images(root / "empty")
+
+
+def test_a_crop_is_the_central_pixels_and_too_small_a_file_is_named(tmp_path):
+    pixels = np.arange(7 * 9 * 3, dtype=np.uint8).reshape(7, 9, 3)
+    Image.fromarray(pixels).save(tmp_path / "odd.png")
+    (image,) = load_images([str(tmp_path / "odd.png")], 5, "crop")
+    assert np.array_equal(image.permute(1, 2, 0).numpy(), pixels[1:6, 2:7])
+    with pytest.raises(ValueError, match=r"odd\.png has 9 x 7 pixels, too few for a crop of 8 x 8"):
+        load_images([str(tmp_path / "odd.png")], 8, "crop")
+    with pytest.raises(ValueError, match="'stretch'"):
+        load_images([], 8, "stretch")
+    with pytest.raises(ValueError, match="image_size"):
+        load_images([], 0)

@@ -1,46 +1,20 @@
 """Tiny-ImageNet reader: labels, boxes and grey images; the cache is used, and never trusted."""
 
 import os
+import shutil
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from alignmixup.data import tiny_imagenet
-from alignmixup.data.tiny_imagenet import TINY, TinyLayout, check_tiny, load_tiny
-
-LAYOUT = TinyLayout(num_classes=3, train_per_class=2, num_val=4)
-WNIDS = ["n03", "n01", "n02"]  # wnids.txt is not sorted
-COLOURS = {"n01": (200, 30, 30), "n02": (30, 200, 30), "n03": (30, 30, 200)}
-
-
-def save(path, colour, mode="RGB"):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new(mode, (64, 64), colour).save(path, quality=95)
+from alignmixup.data.tiny_imagenet import TINY, TinyLayout, check_tiny, load_tiny, load_tiny_val
+from tiny_folder import COLOURS, LAYOUT, WNIDS, make_tiny, save
 
 
 @pytest.fixture
 def root(tmp_path):
-    folder = tmp_path / "tiny-imagenet-200"
-    for wnid in WNIDS:
-        rows = []
-        for i in range(2):
-            path = folder / "train" / wnid / "images" / f"{wnid}_{i}.JPEG"
-            save(
-                path,
-                77 if (wnid, i) == ("n02", 1) else COLOURS[wnid],
-                "L" if (wnid, i) == ("n02", 1) else "RGB",
-            )
-            rows.append(f"{wnid}_{i}.JPEG\t{i}\t10\t63\t{20 + i}\n")
-        (folder / "train" / wnid / f"{wnid}_boxes.txt").write_text("".join(rows))
-    lines = []
-    for i, wnid in enumerate(["n02", "n03", "n01", "n02"]):
-        save(folder / "val" / "images" / f"val_{i}.JPEG", COLOURS[wnid])
-        lines.append(f"val_{i}.JPEG\t{wnid}\t0\t{i}\t44\t62\n")
-    (folder / "val" / "val_annotations.txt").write_text("".join(lines))
-    (folder / "wnids.txt").write_text("\n".join(WNIDS) + "\n")
-    (folder / "words.txt").write_text("n00\tentity\nn01\tgoldfish, Carassius auratus\nn02\ttoad\n")
+    make_tiny(tmp_path)
     return tmp_path
 
 
@@ -153,6 +127,35 @@ def test_the_official_counts_are_expected(root):
         load_tiny(root, "train", TINY)
     with pytest.raises(FileNotFoundError, match="data fetch tiny"):
         load_tiny(root / "nowhere", "train")
+
+
+def test_the_val_part_alone_gives_its_images(root, monkeypatch):
+    whole = load_tiny(root, "test", LAYOUT).images
+    folder = root / "tiny-imagenet-200"
+    with monkeypatch.context() as patch:
+        patch.setattr(tiny_imagenet, "decode_files", lambda *_: pytest.fail("decoded again"))
+        assert torch.equal(load_tiny_val(root, LAYOUT), whole)  # one cache for both
+    for path in (folder / "wnids.txt", folder / "words.txt", folder / "val/val_annotations.txt"):
+        path.unlink()
+    shutil.rmtree(folder / "train")
+    (folder / "decoded-test.safetensors").unlink()
+    assert torch.equal(load_tiny_val(root, LAYOUT), whole)
+    assert torch.equal(load_tiny_val(folder, LAYOUT), whole)
+    (folder / "val" / "images" / "val_2.JPEG").write_bytes(b"rubbish")
+    with pytest.raises(ValueError, match=r"val_2\.JPEG cannot be read"):
+        load_tiny_val(root, LAYOUT)
+    (folder / "val" / "images" / "val_2.JPEG").unlink()
+    with pytest.raises(ValueError, match="3 images, not 4"):
+        load_tiny_val(root, LAYOUT)
+    with pytest.raises(FileNotFoundError, match=r"val/images.*data fetch tiny"):
+        load_tiny_val(root / "nowhere", LAYOUT)
+
+
+def test_val_is_in_the_order_of_its_numbers(tmp_path):
+    for i in range(12):
+        save(tmp_path / "val" / "images" / f"val_{i}.JPEG", (20 * i, 20 * i, 20 * i))
+    means = load_tiny_val(tmp_path, TinyLayout(num_val=12)).float().mean((1, 2, 3))
+    assert (means - 20 * torch.arange(12)).abs().max() < 3
 
 
 def test_the_folder_itself_may_be_given(root):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from alignmixup.nets import NetSpec, ResNet50, Wrapped, build, default_tap, initialise, zoo
+from alignmixup.nets import ADL, NetSpec, ResNet50, Wrapped, build, default_tap, initialise, zoo
 
 MEAN, STD = (0.49, 0.48, 0.45), (0.2, 0.21, 0.22)
 SMALL = {
@@ -14,6 +14,9 @@ SMALL = {
     "wrn16_8": NetSpec("wrn16_8", width=2),
     "resnet50": NetSpec("resnet50", width=4),
     "vgg_gap": NetSpec("vgg_gap", width=4),
+    "acol_vgg": NetSpec("acol_vgg", width=4),
+    "adl_vgg": NetSpec("adl_vgg", width=4),
+    "adl_resnet50": NetSpec("adl_resnet50", width=4, last_stride=1),
 }
 
 
@@ -110,6 +113,9 @@ def test_initialise_refuses_a_layer_it_has_no_law_for():
         (NetSpec("resnet50", width=4), "layer4", (128, 1, 1)),
         (NetSpec("resnet50", width=4, last_stride=1), "layer4", (128, 2, 2)),
         (NetSpec("vgg_gap", width=4), "conv6", (64, 2, 2)),
+        (NetSpec("acol_vgg", width=4), "body", (32, 2, 2)),
+        (NetSpec("adl_vgg", width=4), "conv6", (64, 2, 2)),
+        (NetSpec("adl_resnet50", width=4, last_stride=1), "layer4", (128, 2, 2)),
     ],
 )
 def test_taps_of_our_networks(spec, tap, shape):
@@ -263,6 +269,14 @@ def test_pretrained_weights_reach_our_networks(torchvision, monkeypatch):
     assert torch.equal(full.head.linear.weight, resnet50.fc.weight)
     net = make(NetSpec("vgg_gap", pretrained=True))
     assert torch.equal(net.features[28].weight, features[28].weight)
+    acol = make(NetSpec("acol_vgg", pretrained=True))
+    assert torch.equal(acol.body.features[28].weight, features[28].weight)
+    adl = make(NetSpec("adl_vgg", pretrained=True))
+    assert torch.equal(adl.features[28].weight, features[28].weight)
+    assert sum(isinstance(m, ADL) for m in adl.modules()) == 3
+    adl = make(NetSpec("adl_resnet50", pretrained=True, last_stride=1))
+    assert torch.equal(adl.layer4[0].conv2.weight, resnet50.layer4[0].conv2.weight)
+    assert sum(isinstance(m, ADL) for m in adl.modules()) == 2
 
 
 def test_pretrained_weights_reach_torchvisions_own_but_for_the_classifier(torchvision, monkeypatch):

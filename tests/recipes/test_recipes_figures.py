@@ -163,7 +163,19 @@ def test_layers_too_large_to_measure_are_named(small, monkeypatch, tmp_path):
     assert [e.layer for e in effects] == ["layer3", "layer4"]
 
 
-@pytest.mark.parametrize("name", list(figures.FIGURES))
+def test_help_names_every_figure(capsys):
+    with pytest.raises(SystemExit):
+        main(["figure", "--help"])
+    described = capsys.readouterr().out
+    assert main(["--help"]) == 0
+    listed = capsys.readouterr().out
+    for name in figures.FIGURES:
+        assert f"{name}:" in described
+        assert name in listed
+
+
+# The other figures have tests of their own.
+@pytest.mark.parametrize("name", ["toy", "methods", "correspondences", "effect"])
 def test_each_figure_from_the_command_line(small, name, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(figures, "MOST_POSITIONS", 64)
     assert main(["figure", name, "--out", str(tmp_path / "out"), "--seed", "0"]) == 0

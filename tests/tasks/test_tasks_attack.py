@@ -312,3 +312,16 @@ def test_a_model_without_gradient_is_explained(trained):
 
     with pytest.raises(ValueError, match="no gradient"):
         fgsm(Detached(), as_batches(x, y))
+
+
+def test_progress_counts_images_by_their_share_of_the_steps(trained):
+    model, x, y = trained
+    told = []
+    attack = Attack(0.05, 0.02, num_steps=4, random_start=True, restarts=2)
+    options = {"seed": 1, "chunk": 16}
+    batches = as_batches(x[:40], y[:40], batch_size=20)
+    watched = run_attack("pgd", model, batches, attack, on_images=told.append, **options)
+    # Chunks of 16, 4, 16 and 4 images, eight steps each.
+    first = [2, 4, 6, 8, 10, 12, 14, 16, 16, 17, 17, 18, 18, 19, 19, 20]
+    assert told == first + [20 + n for n in first]
+    assert watched == run_attack("pgd", model, batches, attack, **options)

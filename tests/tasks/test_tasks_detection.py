@@ -3,6 +3,7 @@
 import contextlib
 import io
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -322,6 +323,35 @@ def test_ssd_trains_and_is_scored(trained, voc):
     assert set(results) == {"map", "map_area"}
     assert set(results["map"].settings["by_class"]) == {"cat", "dog"}
     assert results["map"].to_json()
+
+
+@pytest.mark.usefixtures("operators")
+@pytest.mark.parametrize(
+    ("make", "millions", "frozen", "trained_layer"),
+    [
+        (
+            partial(faster_rcnn, min_size=96, max_size=128),
+            41.4,
+            "backbone.body.layer1.0.conv1.weight",
+            "backbone.body.layer2.0.conv1.weight",
+        ),
+        (ssd300, 31.6, "backbone.stem.0.weight", "backbone.layer1.0.conv1.weight"),
+    ],
+)
+def test_the_real_detectors_take_a_step(trained, voc, make, millions, frozen, trained_layer):
+    """ResNet-50 at its real width, 20 classes, every setting but the image's size as it comes."""
+    detector = make(trained, 20)
+    count = sum(p.numel() for p in detector.parameters()) / 1e6
+    assert count == pytest.approx(millions, abs=0.05)
+    before = {k: v.clone() for k, v in detector.state_dict().items()}
+    one = replace(voc, rows=voc.rows[:1])
+    (loss,) = fine_tune(detector, one, FineTuning(1, 1, lr=1e-3, num_warmup_steps=1))
+    # Untrained: about the loss of a guess among 21 classes.
+    assert 0.5 < loss < 100
+    after = detector.state_dict()
+    assert torch.equal(after[frozen], before[frozen])
+    assert not torch.equal(after[trained_layer], before[trained_layer])
+    assert all(v.isfinite().all() for v in after.values())
 
 
 class Perfect(nn.Module):

@@ -1,7 +1,14 @@
 """Images with labels: every source by name, and batches of them on the device."""
 
-from alignmixup.data.cub import BoxedFileSet, load_cub, scan_cub
-from alignmixup.data.folder import FileSet, load_folder, scan_folder
+from alignmixup.data.cub import load_cub, scan_cub
+from alignmixup.data.folder import (
+    BoxedFileSet,
+    FileSet,
+    list_images,
+    load_folder,
+    load_images,
+    scan_folder,
+)
 from alignmixup.data.loader import DeviceLoader, EvalBatches, eval_batches
 from alignmixup.data.shapes import (
     SHAPE_NAMES,
@@ -13,6 +20,7 @@ from alignmixup.data.shapes import (
 )
 from alignmixup.data.sources import Source, check, fetch, find, load, names
 from alignmixup.data.stream import StreamLoader
+from alignmixup.data.tiny_imagenet import list_tiny_val, load_tiny_val
 from alignmixup.data.voc import DetectionSet, concatenate, scan_coco, scan_voc
 
 __all__ = [
@@ -33,9 +41,13 @@ __all__ = [
     "eval_batches",
     "fetch",
     "find",
+    "list_images",
+    "list_tiny_val",
     "load",
     "load_cub",
     "load_folder",
+    "load_images",
+    "load_tiny_val",
     "names",
     "scan_coco",
     "scan_cub",

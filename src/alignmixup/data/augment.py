@@ -1,19 +1,33 @@
-"""Random crop and flip as plain integers: one row an image, drawn once for a whole epoch.
+"""Random crops, flips and colours: chance drawn first, then applied to bytes.
 
-A row is (index, top, left, flip): which image, where its crop starts in the zero-padded image, and
-whether it is mirrored (1) or not (0). Rows are drawn on the CPU, so that every device gives the
-same epoch; applying them is one gather of fixed shape, which a CUDA graph can hold.
+A set in memory: a row is (index, top, left, flip), which image, where its crop starts in the
+zero-padded image, and whether it is mirrored (1) or not (0). Rows are drawn on the CPU, so that
+every device gives the same epoch; applying them is one gather of fixed shape, which a CUDA graph
+can hold.
+
+A single decoded image: ``Colours`` are its factors of brightness, contrast and saturation, the
+order they come in, and a shift of colour along the principal axes of ImageNet's pixels.
 """
 
 from __future__ import annotations
 
 import hashlib
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int64, UInt8
 from torch import Tensor
 
-__all__ = ["crop_and_flip", "derive_seed", "draw_rows", "pad_images", "to_float"]
+__all__ = [
+    "Colours",
+    "change_colours",
+    "crop_and_flip",
+    "derive_seed",
+    "draw_colours",
+    "draw_rows",
+    "pad_images",
+    "to_float",
+]
 
 
 def derive_seed(*parts: int | str) -> int:
@@ -67,3 +81,59 @@ def to_float(
     x = images.permute(0, 3, 1, 2)
     x = x if channels_last else x.contiguous()
     return x.to(dtype).div_(255)
+
+
+@dataclass(frozen=True, slots=True)
+class Colours:
+    """What happens to the colours of one image.
+
+    ``factors`` are those of brightness, contrast and saturation (1: as it is), taken in ``order``;
+    ``shift`` is added to red, green and blue in [0, 1] after them.
+    """
+
+    factors: tuple[float, float, float]
+    order: tuple[int, int, int]
+    shift: tuple[float, float, float]
+
+
+# Deviations of ImageNet's pixels along their principal axes, and the axes as columns of (red,
+# green, blue) (Krizhevsky et al. 2012, in the figures that training scripts have used since).
+AXIS_DEVIATIONS = (0.2175, 0.0188, 0.0045)
+AXES = ((-0.5675, 0.7192, 0.4009), (-0.5808, -0.0045, -0.8140), (-0.5836, -0.6948, 0.4203))
+
+# Of red, green and blue in a grey level (ITU-R BT.601).
+GREY = (0.299, 0.587, 0.114)
+
+
+def draw_colours(jitter: float, lighting: float, rng: torch.Generator) -> Colours:
+    """Draw factors uniform in 1 +- ``jitter`` in random order, and a shift along the axes.
+
+    The shift along an axis is its deviation times a normal number of deviation ``lighting``. All is
+    always drawn, so that switching one off leaves the other as it was.
+    """
+    wide = {"generator": rng, "dtype": torch.float64}
+    factors = (1 + jitter * (2 * torch.rand(3, **wide) - 1)).tolist()  # type: ignore[call-overload]
+    order = torch.randperm(3, generator=rng).tolist()
+    shares = lighting * torch.randn(3, **wide)  # type: ignore[call-overload]
+    along = shares * torch.tensor(AXIS_DEVIATIONS, dtype=torch.float64)
+    shift = (torch.tensor(AXES, dtype=torch.float64) @ along).tolist()
+    return Colours(tuple(factors), tuple(order), tuple(shift))
+
+
+def change_colours(image: UInt8[Tensor, "h w 3"], colours: Colours) -> UInt8[Tensor, "h w 3"]:
+    """Apply ``colours``: each factor blends the image with black, its mean grey or its own greys.
+
+    Levels stay in 0..255 after each of them, as a picture viewer would show them.
+    """
+    levels = image.float()
+    grey = levels.new_tensor(GREY)
+    for which in colours.order:
+        factor = colours.factors[which]
+        if which == 0:
+            levels = factor * levels
+        else:
+            greys = (levels @ grey).unsqueeze(2)
+            levels = torch.lerp(greys.mean() if which == 1 else greys, levels, factor)
+        levels = levels.clamp(0, 255)
+    shifted = levels + 255 * levels.new_tensor(colours.shift)
+    return shifted.round().clamp(0, 255).to(torch.uint8)

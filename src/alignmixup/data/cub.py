@@ -26,7 +26,7 @@ from torch import Tensor
 
 from alignmixup.contracts import ImageSet
 from alignmixup.data.decode import read_rgb, unreadable_files
-from alignmixup.data.folder import FileSet
+from alignmixup.data.folder import BoxedFileSet
 from alignmixup.data.layout import (
     IMAGENET_MEAN,
     IMAGENET_STD,
@@ -36,7 +36,7 @@ from alignmixup.data.layout import (
     find_folder,
 )
 
-__all__ = ["CUB", "BoxedFileSet", "CubLayout", "check_cub", "load_cub", "scan_cub"]
+__all__ = ["BY_HAND", "CUB", "CubLayout", "check_cub", "load_cub", "scan_cub"]
 
 T = TypeVar("T")
 
@@ -52,19 +52,10 @@ class CubLayout:
 
 CUB = CubLayout()
 
-
-@dataclass(frozen=True)
-class BoxedFileSet(FileSet):
-    """A file set that knows boxes, one tensor [k, 4] a file, in pixels of the file's image."""
-
-    boxes: tuple[Tensor, ...] = ()
-
-    def __post_init__(self) -> None:
-        FileSet.__post_init__(self)
-        if len(self.boxes) != len(self.paths):
-            raise ValueError(
-                f"{self.name}/{self.split}: {len(self.paths)} files but boxes for {len(self.boxes)}"
-            )
+BY_HAND = (
+    "its authors (Caltech) give it out from their own page; download CUB_200_2011.tgz there and "
+    "unpack it in the folder of the data sets"
+)
 
 
 def scan_cub(root: Path | str | None, split: str, layout: CubLayout = CUB) -> BoxedFileSet:
@@ -160,8 +151,8 @@ def _find(root: Path | str | None) -> Path:
         return find_folder(root, ("CUB_200_2011",), "cub200")
     except FileNotFoundError:
         raise FileNotFoundError(
-            f"cub200: no folder {place / 'CUB_200_2011'} with images.txt in it; download "
-            "CUB_200_2011.tgz from its authors (Caltech) and unpack it there, or name its folder"
+            f"cub200: no folder {place / 'CUB_200_2011'} with images.txt in it: {BY_HAND}, or name "
+            "the folder that holds it with --data or ALIGNMIXUP_DATA"
         ) from None
 
 

@@ -11,6 +11,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from itertools import repeat
 from multiprocessing import get_context
 from pathlib import Path
@@ -26,7 +27,15 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-__all__ = ["IMAGE_SUFFIXES", "centre_square", "decode_files", "read_rgb", "unreadable_files"]
+__all__ = [
+    "IMAGE_SUFFIXES",
+    "PARALLEL_FROM",
+    "available_cores",
+    "centre_square",
+    "decode_files",
+    "read_rgb",
+    "unreadable_files",
+]
 
 IMAGE_SUFFIXES = frozenset(
     {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
@@ -87,12 +96,20 @@ BLOCK = 250
 
 
 def decode_files(
-    paths: Sequence[str], image_size: int, num_workers: int | None = None
+    paths: Sequence[str],
+    image_size: int,
+    num_workers: int | None = None,
+    *,
+    fraction: float = 1.0,
 ) -> UInt8[Tensor, "n 3 s s"]:
-    """Decode all files to one array, in order; ``num_workers=None`` chooses by their number."""
+    """Decode all files to one array, in order; ``num_workers=None`` chooses by their number.
+
+    Each becomes its ``centre_square`` of ``fraction`` of the shorter side.
+    """
     images = torch.empty(len(paths), 3, image_size, image_size, dtype=torch.uint8)
     start = 0
-    for block in _map_blocks(_decode_block, paths, image_size, num_workers):
+    work = partial(_decode_block, fraction=fraction)
+    for block in _map_blocks(work, paths, image_size, num_workers):
         images[start : start + len(block)] = torch.from_numpy(block)
         start += len(block)
     return images
@@ -113,7 +130,7 @@ def _map_blocks(
     """Apply ``work(block, image_size)`` to blocks of paths, in order, over processes if it pays."""
     blocks = [paths[i : i + BLOCK] for i in range(0, len(paths), BLOCK)]
     if num_workers is None:
-        num_workers = _available_cores() if len(paths) >= PARALLEL_FROM else 1
+        num_workers = available_cores() if len(paths) >= PARALLEL_FROM else 1
     # Only fork leaves the user's script alone: the other start methods run it again.
     if num_workers <= 1 or sys.platform != "linux":
         yield from map(work, blocks, repeat(image_size))
@@ -122,8 +139,8 @@ def _map_blocks(
         yield from pool.map(work, blocks, repeat(image_size))
 
 
-def _decode_block(paths: Sequence[str], image_size: int) -> np.ndarray:
-    squares = [np.asarray(centre_square(read_rgb(path), image_size)) for path in paths]
+def _decode_block(paths: Sequence[str], image_size: int, fraction: float) -> np.ndarray:
+    squares = [np.asarray(centre_square(read_rgb(path), image_size, fraction)) for path in paths]
     return np.ascontiguousarray(np.stack(squares).transpose(0, 3, 1, 2))
 
 
@@ -137,6 +154,7 @@ def _problems_in_block(paths: Sequence[str], image_size: int) -> list[str]:
     return problems
 
 
-def _available_cores() -> int:
+def available_cores() -> int:
+    """How many processes may decode at once: the cores this process may use, 16 at most."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return min(cores or 1, 16)

@@ -15,8 +15,11 @@ from pathlib import Path
 
 from alignmixup.contracts import ImageSet
 from alignmixup.data.cifar import CIFAR10, CIFAR100, CifarLayout, check_cifar, load_cifar
+from alignmixup.data.cub import BY_HAND as CUB_BY_HAND
+from alignmixup.data.cub import CUB, check_cub, load_cub, scan_cub
 from alignmixup.data.download import Archive, Progress, download, unpack
-from alignmixup.data.folder import check_folder, load_folder
+from alignmixup.data.folder import FileSet, check_folder, load_folder, scan_folder
+from alignmixup.data.imagenet import BY_HAND, IMAGENET, check_imagenet, load_imagenet, scan_imagenet
 from alignmixup.data.layout import check_split, data_root
 from alignmixup.data.shapes import SHAPE_NAMES, shapes
 from alignmixup.data.tiny_imagenet import TINY, check_tiny, load_tiny
@@ -28,7 +31,11 @@ FOLDER_SIZE = 64
 
 @dataclass(frozen=True)
 class Source:
-    """One data set. ``num_classes`` is None where it depends on the folder."""
+    """One data set. ``num_classes`` is None where it depends on the folder.
+
+    ``scan`` lists the files of a split, where there is one file an image, for those who stream
+    them. ``by_hand`` says how to get a set that no program can fetch.
+    """
 
     name: str
     description: str
@@ -37,6 +44,8 @@ class Source:
     load: Callable[[Path | None, str], ImageSet]
     check: Callable[[Path | None], list[str]]
     archive: Archive | None = None
+    scan: Callable[[Path | None, str], FileSet] | None = None
+    by_hand: str = ""
 
 
 def names() -> tuple[str, ...]:
@@ -76,6 +85,8 @@ def fetch(
     ``url`` names a mirror; the checksum stays that of the official file. The archive is kept.
     """
     source = find(name)
+    if source.by_hand:
+        raise ValueError(f"{name} cannot be fetched by a program: {source.by_hand}")
     if source.archive is None:
         raise ValueError(f"{name} has nothing to download: {source.description}")
     place = data_root(root)
@@ -112,6 +123,7 @@ def _folder_source(name: str) -> Source:
         num_classes=None,
         load=lambda _root, split: load_folder(path, split, size),
         check=lambda _root: check_folder(path),
+        scan=lambda _root, split: scan_folder(path, split),
     )
 
 
@@ -150,6 +162,28 @@ _SOURCES = {
                 checksum="sha256:6198c8ae015e2b3e007c7841da39ec069199b9aa3bfa943a462022fe5e43c821",
                 folder="tiny-imagenet-200",
             ),
+        ),
+        Source(
+            name="imagenet",
+            description="ImageNet-1k: 1,281,167 train images and the 50,000 of its official val as "
+            "test, streamed from their files; to be unpacked by hand",
+            image_size=224,
+            num_classes=IMAGENET.num_classes,
+            load=load_imagenet,
+            check=check_imagenet,
+            scan=scan_imagenet,
+            by_hand=BY_HAND,
+        ),
+        Source(
+            name="cub200",
+            description="CUB-200-2011: birds, 5,994 train and 5,794 test images with boxes, "
+            "squashed to 224 x 224; to be unpacked by hand",
+            image_size=224,
+            num_classes=CUB.num_classes,
+            load=load_cub,
+            check=check_cub,
+            scan=scan_cub,
+            by_hand=CUB_BY_HAND,
         ),
         Source(
             name="shapes",

@@ -18,8 +18,8 @@ from jaxtyping import UInt8
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from alignmixup.data.augment import derive_seed, to_float
-from alignmixup.data.decode import centre_square, read_rgb
+from alignmixup.data.augment import change_colours, derive_seed, draw_colours, to_float
+from alignmixup.data.decode import PARALLEL_FROM, available_cores, read_rgb
 from alignmixup.data.folder import FileSet
 from alignmixup.data.loader import Batch, check_start, count_steps
 
@@ -30,13 +30,26 @@ __all__ = ["StreamLoader"]
 
 ASPECT_RATIOS = (3 / 4, 4 / 3)
 
+# What evaluation shows of the shorter side where it is not told: 224 pixels of 256.
+CENTRE = 0.875
+
+Box = tuple[float, float, float, float]
+
 
 class StreamLoader:
     """Batches (x in [0, 1], integer labels) decoded from files, with the interface of DeviceLoader.
 
     For training, an image is a random part of ``area`` of its surface and of aspect ratio 3/4 to
-    4/3, resized, and mirrored half the time. Otherwise (``is_train=False``) files come in order,
-    each as the centred square of ``centre`` of its shorter side (224 of 256 by default).
+    4/3, resized; or, with ``resize``, a random window of the image whose shorter side has been
+    resized to that. It is mirrored half the time, and its colours change: brightness, contrast and
+    saturation by factors in 1 +- ``jitter``, and along ImageNet's principal axes by ``lighting``
+    (see ``augment.Colours``).
+
+    Otherwise (``is_train=False``) files come in order, each as the window at the centre of the
+    image resized to ``resize`` (by default 8/7 of ``image_size``: 256 for 224).
+
+    ``squash`` resizes both sides to ``resize``, whatever the shape of the image. ``num_workers`` is
+    the number of processes that decode; None chooses by the machine. It changes no batch.
     """
 
     def __init__(
@@ -45,26 +58,34 @@ class StreamLoader:
         batch_size: int,
         image_size: int,
         seed: int,
-        num_workers: int = 0,
+        num_workers: int | None = 0,
         device: torch.device | str = "cpu",
         *,
         is_train: bool = True,
         area: tuple[float, float] = (0.08, 1.0),
+        resize: int | None = None,
+        squash: bool = False,
         flip: bool = True,
-        centre: float = 0.875,
+        jitter: float = 0.0,
+        lighting: float = 0.0,
         drop_last: bool = False,
         channels_last: bool = False,
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        _check_options(image_size, num_workers, area, centre)
+        view = _View(image_size, area, resize, squash)
         num_steps = count_steps(len(file_set), batch_size, drop_last)
+        if num_workers is None:
+            num_workers = available_cores() if len(file_set) >= PARALLEL_FROM else 0
+        if num_workers < 0:
+            raise ValueError(f"num_workers must be at least 0, got {num_workers}")
+        self.batch_size = batch_size
         self.device = torch.device(device)
         self.channels_last = channels_last
         self.dtype = dtype
         self._order = _Order(len(file_set), batch_size, num_steps, seed, is_train)
-        chance = _Chance(seed, area, flip) if is_train else None
+        chance = _Chance(seed, flip, jitter, lighting) if is_train else None
         self._loader: DataLoader[object] = DataLoader(
-            _Files(file_set, image_size, centre, chance),
+            _Files(file_set, view, chance),
             batch_sampler=self._order,
             num_workers=num_workers,
             collate_fn=_collate,
@@ -89,17 +110,47 @@ class StreamLoader:
             yield to_float(images, self.dtype, self.channels_last), labels
 
 
-def _check_options(
-    image_size: int, num_workers: int, area: tuple[float, float], centre: float
-) -> None:
-    if image_size < 1:
-        raise ValueError(f"image_size must be at least 1, got {image_size}")
-    if num_workers < 0:
-        raise ValueError(f"num_workers must be at least 0, got {num_workers}")
-    if not 0 < area[0] <= area[1] <= 1:
-        raise ValueError(f"area must hold 0 < low <= high <= 1, got {area}")
-    if not 0 < centre <= 1:
-        raise ValueError(f"centre must lie in (0, 1], got {centre}")
+@dataclass(frozen=True, slots=True)
+class _View:
+    """Which part of an image is shown, and at what size."""
+
+    image_size: int
+    area: tuple[float, float]
+    resize: int | None
+    squash: bool
+
+    def __post_init__(self) -> None:
+        if self.image_size < 1:
+            raise ValueError(f"image_size must be at least 1, got {self.image_size}")
+        if not 0 < self.area[0] <= self.area[1] <= 1:
+            raise ValueError(f"area must hold 0 < low <= high <= 1, got {self.area}")
+        if self.resize is not None and self.resize < self.image_size:
+            raise ValueError(
+                f"resize must be at least image_size ({self.image_size}), or there is no window of "
+                f"that size, got {self.resize}"
+            )
+
+    def window(self, width: int, height: int, shares: tuple[float, float] | None) -> Box:
+        """The window in the pixels of the image: at the centre, or where ``shares`` put it.
+
+        Resizing the image and cutting the window is resizing the window alone: the same pixels,
+        without those that would be cut off. ``shares`` in [0, 1) choose whole pixels of the resized
+        image, each place as likely as any other.
+        """
+        fraction = self.image_size / self.resize if self.resize is not None else CENTRE
+        shorter = min(width, height)
+        corner = []
+        for axis, side in enumerate((width, height)):
+            shown = (side if self.squash else shorter) * fraction
+            start = (side - shown) / 2
+            if shares is not None:
+                pixel = shown / self.image_size
+                # A hair more, so that a whole number of pixels is not rounded to one fewer.
+                room = int(side / pixel + 1e-6) - self.image_size
+                start = int((room + 1) * shares[axis]) * pixel
+            corner.append((start, min(start + shown, side)))
+        (left, right), (top, bottom) = corner
+        return left, top, right, bottom
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,11 +191,18 @@ class _Order(Sampler[list[_Key]]):
 
 @dataclass(frozen=True, slots=True)
 class _Chance:
-    """What may happen to a training image."""
+    """What may happen to a training image, apart from which part of it is shown."""
 
     seed: int
-    area: tuple[float, float]
     flip: bool
+    jitter: float
+    lighting: float
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.jitter <= 1:
+            raise ValueError(f"jitter must lie in [0, 1], got {self.jitter}")
+        if not self.lighting >= 0:
+            raise ValueError(f"lighting must not be negative, got {self.lighting}")
 
 
 class _Files(Dataset[object]):
@@ -153,15 +211,12 @@ class _Files(Dataset[object]):
     An exception raised in a worker would reach the user wrapped in the worker's whole trace.
     """
 
-    def __init__(
-        self, file_set: FileSet, image_size: int, centre: float, chance: _Chance | None
-    ) -> None:
+    def __init__(self, file_set: FileSet, view: _View, chance: _Chance | None) -> None:
         # One block of bytes: a tuple of a million strings would be copied into every worker
         # as its reference counts are touched.
         self.paths = np.array([os.fsencode(path) for path in file_set.paths])
         self.labels = file_set.labels
-        self.image_size = image_size
-        self.centre = centre
+        self.view = view
         self.chance = chance
 
     def __getitem__(self, key: _Key) -> tuple[UInt8[Tensor, "s s 3"], Tensor] | str:
@@ -170,22 +225,36 @@ class _Files(Dataset[object]):
         except (ValueError, OSError) as error:
             return str(error)
         if self.chance is None:
-            square = centre_square(image, self.image_size, self.centre)
+            shown = _shown(image, self.view, self.view.window(*image.size, None))
         else:
-            square = _random_part(image, self.image_size, self.chance, key)
-        return torch.from_numpy(np.array(square)), self.labels[key.index]
+            shown = _random_part(image, self.view, self.chance, key)
+        return shown, self.labels[key.index]
 
 
-def _random_part(image: Image.Image, image_size: int, chance: _Chance, key: _Key) -> Image.Image:
-    """A random part of the image, resized to a square and perhaps mirrored."""
-    from PIL import Image
-
+def _random_part(
+    image: Image.Image, view: _View, chance: _Chance, key: _Key
+) -> UInt8[Tensor, "s s 3"]:
+    """A random part of the image as a square, perhaps mirrored and in other colours."""
     rng = torch.Generator().manual_seed(derive_seed("image", chance.seed, key.epoch, key.index))
     shares = torch.rand(_ATTEMPTS, 4, generator=rng, dtype=torch.float64).tolist()
     is_mirrored = bool(torch.randint(0, 2, (), generator=rng)) and chance.flip
-    box = _choose_box(image.width, image.height, chance.area, shares)
-    part = image.resize((image_size, image_size), Image.Resampling.BILINEAR, box=box)
-    return part.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if is_mirrored else part
+    if view.resize is None:
+        box = _choose_box(image.width, image.height, view.area, shares)
+    else:
+        box = view.window(image.width, image.height, (shares[0][2], shares[0][3]))
+    part = _shown(image, view, box)
+    if is_mirrored:
+        part = part.flip(1)
+    if chance.jitter or chance.lighting:
+        part = change_colours(part, draw_colours(chance.jitter, chance.lighting, rng))
+    return part
+
+
+def _shown(image: Image.Image, view: _View, box: Box) -> UInt8[Tensor, "s s 3"]:
+    from PIL import Image
+
+    size = (view.image_size, view.image_size)
+    return torch.from_numpy(np.array(image.resize(size, Image.Resampling.BILINEAR, box=box)))
 
 
 _ATTEMPTS = 10
@@ -193,7 +262,7 @@ _ATTEMPTS = 10
 
 def _choose_box(
     width: int, height: int, area: tuple[float, float], shares: Sequence[Sequence[float]]
-) -> tuple[float, float, float, float]:
+) -> Box:
     """The first box that fits, each made of four numbers in [0, 1): area, ratio, left, top.
 
     Where none does (a very long image), the centred box nearest to the allowed ratios.

@@ -32,7 +32,7 @@ from alignmixup.data.layout import (
     find_folder,
 )
 
-__all__ = ["TINY", "TinyLayout", "check_tiny", "load_tiny"]
+__all__ = ["TINY", "TinyLayout", "check_tiny", "list_tiny_val", "load_tiny", "load_tiny_val"]
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +67,42 @@ def load_tiny(root: Path | str | None, split: str, layout: TinyLayout = TINY) ->
         std=PROTOCOL_STD,
         boxes=boxes.unsqueeze(1).unbind(),
     )
+
+
+def list_tiny_val(root: Path | str | None, layout: TinyLayout = TINY) -> tuple[Path, list[str]]:
+    """The folder that holds ``val`` and the image files in it; nothing else need be there."""
+    place = data_root(root)
+    for folder in (place, place / "tiny-imagenet-200"):
+        if (folder / "val" / "images").is_dir():
+            break
+    else:
+        raise FileNotFoundError(
+            f"tiny: no folder {place / 'tiny-imagenet-200' / 'val' / 'images'}; run 'alignmixup "
+            "data fetch tiny', or name the folder that holds it with --data or ALIGNMIXUP_DATA"
+        )
+    images = folder / "val" / "images"
+    # In the order of val_annotations.txt, which is that of the numbers: the cache is the same.
+    names = sorted((e.name for e in os.scandir(images) if e.name.endswith(".JPEG")), key=_number)
+    if len(names) != layout.num_val:
+        raise ValueError(
+            f"{images} is damaged: {len(names)} images, not {layout.num_val}; run 'alignmixup data "
+            "fetch tiny'"
+        )
+    return folder, [f"{images}{os.sep}{name}" for name in names]
+
+
+def _number(name: str) -> tuple[int, str]:
+    digits = "".join(c for c in name if c.isdigit())
+    return int(digits or 0), name
+
+
+def load_tiny_val(root: Path | str | None, layout: TinyLayout = TINY) -> UInt8[Tensor, "n 3 s s"]:
+    """The images of the official ``val``, without labels: what out-of-distribution detection needs.
+
+    Neither the list of classes nor that of labels is read.
+    """
+    folder, paths = list_tiny_val(root, layout)
+    return _decode_or_recall(folder, "test", paths, layout.image_size)
 
 
 def check_tiny(root: Path | str | None, layout: TinyLayout = TINY) -> list[str]:

@@ -27,6 +27,7 @@ from alignmixup.nets.preact_resnet import HeadKind, PreActResNet18
 from alignmixup.nets.resnet import ResNet50, load_torchvision_resnet50
 from alignmixup.nets.vgg_gap import VGGGAP, load_torchvision_vgg16
 from alignmixup.nets.wide_resnet import WideResNet
+from alignmixup.nets.wsol import ACoL, add_adl
 
 __all__ = ["NetSpec", "Wrapped", "build", "default_tap", "initialise", "names"]
 
@@ -86,6 +87,8 @@ def build(
     initialise(net, torch.Generator().manual_seed(seed))
     if spec.pretrained:
         _load_pretrained(backbone)  # its modules are those of net
+    if own.has_adl:
+        add_adl(net, seed=seed)  # last: its counters are among no weights
     return net
 
 
@@ -198,6 +201,7 @@ class _Own:
     make: Callable[[NetSpec, int, Rgb, Rgb, int], nn.Module]
     options: frozenset[str]
     tap: str
+    has_adl: bool = False
 
 
 def _preact_resnet18(spec: NetSpec, k: int, mean: Rgb, std: Rgb, image_size: int) -> nn.Module:
@@ -235,6 +239,10 @@ def _vgg_gap(spec: NetSpec, k: int, mean: Rgb, std: Rgb, image_size: int) -> nn.
     return VGGGAP(k, mean, std, width=spec.width or 64)
 
 
+def _acol_vgg(spec: NetSpec, k: int, mean: Rgb, std: Rgb, image_size: int) -> nn.Module:
+    return ACoL(k, mean, std, body="vgg", width=spec.width or 64)
+
+
 _AUTOENCODER = frozenset({"autoencoder", "variational", "decoder"})
 _SMALL = frozenset({"width", "stem_stride", "head", "last_stride"}) | _AUTOENCODER
 _OWN: Mapping[str, _Own] = {
@@ -244,6 +252,12 @@ _OWN: Mapping[str, _Own] = {
         _resnet50, frozenset({"width", "last_stride", "pretrained"}) | _AUTOENCODER, tap="layer4"
     ),
     "vgg_gap": _Own(_vgg_gap, frozenset({"width", "pretrained"}), tap="conv6"),
+    # Made for localisation; see wsol.
+    "acol_vgg": _Own(_acol_vgg, frozenset({"width", "pretrained"}), tap="body"),
+    "adl_vgg": _Own(_vgg_gap, frozenset({"width", "pretrained"}), tap="conv6", has_adl=True),
+    "adl_resnet50": _Own(
+        _resnet50, frozenset({"width", "last_stride", "pretrained"}), tap="layer4", has_adl=True
+    ),
 }
 
 
@@ -332,6 +346,8 @@ def _load_pretrained(net: nn.Module) -> None:
         load_torchvision_resnet50(net, state, with_head=same_classes)
     elif isinstance(net, VGGGAP):
         load_torchvision_vgg16(net, _torchvision_weights("vgg16", "IMAGENET1K_V1"))
+    elif isinstance(net, ACoL):
+        net.load_torchvision(_torchvision_weights("vgg16", "IMAGENET1K_V1"))
 
 
 def _torchvision_weights(name: str, version: str) -> Mapping[str, Tensor]:

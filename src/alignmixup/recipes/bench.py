@@ -38,7 +38,13 @@ from alignmixup.train.steps import (
 __all__ = ["SHAPES", "CaseTime", "MethodTime", "bench", "write_rows"]
 
 # Image side and number of classes.
-SHAPES = {"cifar10": (32, 10), "cifar100": (32, 100), "tiny": (64, 200), "imagenet": (224, 1000)}
+SHAPES = {
+    "cifar10": (32, 10),
+    "cifar100": (32, 100),
+    "tiny": (64, 200),
+    "imagenet": (224, 1000),
+    "cub200": (224, 200),
+}
 REPEATS = 50
 
 

@@ -4,20 +4,32 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
+from collections.abc import Callable, Iterator
 from functools import cache
 
+from alignmixup.recipes.ablation import ablation
 from alignmixup.recipes.classification import classification
-from alignmixup.recipes.schema import Recipe
-from alignmixup.report import paper
+from alignmixup.recipes.imagenet import imagenet
+from alignmixup.recipes.localisation import localisation
+from alignmixup.recipes.schema import Recipe, Row
+from alignmixup.report.paper import Published
 
-__all__ = ["find_recipe", "published_error", "recipe_names"]
+__all__ = ["find_recipe", "published_cell", "published_error", "recipe_names"]
+
+# Each gives its recipes and, beside each, the cell of the paper's tables that it is a row of.
+FAMILIES: tuple[Callable[[], Iterator[Row]], ...] = (
+    classification,
+    ablation,
+    imagenet,
+    localisation,
+)
 
 
 @cache
-def _recipes() -> dict[str, Recipe]:
-    recipes = list(classification())
-    by_name = {recipe.name: recipe for recipe in recipes}
-    assert len(by_name) == len(recipes), "two recipes share a name"
+def _rows() -> dict[str, Row]:
+    rows = [row for family in FAMILIES for row in family()]
+    by_name = {row.recipe.name: row for row in rows}
+    assert len(by_name) == len(rows), "two recipes share a name"
     return by_name
 
 
@@ -25,26 +37,26 @@ def recipe_names(pattern: str = "*") -> list[str]:
     """Return the names that match; a pattern without a star may stand anywhere in the name."""
     if not any(sign in pattern for sign in "*?["):
         pattern = f"*{pattern}*"
-    return fnmatch.filter(_recipes(), pattern)
+    return fnmatch.filter(_rows(), pattern)
 
 
 def find_recipe(name: str) -> Recipe:
     """Return the recipe of that name; a name that does not exist is an error with the nearest."""
-    recipes = _recipes()
-    if name not in recipes:
-        close = difflib.get_close_matches(name, recipes, n=5, cutoff=0.5)
+    rows = _rows()
+    if name not in rows:
+        close = difflib.get_close_matches(name, rows, n=5, cutoff=0.5)
         hint = f"did you mean {', '.join(close)}?" if close else "see 'alignmixup recipes'"
         raise ValueError(f"unknown recipe {name!r}; {hint}")
-    return recipes[name]
+    return rows[name].recipe
+
+
+def published_cell(name: str) -> Published | None:
+    """The cell of the paper's tables that this recipe is a row of; None for any other name."""
+    row = _rows().get(name)
+    return None if row is None else row.published
 
 
 def published_error(name: str) -> float | None:
-    """The paper's top-1 error for this row of the classification table, best test epoch."""
-    for data in ("cifar10", "cifar100", "tiny"):
-        for network in ("r18", "wrn16-8"):
-            method = name.removeprefix(f"{data}-{network}-").removesuffix("-fast")
-            if name.startswith(f"{data}-{network}-") and method in paper.METHODS:
-                return paper.published(
-                    table="cls", data=data, network=network, method=method, metric="top1_error"
-                )
-    return None
+    """The paper's top-1 error for this recipe, on the paper's own schedule, best test epoch."""
+    cell = published_cell(name)
+    return None if cell is None else cell.top1_error

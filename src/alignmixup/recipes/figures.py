@@ -2,11 +2,18 @@
 
     toy                two sets of 16 points in the plane, aligned and interpolated
     methods            one pair of images under every method that mixes images
+    cards              a picture of each method by itself, for its card (see cards)
     correspondences    what is matched with what in pairs of images
     effect             what alignment changes, layer by layer
+    interpolations     decoded mixes of two images' features (see decoded_figures)
+    teaser             one pair under four methods, features decoded (see there, too)
+    pose               whether pose follows the kept image (see alignment_figures)
+    heads              what alignment changes before pooled and flattened heads, trained
+    reliability        accuracy by confidence, with counts (see evaluation_figures)
+    localization       class activation maps with predicted and true boxes (see there, too)
 
-From a trained run where one is named; else from the built-in shapes and small untrained networks,
-which the titles say. ``report.figures`` draws.
+From a trained run where one is named; else from the built-in shapes and small networks, untrained
+or trained for the figure, which the titles say. ``report.figures`` draws.
 """
 
 from __future__ import annotations
@@ -33,10 +40,14 @@ from alignmixup.mixing import (
 )
 from alignmixup.mixing.align import Keep, to_positions
 from alignmixup.mixing.effect import NEXT_TO_NOTHING
-from alignmixup.mixing.taps import tap
 from alignmixup.nets.preact_resnet import HeadKind
 from alignmixup.nets.zoo import NetSpec, default_tap
 from alignmixup.ot import pairwise_cost, sinkhorn
+from alignmixup.recipes.alignment_figures import heads, pose
+from alignmixup.recipes.cards import CARD_STEPS
+from alignmixup.recipes.cards import cards as draw_cards
+from alignmixup.recipes.decoded_figures import interpolations, teaser
+from alignmixup.recipes.evaluation_figures import localization, reliability
 from alignmixup.recipes.gallery import (
     ADAIN_STEPS,
     SHARE,
@@ -45,6 +56,7 @@ from alignmixup.recipes.gallery import (
     method_pictures,
     shown,
 )
+from alignmixup.recipes.painters import features_at
 from alignmixup.recipes.run import open_run, read_recipe
 from alignmixup.report import figures
 
@@ -162,6 +174,26 @@ def methods(
     return figures.save(figures.gallery(pictures, title, note), out / "methods")
 
 
+def cards(
+    out: Path,
+    *,
+    run: Path | None = None,
+    seed: int = 0,
+    data_root: Path | None = None,
+    adain_steps: int = CARD_STEPS,
+) -> list[Path]:
+    """Draw a picture of each method by itself into the folder ``methods``."""
+    source = _source(run, seed, data_root)
+    return draw_cards(
+        out / "methods",
+        source.net,
+        source.images,
+        source.what,
+        seed=seed,
+        adain_steps=adain_steps,
+    )
+
+
 def correspondences(
     out: Path,
     *,
@@ -193,7 +225,7 @@ def aligned_pair(
     """Images i and j, the assignment between their features at ``layer``, and the features."""
     device = next(net.parameters()).device
     x = floats(images, [i, j])
-    A = _features(net, layer, x.to(device)).cpu()
+    A = features_at(net, layer, x.to(device)).cpu()
     if A.ndim != 4:
         raise ValueError(
             f"correspondences are drawn for maps [b, c, h, w], but {layer} gives {list(A.shape)}"
@@ -266,7 +298,7 @@ def layer_effects(source: Source, seed: int = 0) -> tuple[list[figures.LayerEffe
     x = floats(source.images, chosen).to(next(source.net.parameters()).device)
     measured, left_out = [], []
     for layer in layers:
-        if to_positions(_features(source.net, layer, x[:1])).shape[1] > MOST_POSITIONS:
+        if to_positions(features_at(source.net, layer, x[:1])).shape[1] > MOST_POSITIONS:
             left_out.append(layer)
             continue
         found = alignment_effect(source.net, layer, x, eps=source.eps, num_iters=source.num_iters)
@@ -299,22 +331,16 @@ def _source(
     return Source(opened.net, default_tap(recipe.net, opened.net), images, what)
 
 
-@torch.no_grad()
-def _features(net: nn.Module, layer: str, x: Tensor) -> Tensor:
-    seen: list[Tensor] = []
-
-    def look(output: Tensor) -> Tensor:
-        seen.append(output)
-        return output
-
-    with tap(net, layer, look):
-        net(x)
-    return seen[0]
-
-
 FIGURES: Mapping[str, Callable[..., list[Path]]] = {
     "toy": toy,
     "methods": methods,
     "correspondences": correspondences,
     "effect": effect,
+    "cards": cards,
+    "interpolations": interpolations,
+    "teaser": teaser,
+    "pose": pose,
+    "heads": heads,
+    "reliability": reliability,
+    "localization": localization,
 }

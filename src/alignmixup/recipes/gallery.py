@@ -31,7 +31,18 @@ from alignmixup.mixing.adain import AdaIN, save_adain
 from alignmixup.mixing.adain_fit import train_small_adain
 from alignmixup.report import figures
 
-__all__ = ["ADAIN_STEPS", "SHARE", "different_pairs", "floats", "method_pictures", "shown"]
+__all__ = [
+    "ADAIN_STEPS",
+    "SHARE",
+    "Recorder",
+    "different_pairs",
+    "floats",
+    "method_pictures",
+    "share_caption",
+    "shown",
+    "small_style_network",
+    "with_others",
+]
 
 SHARE, CENTRE = 0.65, [0.5, 0.35]  # the anchor's share and the box in the gallery
 # Seconds of training, not minutes: enough to carry a style over, not to keep fine detail.
@@ -46,7 +57,7 @@ def method_pictures(
     Nothing is drawn a second time for the picture: the method runs on ``net``, and what it shows to
     it last is the image. (PuzzleMix and Co-Mixup show the clean batch first, for its saliency.)
     """
-    chosen = _with_others(images, *different_pairs(images, 1, seed)[0], seed)
+    chosen = with_others(images, *different_pairs(images, 1, seed)[0], seed)
     device = next(net.parameters()).device
     x, y = floats(images, chosen).to(device), images.labels[chosen].to(device)
     names = images.class_names
@@ -56,21 +67,21 @@ def method_pictures(
     ]
     with tempfile.TemporaryDirectory() as folder:
         weights = Path(folder) / "adain.safetensors"
-        save_adain(_adain(images, adain_steps, seed), weights)
+        save_adain(small_style_network(images, adain_steps, seed), weights)
         for title, method in _gallery(images, str(weights)).items():
             b = 2 if method.is_paired else len(x)
             rng = torch.Generator().manual_seed(seed)
             drawn = method.mixer.draw(b, rng).with_tensors(method.tensors())
-            recorder = _Recorder(net)
+            recorder = Recorder(net)
             targets = method.mixer.apply(recorder, x[:b], y[:b], drawn).targets
             assert targets is not None
             k = 0 if method.is_paired else _most_of_the_pair(targets, y)
-            caption = _shares(targets[k], names)
+            caption = share_caption(targets[k], names)
             pictures.append(figures.Picture(title, shown(recorder.seen[k]), caption))
     return pictures
 
 
-def _with_others(images: ImageSet, i: int, j: int, seed: int) -> list[int]:
+def with_others(images: ImageSet, i: int, j: int, seed: int) -> list[int]:
     """The pair, then images of other classes up to a part of Co-Mixup.
 
     Of other classes, so that a label says how much of the anchor and of the partner is shown.
@@ -89,7 +100,7 @@ def _most_of_the_pair(targets: Float[Tensor, "b k"], y: Int[Tensor, " b"]) -> in
     return int((anchor + torch.minimum(anchor, partner) - 2 * is_copy.float()).argmax())
 
 
-class _Recorder(nn.Module):
+class Recorder(nn.Module):
     """A network that keeps the last images it was given."""
 
     def __init__(self, net: nn.Module) -> None:
@@ -141,7 +152,7 @@ def _gallery(images: ImageSet, weights: str) -> dict[str, _Shown]:
     }
 
 
-def _adain(images: ImageSet, steps: int, seed: int) -> AdaIN:
+def small_style_network(images: ImageSet, steps: int, seed: int) -> AdaIN:
     """A small style network, trained on at most a thousand of the images."""
     rng = torch.Generator().manual_seed(seed)
     some = images.images[torch.randperm(len(images), generator=rng)[:1000]]
@@ -150,7 +161,7 @@ def _adain(images: ImageSet, steps: int, seed: int) -> AdaIN:
     )
 
 
-def _shares(targets: Float[Tensor, " k"], names: tuple[str, ...]) -> str:
+def share_caption(targets: Float[Tensor, " k"], names: tuple[str, ...]) -> str:
     order = targets.argsort(descending=True, stable=True).tolist()
     shown = [k for k in order if targets[k] >= 0.005]
     return ", ".join(f"{names[k]} {float(targets[k]):.0%}" for k in shown)

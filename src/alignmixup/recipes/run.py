@@ -26,6 +26,7 @@ from torch import nn
 
 from alignmixup import data, nets
 from alignmixup.contracts import ImageSet, Mixer, Result
+from alignmixup.data.folder import FileSet
 from alignmixup.mixing import (
     AlignMixup,
     AlignMixupAE,
@@ -36,10 +37,17 @@ from alignmixup.mixing import (
 )
 from alignmixup.mixing.adain import save_adain
 from alignmixup.mixing.adain_fit import train_small_adain
+from alignmixup.recipes.batches import (
+    eval_batches,
+    load_split,
+    sample_images,
+    side_of,
+    train_batches,
+)
 from alignmixup.recipes.catalogue import find_recipe
 from alignmixup.recipes.schema import Recipe, changed
 from alignmixup.tasks.accuracy import accuracy
-from alignmixup.train import Summary, TrainSettings, fit
+from alignmixup.train import Summary, fit
 from alignmixup.train.checkpoint import load_weights
 from alignmixup.train.engine import CHECKPOINT
 
@@ -49,7 +57,7 @@ RUN = "run.json"
 RESULTS = "results.jsonl"
 ADAIN = "adain.safetensors"
 ADAIN_STEPS = 4000
-EVAL_BATCH = 2000
+ADAIN_IMAGES = 5000
 
 # Where and how often, not what: a run may go on with other values of these.
 FREE_SETTINGS = ("device", "capture", "compile", "eval_every")
@@ -92,21 +100,12 @@ def train(
     recipe = changed(recipe, changes or {})
     folder = Path(out)
     _check_folder(folder, recipe)
-    sets = sets or Sets(*(data.load(recipe.data.name, s, data_root) for s in ("train", "test")))
+    train_set = sets.train if sets else load_split(recipe.data, "train", data_root)
+    test_set = sets.test if sets else load_split(recipe.data, "test", data_root)
     device = pick_device(recipe.train.device)
-    net = build_net(recipe, sets.train, device)
+    net = build_net(recipe, train_set, device)
     settings = recipe.train
-    loader = data.DeviceLoader(
-        sets.train,
-        settings.batch_size,
-        settings.seed,
-        device,
-        pad=recipe.data.pad,
-        flip=recipe.data.flip,
-        # A graph holds one batch size, and each epoch leaves out other images.
-        drop_last=len(sets.train) >= settings.batch_size,
-        channels_last=settings.channels_last and device.type == "cuda",
-    )
+    loader = train_batches(recipe.data, settings, train_set, device)
     notes: dict[str, dict[str, object]] = {"provenance": provenance()}
     effect = first_effect(recipe, net, loader)
     if effect is not None:
@@ -115,14 +114,14 @@ def train(
             print(f"note: {effect}: the aligned cases train as manifold mixup at this layer would")
     writer = _tensorboard(folder) if tensorboard else None
     _claim(folder, recipe)  # nothing that can be missing is missing: the folder is ours now
-    mixer = with_style_weights(recipe.mixer, sets.train, folder, settings.seed, device)
+    mixer = with_style_weights(recipe, train_set, folder, device)
     if isinstance(mixer, StyleMix | StyleCutMix):
         notes["style_weights"] = dict(mixer.describe())
     summary = fit(
         net,
         mixer,
         loader,
-        _Evaluator(sets.test, device, settings),
+        _Evaluator(recipe, test_set, device),
         settings,
         folder,
         notes=notes,
@@ -139,9 +138,8 @@ def open_run(folder: Path | str, num_classes: int, image_size: int, device: str 
     place = Path(folder)
     recipe = read_recipe(place)
     settings = recipe.train
-    net = nets.build(
-        recipe.net, num_classes, (0.0,) * 3, (1.0,) * 3, image_size, seed=settings.seed
-    )
+    spec = dataclasses.replace(recipe.net, pretrained=False)  # the checkpoint has all weights
+    net = nets.build(spec, num_classes, (0.0,) * 3, (1.0,) * 3, image_size, seed=settings.seed)
     facts = load_weights(net, place / CHECKPOINT)  # the normalisation is among the weights
     net.to(pick_device(device))
     return Run(recipe, net.eval(), int(str(facts["epoch"])), place)
@@ -158,9 +156,9 @@ def read_recipe(folder: Path) -> Recipe:
         raise ValueError(f"{path} is damaged: {error}") from None
 
 
-def build_net(recipe: Recipe, images: ImageSet, device: torch.device) -> nn.Module:
+def build_net(recipe: Recipe, images: ImageSet | FileSet, device: torch.device) -> nn.Module:
     """Build the recipe's network for these images, on ``device`` and in its memory layout."""
-    size = images.images.shape[-1]
+    size = side_of(recipe.data, images)
     net = nets.build(
         recipe.net, images.num_classes, images.mean, images.std, size, seed=recipe.train.seed
     )
@@ -170,7 +168,9 @@ def build_net(recipe: Recipe, images: ImageSet, device: torch.device) -> nn.Modu
     return net.to(device, memory_format=layout)  # type: ignore[call-overload,no-any-return]
 
 
-def first_effect(recipe: Recipe, net: nn.Module, loader: data.DeviceLoader) -> Effect | None:
+def first_effect(
+    recipe: Recipe, net: nn.Module, loader: data.DeviceLoader | data.StreamLoader
+) -> Effect | None:
     """How much alignment changes on the first batch, where the method aligns."""
     mixer = recipe.mixer
     if not isinstance(mixer, AlignMixup | AlignMixupAE) or not mixer.aligned:
@@ -182,17 +182,19 @@ def first_effect(recipe: Recipe, net: nn.Module, loader: data.DeviceLoader) -> E
 
 
 def with_style_weights(
-    mixer: Mixer, images: ImageSet, folder: Path, seed: int, device: torch.device
+    recipe: Recipe, images: ImageSet | FileSet, folder: Path, device: torch.device
 ) -> Mixer:
     """Give a style mixer that names no weights a small network trained on these images.
 
     It is made once and kept in the run's folder; any other mixer comes back as it is.
     """
+    mixer, seed = recipe.mixer, recipe.train.seed
     if not isinstance(mixer, StyleMix | StyleCutMix) or mixer.weights:
         return mixer
     path = folder / ADAIN
     if not path.exists():
-        net = train_small_adain(images.images, steps=ADAIN_STEPS, seed=seed, device=device)
+        some = sample_images(recipe.data, images, ADAIN_IMAGES, seed)
+        net = train_small_adain(some, steps=ADAIN_STEPS, seed=seed, device=device)
         partial = path.with_name("partial-" + ADAIN)
         save_adain(net, partial, {"data": images.name, "steps": str(ADAIN_STEPS)})
         os.replace(partial, path)
@@ -238,14 +240,9 @@ def append_results(folder: Path, results: list[Result]) -> None:
 class _Evaluator:
     """Top-1 on the test set, in the precision of training."""
 
-    def __init__(self, images: ImageSet, device: torch.device, settings: TrainSettings) -> None:
-        self._batches = data.eval_batches(
-            images,
-            EVAL_BATCH,
-            device,
-            channels_last=settings.channels_last and device.type == "cuda",
-        )
-        self._amp = torch.bfloat16 if settings.precision == "bf16" else None
+    def __init__(self, recipe: Recipe, images: ImageSet | FileSet, device: torch.device) -> None:
+        self._batches = eval_batches(recipe.data, recipe.train, images, device)
+        self._amp = torch.bfloat16 if recipe.train.precision == "bf16" else None
 
     def __call__(self, net: nn.Module) -> dict[str, float]:
         results = accuracy(net, self._batches, amp_dtype=self._amp)

@@ -13,19 +13,41 @@ from typing import Any, Self
 
 from alignmixup import mixing
 from alignmixup.contracts import Mixer
+from alignmixup.nets.wsol import ErasingLoss
 from alignmixup.nets.zoo import NetSpec
+from alignmixup.report.paper import Published
 from alignmixup.train.settings import TrainSettings
 
-__all__ = ["DataSpec", "Recipe", "changed", "mixer_names"]
+__all__ = ["DataSpec", "Recipe", "Row", "changed", "mixer_names"]
 
 
 @dataclass(frozen=True)
 class DataSpec:
-    """A data set by name and how it is augmented: a random crop of the padded image, a flip."""
+    """A data set by name and how its images are prepared.
+
+    A set in memory is augmented by a random crop of the image padded by ``pad``, and by a flip; it
+    is evaluated as it is.
+
+    With ``stream``, a set whose source has one file an image is decoded batch by batch instead, to
+    squares of ``image_size`` (None: the source's). In training they are random parts of ``area`` of
+    the surface or, with ``resize``, random windows of the image resized to that, flipped, their
+    colours changed by ``jitter`` and ``lighting``. In evaluation they are the centre of the image
+    resized to ``eval_resize`` (None: 8/7 of ``image_size``). Resizing is that of the shorter side,
+    or with ``squash`` of both. ``StreamLoader`` says more. A source without files is in memory
+    whatever ``stream`` says.
+    """
 
     name: str
     pad: int = 4
     flip: bool = True
+    stream: bool = False
+    image_size: int | None = None
+    area: tuple[float, float] = (0.08, 1.0)
+    resize: int | None = None
+    eval_resize: int | None = None
+    squash: bool = False
+    jitter: float = 0.0
+    lighting: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -52,7 +74,7 @@ class Recipe:
             device="cpu",
         )
         own = not self.net.name.startswith(("timm:", "torchvision:"))
-        net = dataclasses.replace(self.net, width=4) if own else self.net
+        net = dataclasses.replace(self.net, width=4 if own else None, pretrained=False)
         return dataclasses.replace(self, net=net, train=settings)
 
     def to_json(self) -> dict[str, Any]:
@@ -72,9 +94,17 @@ class Recipe:
             name=record["name"],
             data=_read(DataSpec, record["data"]),
             net=_read(NetSpec, record["net"]),
-            mixer=_read(getattr(mixing, kind), mixer),
+            mixer=_read(_mixers()[kind], mixer),
             train=_read(TrainSettings, record["train"]),
         )
+
+
+@dataclass(frozen=True)
+class Row:
+    """A recipe and the cell of the paper's tables it stands beside, if there is one."""
+
+    recipe: Recipe
+    published: Published | None = None
 
 
 def changed(recipe: Recipe, changes: Mapping[str, object]) -> Recipe:
@@ -94,8 +124,14 @@ def changed(recipe: Recipe, changes: Mapping[str, object]) -> Recipe:
 
 def mixer_names() -> list[str]:
     """The class names of all mixers."""
+    return list(_mixers())
+
+
+def _mixers() -> dict[str, type[Mixer]]:
     public = {name: getattr(mixing, name) for name in mixing.__all__}
-    return [n for n, v in public.items() if isinstance(v, type) and issubclass(v, Mixer)]
+    # ACoL has a loss of its own, which takes the place of a mixer.
+    public["ErasingLoss"] = ErasingLoss
+    return {n: v for n, v in public.items() if isinstance(v, type) and issubclass(v, Mixer)}
 
 
 def _read(kind: Any, record: Mapping[str, Any]) -> Any:

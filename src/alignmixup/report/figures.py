@@ -24,6 +24,7 @@ __all__ = [
     "aligned_pairs",
     "effect_by_layer",
     "gallery",
+    "new_figure",
     "save",
     "toy_alignment",
     "training_curves",
@@ -98,7 +99,7 @@ class LayerEffect:
 
 def training_curves(curves: Mapping[str, Sequence[tuple[int, float]]], title: str) -> Figure:
     """Test accuracy by epoch, one line a method."""
-    figure = _figure(6.4, 4.0)
+    figure = new_figure(6.4, 4.0)
     axes = figure.subplots()
     for name, points in curves.items():
         epochs, values = zip(*points, strict=True) if points else ((), ())
@@ -118,7 +119,7 @@ def aligned_pairs(pairs: Sequence[AlignedPair], title: str) -> Figure:
     a faint line is a spread assignment.
     """
     titles = list(pairs[0].maps)
-    figure = _figure(3.6 + 1.5 * len(titles), 1.9 * len(pairs) + 0.4)
+    figure = new_figure(3.6 + 1.5 * len(titles), 1.9 * len(pairs) + 0.4)
     grid = figure.add_gridspec(len(pairs), 1 + len(titles), width_ratios=[2.3] + [1] * len(titles))
     for row, pair in enumerate(pairs):
         _draw_correspondences(figure.add_subplot(grid[row, 0]), pair)
@@ -135,7 +136,7 @@ def aligned_pairs(pairs: Sequence[AlignedPair], title: str) -> Figure:
 def toy_alignment(toy: ToyAlignment, title: str) -> Figure:
     """Points, cost, assignment and both alignments; below, the interpolations in each direction."""
     r, columns = len(toy.first), max(5, len(toy.shares))
-    figure = _figure(2.5 * columns, 8.4)
+    figure = new_figure(2.5 * columns, 8.4)
     grid = figure.subplots(3, columns, squeeze=False)
     for axes in grid.flat:
         axes.set_axis_off()
@@ -165,7 +166,7 @@ def toy_alignment(toy: ToyAlignment, title: str) -> Figure:
 def gallery(pictures: Sequence[Picture], title: str, note: str = "", columns: int = 5) -> Figure:
     """Pictures in rows, each with its title above and its caption below."""
     num_rows = -(-len(pictures) // columns)
-    figure = _figure(2.1 * columns, 2.75 * num_rows + 0.8)
+    figure = new_figure(2.1 * columns, 2.75 * num_rows + 0.8)
     grid = figure.subplots(num_rows, columns, squeeze=False)
     for axes in grid.flat:
         axes.set_axis_off()
@@ -189,7 +190,7 @@ def effect_by_layer(
     A change below ``threshold`` is next to nothing; a dashed line says where that begins. What is
     zero is drawn at the foot of the axis.
     """
-    figure = _figure(max(6.4, 4.8 * len(networks)), 5.6)
+    figure = new_figure(max(6.4, 4.8 * len(networks)), 5.6)
     grid = figure.subplots(2, len(networks), squeeze=False, sharey="row", height_ratios=(2, 1))
     for column, (name, effects) in enumerate(networks.items()):
         where = np.arange(len(effects))
@@ -221,6 +222,13 @@ def save(figure: Figure, path: Path) -> list[Path]:
     for file in written:
         figure.savefig(file, dpi=150, bbox_inches="tight")
     return written
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """An empty figure of that many inches, laid out so that nothing overlaps."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained")
 
 
 def _draw_correspondences(axes: Any, pair: AlignedPair) -> None:
@@ -277,9 +285,3 @@ def _draw_matrix(figure: Figure, axes: Any, matrix: Image, title: str, colours: 
     # Below, so that all columns of the figure stay equally wide.
     bar = figure.colorbar(shown, ax=axes, location="bottom", fraction=0.06, pad=0.02)
     bar.ax.tick_params(labelsize=7)
-
-
-def _figure(width: float, height: float) -> Figure:
-    from matplotlib.figure import Figure
-
-    return Figure(figsize=(width, height), layout="constrained")

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypedDict, Unpack
 
 __all__ = [
     "DATA",
@@ -29,6 +29,7 @@ __all__ = [
     "TABLES",
     "Metric",
     "Published",
+    "cell",
     "find",
     "published",
 ]
@@ -53,6 +54,14 @@ class Published:
     layers: str = ""  # the set of mixed layers
     aligned: bool | None = None
     num_iters: int | None = None  # Sinkhorn iterations
+
+    @property
+    def top1_error(self) -> float | None:
+        """The top-1 error this cell prints, be it as an error or as an accuracy."""
+        if self.value is None or self.metric not in ("top1_error", "top1"):
+            return None
+        # Accuracies have two decimals; so has what is left to a hundred.
+        return self.value if self.metric == "top1_error" else round(100 - self.value, 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,40 +186,37 @@ def find(
     return [f for f in FIGURES if all(getattr(f, name) == v for name, v in asked.items())]
 
 
-def published(
-    *,
-    table: str,
-    data: str | None = None,
-    network: str | None = None,
-    method: str | None = None,
-    metric: str | None = None,
-    source: str | None = None,
-    layers: str | None = None,
-    aligned: bool | None = None,
-    num_iters: int | None = None,
-) -> float | None:
-    """Return the one printed value that agrees, or ``None`` where the paper prints none.
+class Place(TypedDict, total=False):
+    """What tells the cells of a table apart: the fields of ``Published``."""
+
+    data: str
+    network: str
+    method: str
+    metric: str
+    source: str
+    layers: str
+    aligned: bool
+    num_iters: int
+
+
+def cell(*, table: str, **place: Unpack[Place]) -> Published | None:
+    """Return the one printed cell that agrees, or ``None`` where the paper prints none.
 
     A question with several answers is an error, so that no figure is picked by chance.
     """
-    cells = find(
-        table=table,
-        data=data,
-        network=network,
-        method=method,
-        metric=metric,
-        source=source,
-        layers=layers,
-        aligned=aligned,
-        num_iters=num_iters,
-    )
-    printed = [cell for cell in cells if cell.value is not None]
+    printed = [found for found in find(table=table, **place) if found.value is not None]
     if len(printed) > 1:
         raise ValueError(
             f"{len(printed)} figures of table {table!r} agree, the first two {printed[0]} and "
             f"{printed[1]}; give what tells them apart"
         )
-    return printed[0].value if printed else None
+    return printed[0] if printed else None
+
+
+def published(*, table: str, **place: Unpack[Place]) -> float | None:
+    """Return the value of the one printed cell that agrees, or ``None`` (see ``cell``)."""
+    found = cell(table=table, **place)
+    return None if found is None else found.value
 
 
 _MARKS = {

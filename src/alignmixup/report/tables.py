@@ -108,6 +108,7 @@ def parse_recipe(name: str) -> RecipeName:
     """Split a recipe's name; a network or method the paper does not know may stand in it too."""
     data, _, rest = name.rpartition("/")[2].partition("-")
     network, rest = _take(rest, paper.NETWORKS)
+    network = {"vgg": "vgg-gap"}.get(network, network)  # recipes have its short name
     method, suffix = _take(rest, paper.METHODS)
     if not (data and network and method):
         raise ValueError(

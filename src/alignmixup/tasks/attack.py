@@ -39,6 +39,8 @@ from alignmixup.tasks._forward import (
 
 __all__ = ["Attack", "Iterate", "fgsm", "pgd", "run_attack", "strong_attack", "trajectory"]
 
+Progress = Callable[[int], None]
+
 
 @dataclass(frozen=True, slots=True)
 class Attack:
@@ -92,6 +94,7 @@ def fgsm(
     normalised_by: Normalisation | None = None,
     amp_dtype: torch.dtype | None = None,
     chunk: int = 256,
+    on_images: Progress | None = None,
 ) -> list[Result]:
     """Return the error under one signed gradient step of length ``eps``, and the clean error."""
     attack = Attack(eps=eps, step=eps, num_steps=1, loss=loss)
@@ -103,6 +106,7 @@ def fgsm(
         normalised_by=normalised_by,
         amp_dtype=amp_dtype,
         chunk=chunk,
+        on_images=on_images,
     )
 
 
@@ -120,6 +124,7 @@ def pgd(
     normalised_by: Normalisation | None = None,
     amp_dtype: torch.dtype | None = None,
     chunk: int = 256,
+    on_images: Progress | None = None,
 ) -> list[Result]:
     """Return the error after the last step of projected gradient ascent, and the clean error."""
     attack = Attack(eps, step, num_steps, random_start, restarts, loss)
@@ -132,6 +137,7 @@ def pgd(
         normalised_by=normalised_by,
         amp_dtype=amp_dtype,
         chunk=chunk,
+        on_images=on_images,
     )
 
 
@@ -146,6 +152,7 @@ def strong_attack(
     normalised_by: Normalisation | None = None,
     amp_dtype: torch.dtype | None = None,
     chunk: int = 256,
+    on_images: Progress | None = None,
 ) -> list[Result]:
     """Return the error under a check that gradient masking does not easily pass.
 
@@ -164,6 +171,7 @@ def strong_attack(
         normalised_by=normalised_by,
         amp_dtype=amp_dtype,
         chunk=chunk,
+        on_images=on_images,
     )
 
 
@@ -177,12 +185,15 @@ def run_attack(
     normalised_by: Normalisation | None = None,
     amp_dtype: torch.dtype | None = None,
     chunk: int = 256,
+    on_images: Progress | None = None,
 ) -> list[Result]:
     """Return ``top1_error`` under the attack and ``clean_error``, in percent.
 
     ``chunk`` images are attacked at a time. Random starts follow the order of the images, not
     the batches: the same seed gives the same starts whatever the chunk and the batch size.
     float16 loses small gradients, which makes an attack look weaker; prefer bfloat16 or None.
+    ``on_images`` is told after every step how many images have been attacked so far, those under
+    attack by their share of the steps.
     """
     if chunk < 1:
         raise ValueError(f"chunk must be at least 1 image, got {chunk}")
@@ -197,7 +208,8 @@ def run_attack(
                     clean = forward(x)
                 check_labels(y, clean.shape[1])
                 wrong = clean.argmax(dim=1) != y
-                broken = _broken_by_step(forward, x, y, wrong, attack, starts)
+                told = _by_steps(on_images, n, len(x), attack) if on_images else None
+                broken = _broken_by_step(forward, x, y, wrong, attack, starts, told)
                 n += len(x)
                 num_clean += int(wrong.sum())
                 num_broken += broken.sum(dim=1).cpu()
@@ -216,6 +228,12 @@ def _start_generators(attack: Attack, seed: int) -> list[torch.Generator]:
     return [torch.Generator().manual_seed(int(s)) for s in seeds]
 
 
+def _by_steps(on_images: Progress, before: int, num_images: int, attack: Attack) -> Progress:
+    """Turn the steps taken on ``num_images`` after ``before`` others into images done."""
+    total = attack.restarts * attack.num_steps
+    return lambda steps: on_images(before + num_images * steps // total)
+
+
 def _broken_by_step(
     forward: Forward,
     x: Tensor,
@@ -223,10 +241,11 @@ def _broken_by_step(
     wrong: Bool[Tensor, " b"],
     attack: Attack,
     starts: list[torch.Generator],
+    on_steps: Progress | None,
 ) -> Bool[Tensor, "t b"]:
     """Say which images are broken after each step, over all restarts."""
     broken = torch.zeros(attack.num_steps, len(x), dtype=torch.bool, device=x.device)
-    for rng in starts:
+    for restart, rng in enumerate(starts):
         start = _random_start(x, attack.eps, rng) if attack.random_start else x
         so_far = wrong
         for t, (_, logits) in enumerate(trajectory(forward, x, y, attack, start)):
@@ -235,6 +254,8 @@ def _broken_by_step(
             so_far = so_far | now
             if t:
                 broken[t - 1] |= so_far if attack.keep == "any" else now
+                if on_steps:
+                    on_steps(restart * attack.num_steps + t)
     return broken
 
 

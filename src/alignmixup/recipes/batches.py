@@ -1,0 +1,122 @@
+"""A recipe's data as batches: a set in memory, or one that is decoded from its files as it goes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from jaxtyping import UInt8
+from torch import Tensor
+
+from alignmixup import data
+from alignmixup.contracts import ImageSet
+from alignmixup.data.decode import decode_files
+from alignmixup.data.folder import FileSet
+from alignmixup.data.loader import Batch
+from alignmixup.recipes.schema import DataSpec
+from alignmixup.train.settings import TrainSettings
+
+__all__ = ["eval_batches", "load_split", "sample_images", "side_of", "train_batches"]
+
+# A batch of evaluation: small images by the thousand, streamed ones by what a GPU holds of them.
+EVAL_BATCH = 2000
+STREAMED_EVAL_BATCH = 256
+
+
+def load_split(spec: DataSpec, split: str, root: Path | str | None) -> ImageSet | FileSet:
+    """The split in memory, or its list of files where ``spec`` streams them."""
+    source = data.find(spec.name)
+    if spec.stream and source.scan is not None:
+        return source.scan(None if root is None else Path(root), split)
+    return data.load(spec.name, split, root)
+
+
+def side_of(spec: DataSpec, images: ImageSet | FileSet) -> int:
+    """The side of the images that the network is given."""
+    if isinstance(images, ImageSet):
+        return images.images.shape[-1]
+    return spec.image_size or data.find(spec.name).image_size
+
+
+def train_batches(
+    spec: DataSpec, settings: TrainSettings, images: ImageSet | FileSet, device: torch.device
+) -> data.DeviceLoader | data.StreamLoader:
+    """Augmented batches of the training split, on the device."""
+    # A graph holds one batch size, and each epoch leaves out other images.
+    drop_last = len(images) >= settings.batch_size
+    if isinstance(images, ImageSet):
+        return data.DeviceLoader(
+            images,
+            settings.batch_size,
+            settings.seed,
+            device,
+            pad=spec.pad,
+            flip=spec.flip,
+            drop_last=drop_last,
+            channels_last=_is_channels_last(settings, device),
+        )
+    return data.StreamLoader(
+        images,
+        settings.batch_size,
+        side_of(spec, images),
+        settings.seed,
+        num_workers=None,
+        device=device,
+        area=spec.area,
+        resize=spec.resize,
+        squash=spec.squash,
+        flip=spec.flip,
+        jitter=spec.jitter,
+        lighting=spec.lighting,
+        drop_last=drop_last,
+        channels_last=_is_channels_last(settings, device),
+    )
+
+
+def _is_channels_last(settings: TrainSettings, device: torch.device) -> bool:
+    return settings.channels_last and device.type == "cuda"
+
+
+def eval_batches(
+    spec: DataSpec, settings: TrainSettings, images: ImageSet | FileSet, device: torch.device
+) -> Iterable[Batch]:
+    """Batches of the test split, in order, as often as they are iterated."""
+    channels_last = _is_channels_last(settings, device)
+    if isinstance(images, ImageSet):
+        return data.eval_batches(images, EVAL_BATCH, device, channels_last=channels_last)
+    loader = data.StreamLoader(
+        images,
+        STREAMED_EVAL_BATCH,
+        side_of(spec, images),
+        settings.seed,
+        num_workers=None,
+        device=device,
+        is_train=False,
+        resize=spec.eval_resize,
+        squash=spec.squash,
+        channels_last=channels_last,
+    )
+    return _Again(loader)
+
+
+@dataclass(frozen=True)
+class _Again:
+    """The epoch of a loader that has no chance in it."""
+
+    loader: data.StreamLoader
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self.loader.epoch(0)
+
+
+def sample_images(
+    spec: DataSpec, images: ImageSet | FileSet, count: int, seed: int
+) -> UInt8[Tensor, "n 3 h w"]:
+    """Images to fit a small network to: all of a set in memory, or ``count`` files by chance."""
+    if isinstance(images, ImageSet):
+        return images.images
+    rng = torch.Generator().manual_seed(seed)
+    chosen = torch.randperm(len(images), generator=rng)[:count].tolist()
+    return decode_files([images.paths[i] for i in chosen], side_of(spec, images))

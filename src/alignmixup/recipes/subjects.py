@@ -1,0 +1,126 @@
+"""What is evaluated, and on what: a run's network on its own test images, or a user's on theirs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from alignmixup import data
+from alignmixup.contracts import ImageSet, Mixer
+from alignmixup.data.box_lists import boxes_in_view
+from alignmixup.data.folder import BoxedFileSet, FileSet
+from alignmixup.data.stream import CENTRE
+from alignmixup.mixing import StyleCutMix, StyleMix
+from alignmixup.recipes.batches import eval_batches, load_split, side_of
+from alignmixup.recipes.run import ADAIN, open_run, pick_device, read_recipe
+from alignmixup.recipes.schema import Recipe
+from alignmixup.tasks._forward import Batches, Normalisation, Pixels, model_device
+
+__all__ = ["Pictures", "Subject", "open_pictures", "open_subject"]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is scored, and where its figures belong; ``recipe`` and ``folder`` are a run's."""
+
+    model: nn.Module
+    mixer: Mixer | None
+    where: dict[str, object]
+    recipe: Recipe | None = None
+    folder: Path | None = None
+
+    def device(self) -> torch.device:
+        return model_device(self.model) or torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """What it is scored on. Batches are as the model wants them, by ``normalised_by`` if given.
+
+    ``num_images`` is None where only reading them all would tell.
+    """
+
+    batches: Batches
+    name: str
+    image_size: int
+    num_images: int | None
+    boxes: Sequence[Tensor] | None
+    normalised_by: Normalisation | None
+
+
+def open_subject(
+    run: Path | str | nn.Module,
+    images: ImageSet | Batches | None,
+    data_root: Path | str | None,
+    device: str,
+) -> tuple[Subject, ImageSet | FileSet | Batches]:
+    """Return the network on its device, and the images it is scored on: those given or its own."""
+    if isinstance(run, nn.Module):
+        if images is None:
+            raise ValueError("a module is scored on images: pass an ImageSet, or batches (x, y)")
+        model = run if device == "auto" else run.to(pick_device(device))
+        return Subject(model, None, {"recipe": type(run).__name__}), images
+    recipe = read_recipe(Path(run))
+    own = load_split(recipe.data, "test", data_root) if images is None else images
+    if not isinstance(own, ImageSet | FileSet):
+        raise ValueError("a run is scored on an ImageSet, whose classes it must know")
+    opened = open_run(run, own.num_classes, side_of(recipe.data, own), device)
+    where = {"recipe": recipe.name, "seed": recipe.train.seed, "epoch": opened.epoch}
+    mixer = recipe.mixer
+    if isinstance(mixer, StyleMix | StyleCutMix) and not mixer.weights:
+        mixer = dataclasses.replace(mixer, weights=str(opened.folder / ADAIN))
+    return Subject(opened.net, mixer, where, recipe, opened.folder), own
+
+
+def open_pictures(
+    subject: Subject,
+    images: ImageSet | FileSet | Batches,
+    boxes: Sequence[Tensor] | None,
+    normalised_by: Normalisation | None,
+    batch_size: int,
+) -> Pictures:
+    """Return the images as batches that can be read again, with what is known of them."""
+    if isinstance(images, ImageSet):
+        plain = data.eval_batches(images, batch_size, subject.device())
+        batches = plain if normalised_by is None else _Normalised(plain, normalised_by)
+        found = images.boxes if boxes is None else boxes
+        size = images.images.shape[-1]
+        return Pictures(batches, images.name, size, len(images), found, normalised_by)
+    if isinstance(images, FileSet):
+        assert subject.recipe is not None, "only a run has files"
+        return _streamed(subject.recipe, images, subject.device())
+    if isinstance(images, Iterator):
+        raise ValueError("batches are read once for each task: pass a list or a loader")
+    first = next(iter(images), None)
+    if first is None or isinstance(first, Tensor) or len(first) < 2:
+        raise ValueError("pass an ImageSet or batches (x, y), such as a DataLoader gives")
+    return Pictures(images, "images", first[0].shape[-1], None, boxes, normalised_by)
+
+
+@dataclass(frozen=True)
+class _Normalised:
+    """Pixels normalised on their way to a model that does not do so itself."""
+
+    batches: Batches
+    by: Normalisation
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        pixels = Pixels(*self.by)
+        return ((pixels.normalise(x), y) for x, y in self.batches)
+
+
+def _streamed(recipe: Recipe, files: FileSet, device: torch.device) -> Pictures:
+    """The files of a run that streams them, as its own evaluation shows them."""
+    spec = recipe.data
+    size = side_of(spec, files)
+    boxes = None
+    if isinstance(files, BoxedFileSet):
+        fraction = CENTRE if spec.eval_resize is None else size / spec.eval_resize
+        boxes = boxes_in_view(files.boxes, files.paths, size, fraction, squash=spec.squash)
+    batches = eval_batches(spec, recipe.train, files, device)
+    return Pictures(batches, files.name, size, len(files), boxes, None)

@@ -1,0 +1,215 @@
+"""Rows of the ablation tables: each mixes what its name says, on the network its name says."""
+
+import dataclasses
+from functools import cache
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from alignmixup import nets
+from alignmixup.mixing.align import align_mix
+from alignmixup.nets.autoencoder import AutoencodingClassifier
+from alignmixup.recipes.catalogue import find_recipe, published_cell, published_error, recipe_names
+from cases import draw_case, with_lam
+
+# The paper's table, typed once more: layers, accuracy unaligned, accuracy aligned.
+TABLE = {
+    "plain-x": ("x", None, None),
+    "plain-xe": ("x e", 80.81, None),
+    "plain-A": ("A", 79.07, 80.28),
+    "plain-e": ("e", 78.71, None),
+    "plain-xA": ("x A", 80.34, 81.71),
+    "plain-xAE": ("x A E", 80.46, 81.36),
+    "plain-xAe": ("x A e", 80.33, 81.92),
+    "ae-x": ("x", None, None),
+    "ae-xe": ("x e", 81.92, None),
+    "ae-A": ("A", 79.39, 81.04),
+    "ae-e": ("e", 79.49, None),
+    "ae-xA": ("x A", 81.78, 81.85),
+    "ae-xE": ("x E", 80.80, 81.54),
+    "ae-xAe": ("x A e", 81.61, 82.18),
+    "ae-xA2e": ("x A e", 81.47, 81.20),
+    "ae-xA4e": ("x A e", 81.61, 82.18),
+    "ae-xA8e": ("x A e", 80.49, 82.20),
+    "vae-x": ("x", None, None),
+    "vae-xmusigma": ("x e", 81.81, None),
+    "vae-xA": ("x A", 81.35, 81.85),
+    "vae-xMSigma": ("x E", 80.45, 81.10),
+    "vae-xAmusigma": ("x A e", 81.00, 81.89),
+}
+CASES = {"x": {"input"}, "A": {"feat", "feat'"}, "e": {"embed"}, "E": {"embed", "embed'"}}
+ITERATIONS = {
+    0: 80.98,
+    10: 80.96,
+    20: 81.31,
+    50: 81.42,
+    100: 81.71,
+    200: 81.50,
+    500: 81.34,
+    1000: 81.28,
+}
+
+
+def has_tensor(layers):
+    return bool({"A", "E"} & set(layers.split()))
+
+
+# (name without its prefix, key of TABLE, whether it is aligned)
+ROWS = [
+    *((key, key, True) for key, (layers, _, _) in TABLE.items() if has_tensor(layers)),
+    *(
+        (f"{key}-unaligned" if has_tensor(layers) else key, key, False)
+        for key, (layers, _, _) in TABLE.items()
+    ),
+]
+every_row = pytest.mark.parametrize(("name", "key", "aligned"), ROWS, ids=[r[0] for r in ROWS])
+
+
+def recipe_of(name):
+    return find_recipe(f"ablation-cifar100-{name}")
+
+
+@cache
+def network(spec):
+    return nets.build(spec, 100, (0.5,) * 3, (0.25,) * 3, 32, seed=3).eval()
+
+
+def test_the_tables_are_all_there_is():
+    competitors = {"baseline", "manifold", "stylecutmix"}
+    once = {name for name, _, _ in ROWS} | {f"iterations-{n}" for n in ITERATIONS} | competitors
+    expected = {f"ablation-cifar100-{name}{fast}" for name in once for fast in ("", "-fast")}
+    assert set(recipe_names("ablation")) == expected
+
+
+@every_row
+def test_the_figure_is_that_of_the_row(name, key, aligned):
+    accuracy = TABLE[key][2 if aligned else 1]
+    for twin in (name, f"{name}-fast"):
+        cell = published_cell(f"ablation-cifar100-{twin}")
+        if accuracy is None:
+            assert cell is None
+        else:
+            assert (cell.table, cell.metric, cell.value) == ("ablation", "top1", accuracy)
+            error = published_error(f"ablation-cifar100-{twin}")
+            assert error == pytest.approx(100 - accuracy, abs=1e-9)
+
+
+@every_row
+def test_cases_are_those_of_the_layers(name, key, aligned):
+    cases = set().union(*(CASES[layer] for layer in TABLE[key][0].split()))
+    if not key.startswith("plain"):
+        cases.add("clean")
+    mixer = recipe_of(name).mixer
+    assert dict(mixer.cases) == pytest.approx(dict.fromkeys(cases, 1 / len(cases)))
+    assert (mixer.alpha, mixer.eps, mixer.num_iters) == (2.0, 0.1, 100)
+    assert mixer.aligned == aligned
+
+
+@every_row
+def test_mixing_is_that_of_the_row_worked_out_by_hand(name, key, aligned):
+    """Where it happens, whether it is aligned, at which resolution: the logits say it all."""
+    recipe = recipe_of(name).shrunk()
+    net, mixer = network(recipe.net), recipe.mixer
+    x = torch.rand(5, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    y = torch.arange(5)
+    for case in set(mixer.cases) - {"clean"}:
+        draw = with_lam(draw_case(mixer, case, 5), 0.3)
+        with torch.no_grad():
+            logits = mixer.apply(net, x, y, draw).logits
+            expected = by_hand(net, key, aligned, draw, x)
+            other = by_hand(net, key, not aligned, draw, x)
+        torch.testing.assert_close(logits, expected, atol=1e-5, rtol=1e-4)
+        is_tensor = case.startswith("feat") or (case.startswith("embed") and "E" in TABLE[key][0])
+        is_pooled = not isinstance(net, AutoencodingClassifier)  # alignment is lost on it
+        if is_tensor and not is_pooled:
+            assert (logits - other).norm() > 1e-3 * logits.norm()
+
+
+def by_hand(net, key, aligned, draw, x):
+    """Logits of one case, from the parts of the network and the key of the row."""
+
+    def mix(features):
+        if aligned and features.ndim == 4:
+            keep = "partner" if draw.case.endswith("'") else "anchor"
+            return align_mix(features, draw.perm, draw.lam, keep=keep)
+        return draw.lam * features + (1 - draw.lam) * features[draw.perm]
+
+    if draw.case == "input":
+        x = draw.lam * x + (1 - draw.lam) * x[draw.perm]
+    is_plain = not isinstance(net, AutoencodingClassifier)
+    parts = dict(net.named_children()) if is_plain else dict(net.encoder.named_children())
+    A = net.normalize(x)
+    for part in ("stem", "layer1", "layer2", "layer3", "layer4"):
+        A = parts[part](A)
+    if draw.case.startswith("feat"):
+        if "A2" in key:
+            A = mix(F.avg_pool2d(A, 2)).repeat_interleave(2, 2).repeat_interleave(2, 3)
+        else:
+            A = mix(A)
+    if is_plain:
+        return net.head(A)
+    e = net.embed(A)
+    if draw.case.startswith("embed"):
+        e = mix(e)
+    if key.startswith("vae"):
+        mu, sigma = e.chunk(2, dim=1)
+        e = mu + sigma * draw.noise.view(mu.shape)
+    return net.classifier(e.flatten(1))
+
+
+@every_row
+def test_networks_are_those_of_the_row(name, key, aligned):
+    """At full width: 512 x 4 x 4 (8 x 8 where it says so), e of 512, E of 128 x 2 x 2."""
+    spec = recipe_of(name).net
+    net = network(spec)
+    kind, layers = key.split("-")[0], TABLE[key][0]
+    if kind == "plain" and not {"e", "E"} & set(layers.split()):
+        assert spec == find_recipe("cifar100-r18-alignmixup").net
+        return
+    side = 8 if "A8" in key else 4
+    with torch.no_grad():
+        assert net.encoder(torch.zeros(1, 3, 32, 32)).shape == (1, 512, side, side)
+    assert net.code_shape == ((128, 2, 2) if "E" in layers.split() else (512,))
+    assert (net.decoder is None) == (kind == "plain")
+    assert net.variational == (kind == "vae")
+    if kind == "vae":
+        assert recipe_of(name).mixer.embedding_dim == net.code_dim
+
+
+@pytest.mark.parametrize("num_iters", ITERATIONS)
+def test_iterations_are_those_of_the_row(num_iters):
+    name = f"iterations-{num_iters}"
+    recipe = recipe_of(name)
+    headline = find_recipe("cifar100-r18-alignmixup")
+    assert dataclasses.replace(recipe.mixer, num_iters=100) == headline.mixer
+    assert recipe.mixer.num_iters == num_iters
+    assert (recipe.net, recipe.train) == (headline.net, headline.train)
+    error = published_error(f"ablation-cifar100-{name}")
+    assert error == pytest.approx(100 - ITERATIONS[num_iters], abs=1e-9)
+
+
+@pytest.mark.parametrize("method", ["baseline", "manifold", "stylecutmix"])
+def test_competitors_are_the_rows_of_the_classification_table(method):
+    ours, theirs = recipe_of(method), find_recipe(f"cifar100-r18-{method}")
+    assert dataclasses.replace(ours, name=theirs.name) == theirs
+    ours, theirs = (published_error(n) for n in (ours.name, theirs.name))
+    assert ours == theirs is not None
+
+
+def test_headline_rows_are_those_of_the_classification_table():
+    for ours, theirs in (
+        ("plain-xA", "alignmixup"),
+        ("plain-xA-unaligned", "alignmixup-unaligned"),
+        ("ae-xAe", "alignmixup-ae"),
+        ("ae-xA4e-unaligned-fast", "alignmixup-ae-unaligned-fast"),
+    ):
+        there = find_recipe(f"cifar100-r18-{theirs}")
+        assert dataclasses.replace(recipe_of(ours), name=there.name) == there
+
+
+def test_a_fast_twin_differs_in_its_schedule_alone():
+    paper, fast = recipe_of("vae-xMSigma"), recipe_of("vae-xMSigma-fast")
+    assert dataclasses.replace(fast, name=paper.name, train=paper.train) == paper
+    assert (paper.train.epochs, fast.train.epochs) == (2000, 300)
+    assert fast.train == find_recipe("cifar100-r18-alignmixup-ae-fast").train

@@ -1,0 +1,166 @@
+"""The ImageNet table: the paper's schedule, and a run that streams its images from files."""
+
+import dataclasses
+import json
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from alignmixup import nets
+from alignmixup.data import find, sources
+from alignmixup.data.imagenet import ImageNetLayout
+from alignmixup.recipes import run
+from alignmixup.recipes.batches import eval_batches, load_split, side_of, train_batches
+from alignmixup.recipes.catalogue import find_recipe, recipe_names
+from alignmixup.recipes.run import train
+from alignmixup.recipes.schema import changed
+from alignmixup.recipes.scoring import evaluate
+from alignmixup.train.steps import make_optimizer
+
+NAMES = recipe_names("imagenet-*")
+WNIDS = ("n01440764", "n02084071")
+SMALL = ImageNetLayout(num_classes=2, num_train=10, num_val=4)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    place = tmp_path_factory.mktemp("data")
+    rng = np.random.default_rng(0)
+    for wnid in WNIDS:
+        for split, count in (("train", 5), ("val", 2)):
+            folder = place / "imagenet" / split / wnid
+            folder.mkdir(parents=True)
+            for i in range(count):
+                pixels = rng.integers(0, 256, (70, 90, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(folder / f"{wnid}_{i}.JPEG")
+    return place
+
+
+@pytest.fixture
+def small_imagenet(monkeypatch):
+    source = find("imagenet")
+    parts = {name: partial(getattr(source, name), layout=SMALL) for name in ("load", "scan")}
+    monkeypatch.setitem(sources._SOURCES, "imagenet", dataclasses.replace(source, **parts))
+
+
+def shrunk(name, **more):
+    return changed(find_recipe(name).shrunk(), {"data.image_size": 64, **more})
+
+
+def test_the_rows_are_those_of_the_table_and_the_unaligned_twins():
+    methods = "baseline input cutmix manifold puzzlemix comixup saliencymix stylemix stylecutmix"
+    ours = ("alignmixup", "alignmixup-ae", "alignmixup-unaligned", "alignmixup-ae-unaligned")
+    assert set(NAMES) == {f"imagenet-r50-{m}" for m in (*methods.split(), *ours)}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_schedule_is_the_papers(name):
+    recipe = find_recipe(name)
+    settings = recipe.train
+    assert (settings.epochs, settings.schedule, settings.milestones) == (300, "step", (100, 200))
+    assert (settings.lr, settings.classifier_lr, settings.decay) == (0.01, 0.1, 0.1)
+    assert (settings.momentum, settings.weight_decay) == (0.9, 1e-4)
+    assert settings.batch_size == 4 * 100
+    data = recipe.data
+    assert (data.name, data.stream, data.image_size) == ("imagenet", True, 224)
+    assert (data.area, data.jitter, data.lighting) == ((0.08, 1.0), 0.4, 0.1)
+    assert (data.resize, data.eval_resize, data.squash) == (None, None, False)
+
+
+@pytest.mark.parametrize("name", ["imagenet-r50-baseline", "imagenet-r50-alignmixup-ae"])
+def test_the_classifier_has_its_own_rate_and_the_rest_the_other(name):
+    recipe = find_recipe(name).shrunk()
+    net = nets.build(recipe.net, 10, (0.5,) * 3, (0.25,) * 3, 64)
+    groups = make_optimizer(net, recipe.train).param_groups
+    last = net.classifier if "-ae" in name else net.head
+    assert {id(p) for p in groups[1]["params"]} == {id(p) for p in last.parameters()}
+    assert [group["lr"] for group in groups] == [0.01, 0.1]
+    assert sum(len(group["params"]) for group in groups) == len(list(net.parameters()))
+
+
+def test_methods_have_the_settings_of_their_own_imagenet_runs():
+    mixers = {name.removeprefix("imagenet-r50-"): find_recipe(name).mixer for name in NAMES}
+    assert mixers["input"].alpha == mixers["manifold"].alpha == 0.2
+    assert mixers["cutmix"].prob == mixers["saliencymix"].prob == 1.0
+    assert (mixers["puzzlemix"].neigh_size, mixers["puzzlemix"].loss) == (2, "ce")
+    assert (mixers["comixup"].compat_stride, mixers["comixup"].loss) == (8, "ce")
+    ours = mixers["alignmixup"]
+    assert (ours.layer, ours.alpha, ours.eps, ours.num_iters) == ("layer4", 2.0, 0.1, 100)
+    assert dataclasses.replace(mixers["alignmixup-unaligned"], aligned=True) == ours
+    assert len(mixers["alignmixup-ae"].cases) == 5
+
+
+def test_the_autoencoder_has_the_papers_parameters():
+    """35 M with decoder and all; the encoder's A is 2048 x 7 x 7."""
+    net = nets.build(
+        find_recipe("imagenet-r50-alignmixup-ae").net, 1000, (0.5,) * 3, (0.25,) * 3, 224
+    )
+    assert round(sum(p.numel() for p in net.parameters()) / 1e6) == 35
+    assert net.embed.reduce.in_channels == 2048
+    assert net.embed.linear.in_features == 128 * 7 * 7
+
+
+@pytest.mark.usefixtures("small_imagenet")
+def test_batches_are_streamed_at_the_recipes_size(root):
+    recipe = shrunk("imagenet-r50-alignmixup")
+    files = {split: load_split(recipe.data, split, root) for split in ("train", "test")}
+    assert side_of(recipe.data, files["train"]) == 64
+    cpu = torch.device("cpu")
+    loader = train_batches(recipe.data, recipe.train, files["train"], cpu)
+    x, y = next(loader.epoch(0))
+    assert x.shape == (4, 3, 64, 64)
+    assert len(loader) == 2  # ten images, four a batch: the last two are left out
+    plain = changed(recipe, {"data.jitter": 0.0, "data.lighting": 0.0}).data
+    x2, y2 = next(train_batches(plain, recipe.train, files["train"], cpu).epoch(0))
+    assert torch.equal(y, y2)
+    assert (x - x2).abs().mean() > 0.02
+    batches = eval_batches(recipe.data, recipe.train, files["test"], cpu)
+    (first,), (second,) = list(batches), list(batches)
+    assert torch.equal(first[0], second[0])
+    assert first[1].tolist() == [0, 0, 1, 1]
+    # 64 pixels from the centre of 70 * 64/73.14: the shorter side of 70 shows its 7/8.
+    image = Image.open(files["test"].paths[3]).convert("RGB")
+    box = (45 - 30.625, 35 - 30.625, 45 + 30.625, 35 + 30.625)
+    expected = image.resize((64, 64), Image.Resampling.BILINEAR, box=box)
+    expected = torch.from_numpy(np.array(expected)).permute(2, 0, 1) / 255
+    assert torch.equal(first[0][3], expected)
+
+
+@pytest.mark.usefixtures("small_imagenet")
+@pytest.mark.parametrize("method", ["alignmixup-ae", "stylemix"])
+def test_a_recipe_trains_from_files_and_is_scored(method, root, tmp_path, monkeypatch):
+    monkeypatch.setattr(run, "ADAIN_STEPS", 2)
+    recipe = shrunk(f"imagenet-r50-{method}")
+    out = tmp_path / "run"
+    summary = train(recipe, out, data_root=root, quiet=True)
+    assert summary.is_complete
+    assert 0 <= summary.last <= 100
+    events = [json.loads(line) for line in (out / "ledger.jsonl").read_text().splitlines()]
+    assert sum(events[-1]["cases"].values()) == 2
+    if method == "alignmixup-ae":
+        effects = [e for e in events if e["event"] == "alignment_effect"]
+        assert effects[0]["features"] > 0
+    before = (out / "checkpoint.safetensors").read_bytes()
+    train(recipe, out, data_root=root, quiet=True)
+    assert (out / "checkpoint.safetensors").read_bytes() == before
+
+
+@pytest.mark.usefixtures("small_imagenet")
+def test_a_run_of_full_size_is_scored_on_val(root, tmp_path):
+    """``evaluate`` sees val as training's own evaluation does."""
+    recipe = find_recipe("imagenet-r50-baseline").shrunk()
+    train(recipe, tmp_path / "run", data_root=root, quiet=True)
+    done = evaluate(tmp_path / "run", data_root=root, device="cpu")
+    lines = (tmp_path / "run" / "results.jsonl").read_text().splitlines()
+    recorded = {r["metric"]: r["value"] for r in map(json.loads, lines)}
+    assert done.value("accuracy", "top1") == recorded["top1_last"]
+
+
+def test_other_data_without_files_are_taken_into_memory(tmp_path):
+    """``alignmixup train imagenet-r50-... --dataset shapes``."""
+    spec = dataclasses.replace(find_recipe("imagenet-r50-baseline").data, name="shapes")
+    images = load_split(spec, "test", tmp_path)
+    assert side_of(spec, images) == images.images.shape[-1] == 32
