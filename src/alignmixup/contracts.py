@@ -202,6 +202,11 @@ class Mixer(ABC):
     def cases(self) -> Mapping[str, float]:
         """Every case ``draw`` can give, with its probability; the probabilities sum to one."""
 
+    @property
+    def trains_all(self) -> bool:
+        """Whether each case gives every parameter of the network a gradient."""
+        return True
+
     @abstractmethod
     def draw(self, batch_size: int, rng: torch.Generator) -> Draw:
         """Draw all the chance of one step. A CPU generator costs no wait for the device."""

@@ -30,6 +30,8 @@ __all__ = ["StreamLoader"]
 
 ASPECT_RATIOS = (3 / 4, 4 / 3)
 
+ALL = slice(None)
+
 # What evaluation shows of the shorter side where it is not told: 224 pixels of 256.
 CENTRE = 0.875
 
@@ -49,7 +51,8 @@ class StreamLoader:
     image resized to ``resize`` (by default 8/7 of ``image_size``: 256 for 224).
 
     ``squash`` resizes both sides to ``resize``, whatever the shape of the image. ``num_workers`` is
-    the number of processes that decode; None chooses by the machine. It changes no batch.
+    the number of processes that decode; None chooses by the machine. It changes no batch. ``share``
+    is the part of each batch that is decoded, for a training by several processes.
     """
 
     def __init__(
@@ -71,6 +74,7 @@ class StreamLoader:
         drop_last: bool = False,
         channels_last: bool = False,
         dtype: torch.dtype = torch.float32,
+        share: slice = ALL,
     ) -> None:
         view = _View(image_size, area, resize, squash)
         num_steps = count_steps(len(file_set), batch_size, drop_last)
@@ -82,7 +86,7 @@ class StreamLoader:
         self.device = torch.device(device)
         self.channels_last = channels_last
         self.dtype = dtype
-        self._order = _Order(len(file_set), batch_size, num_steps, seed, is_train)
+        self._order = _Order(len(file_set), batch_size, num_steps, seed, is_train, share)
         chance = _Chance(seed, flip, jitter, lighting) if is_train else None
         self._loader: DataLoader[object] = DataLoader(
             _Files(file_set, view, chance),
@@ -165,13 +169,20 @@ class _Order(Sampler[list[_Key]]):
     """The batches of the epoch that is set on it."""
 
     def __init__(
-        self, num_images: int, batch_size: int, num_steps: int, seed: int, is_shuffled: bool
+        self,
+        num_images: int,
+        batch_size: int,
+        num_steps: int,
+        seed: int,
+        is_shuffled: bool,
+        share: slice,
     ) -> None:
         self.num_images = num_images
         self.batch_size = batch_size
         self.num_steps = num_steps
         self.seed = seed
         self.is_shuffled = is_shuffled
+        self.share = share
         self.epoch = 0
         self.start_step = 0
 
@@ -185,8 +196,8 @@ class _Order(Sampler[list[_Key]]):
             rng = torch.Generator().manual_seed(derive_seed("epoch", self.seed, epoch))
             order = torch.randperm(self.num_images, generator=rng)
         for step in range(start_step, self.num_steps):
-            chosen = order[step * self.batch_size : (step + 1) * self.batch_size].tolist()
-            yield [_Key(epoch, index) for index in chosen]
+            chosen = order[step * self.batch_size : (step + 1) * self.batch_size]
+            yield [_Key(epoch, index) for index in chosen[self.share].tolist()]
 
 
 @dataclass(frozen=True, slots=True)

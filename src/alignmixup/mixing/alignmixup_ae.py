@@ -126,6 +126,10 @@ class AlignMixupAE(Mixer):
     def cases(self) -> Mapping[str, float]:
         return probabilities(self._weights)
 
+    @property
+    def trains_all(self) -> bool:
+        return False  # the clean case trains no classifier, the others no decoder
+
     def draw(self, batch_size: int, rng: torch.Generator) -> Draw:
         return sample_pairs(self._weights, self.alpha, self.lam_per_sample, batch_size, rng)
 

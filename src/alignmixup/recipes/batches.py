@@ -16,6 +16,7 @@ from alignmixup.data.decode import decode_files
 from alignmixup.data.folder import FileSet
 from alignmixup.data.loader import Batch
 from alignmixup.recipes.schema import DataSpec
+from alignmixup.train.distributed import Team
 from alignmixup.train.settings import TrainSettings
 
 __all__ = ["eval_batches", "load_split", "sample_images", "side_of", "train_batches"]
@@ -41,11 +42,25 @@ def side_of(spec: DataSpec, images: ImageSet | FileSet) -> int:
 
 
 def train_batches(
-    spec: DataSpec, settings: TrainSettings, images: ImageSet | FileSet, device: torch.device
+    spec: DataSpec,
+    settings: TrainSettings,
+    images: ImageSet | FileSet,
+    device: torch.device,
+    team: Team | None = None,
 ) -> data.DeviceLoader | data.StreamLoader:
-    """Augmented batches of the training split, on the device."""
+    """Augmented batches of the training split, on the device.
+
+    A streamed set gives the share of this process in each; of one in memory the engine takes it.
+    """
+    team = team or Team()
+    share = team.share(settings.batch_size)
     # A graph holds one batch size, and each epoch leaves out other images.
     drop_last = len(images) >= settings.batch_size
+    if team.size > 1 and not drop_last:
+        raise ValueError(
+            f"{len(images)} images make no full batch of {settings.batch_size} to share among "
+            f"{team.size} processes: choose a smaller --train.batch-size"
+        )
     if isinstance(images, ImageSet):
         return data.DeviceLoader(
             images,
@@ -72,6 +87,7 @@ def train_batches(
         lighting=spec.lighting,
         drop_last=drop_last,
         channels_last=_is_channels_last(settings, device),
+        share=share,
     )
 
 

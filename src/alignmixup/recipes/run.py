@@ -47,7 +47,7 @@ from alignmixup.recipes.batches import (
 from alignmixup.recipes.catalogue import find_recipe
 from alignmixup.recipes.schema import Recipe, changed
 from alignmixup.tasks.accuracy import accuracy
-from alignmixup.train import Summary, fit
+from alignmixup.train import Summary, fit, join_team
 from alignmixup.train.checkpoint import load_weights
 from alignmixup.train.engine import CHECKPOINT
 
@@ -93,6 +93,8 @@ def train(
 ) -> Summary:
     """Train a recipe in the folder ``out``, or go on with the run that is there.
 
+    Started by torchrun, every process calls this and takes its share of each batch.
+
     ``changes`` replaces settings by their names on the command line, ``{"train.epochs": 300}``;
     ``sets`` stands in for the recipe's data.
     """
@@ -100,21 +102,24 @@ def train(
     recipe = changed(recipe, changes or {})
     folder = Path(out)
     _check_folder(folder, recipe)
-    train_set = sets.train if sets else load_split(recipe.data, "train", data_root)
-    test_set = sets.test if sets else load_split(recipe.data, "test", data_root)
-    device = pick_device(recipe.train.device)
+    team, device = join_team(pick_device(recipe.train.device))
+    with team.leader_first():  # it decodes, the others read what it has decoded
+        train_set = sets.train if sets else load_split(recipe.data, "train", data_root)
+        test_set = sets.test if sets else load_split(recipe.data, "test", data_root)
     net = build_net(recipe, train_set, device)
     settings = recipe.train
-    loader = train_batches(recipe.data, settings, train_set, device)
+    loader = train_batches(recipe.data, settings, train_set, device, team)
+    quiet = quiet or not team.is_leader
     notes: dict[str, dict[str, object]] = {"provenance": provenance()}
     effect = first_effect(recipe, net, loader)
     if effect is not None:
         notes["alignment_effect"] = dataclasses.asdict(effect)
         if effect.is_next_to_nothing and not quiet:
             print(f"note: {effect}: the aligned cases train as manifold mixup at this layer would")
-    writer = _tensorboard(folder) if tensorboard else None
-    _claim(folder, recipe)  # nothing that can be missing is missing: the folder is ours now
-    mixer = with_style_weights(recipe, train_set, folder, device)
+    writer = _tensorboard(folder) if tensorboard and team.is_leader else None
+    with team.leader_first():
+        _claim(folder, recipe)  # nothing that can be missing is missing: the folder is ours now
+        mixer = with_style_weights(recipe, train_set, folder, device)
     if isinstance(mixer, StyleMix | StyleCutMix):
         notes["style_weights"] = dict(mixer.describe())
     summary = fit(
@@ -127,8 +132,9 @@ def train(
         notes=notes,
         writer=writer,
         quiet=quiet,
+        team=team,
     )
-    if summary.is_complete:
+    if summary.is_complete and team.is_leader:
         _record_accuracy(folder, recipe, summary)
     return summary
 

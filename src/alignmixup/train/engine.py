@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from alignmixup.contracts import Mixer
 from alignmixup.train.checkpoint import Checkpoint, CheckpointWriter, load_checkpoint, named_state
+from alignmixup.train.distributed import Team
 from alignmixup.train.ledger import Ledger, read_ledger
 from alignmixup.train.progress import Reporter
 from alignmixup.train.schedule import learning_rate_share
@@ -99,14 +100,18 @@ def fit(
     notes: Mapping[str, Mapping[str, object]] | None = None,
     writer: Any | None = None,
     quiet: bool = False,
+    team: Team | None = None,
 ) -> Summary:
     """Train ``net`` in the folder ``out``, going on where a run there stopped.
 
     ``notes`` are events to open the ledger with; ``writer`` a TensorBoard SummaryWriter. Ctrl-C and
-    SIGTERM end the run after the current step with a checkpoint.
+    SIGTERM end the run after the current step with a checkpoint. Of a ``team`` all processes call
+    this, each with a loader of its own.
     """
+    team = team or Team()
     out.mkdir(parents=True, exist_ok=True)
-    run = _Run(net, mixer, loader, settings, out)
+    run = _Run(net, mixer, loader, settings, out, team)
+    quiet = quiet or not team.is_leader
     if run.epoch == 0 and run.step == 0:
         run.ledger.append("start", {"settings": asdict(settings), "cases": dict(mixer.cases)})
         for event, values in (notes or {}).items():
@@ -115,12 +120,13 @@ def fit(
     done = run.epoch * steps + run.step
     with Reporter(settings.epochs * steps, done, quiet=quiet) as reporter, _stop_signals() as stop:
         try:
-            while run.epoch < settings.epochs and not stop:
+            while run.epoch < settings.epochs and not team.any(bool(stop), run.device):
                 if not run.train_epoch(reporter, stop):
                     break
                 run.close_epoch(evaluate, reporter, writer)
         finally:
             run.writer.close()
+    team.wait()  # for the leader's last line
     return summarise(out)
 
 
@@ -128,9 +134,16 @@ class _Run:
     """The state of one run: where it is, and everything a checkpoint holds."""
 
     def __init__(
-        self, net: nn.Module, mixer: Mixer, loader: Loader, settings: TrainSettings, out: Path
+        self,
+        net: nn.Module,
+        mixer: Mixer,
+        loader: Loader,
+        settings: TrainSettings,
+        out: Path,
+        team: Team,
     ) -> None:
         self.net, self.mixer, self.loader, self.settings = net, mixer, loader, settings
+        self.team = team
         self.device = next(net.parameters()).device
         self.optimizer = make_optimizer(net, settings)
         self.rng = torch.Generator().manual_seed(settings.seed)
@@ -141,13 +154,14 @@ class _Run:
         self.closed = time.perf_counter()
         self.path = out / CHECKPOINT
         ledger_length = self._restore() if self.path.exists() else 0
-        self.ledger = Ledger(out / LEDGER, ledger_length)
+        team.wait()  # all have read before the leader writes
+        self.ledger = Ledger(out / LEDGER, ledger_length, writes=team.is_leader)
         self.writer = CheckpointWriter(self.path)
         gather = loader.gather if isinstance(loader, GatheringLoader) else lambda x, y: (x, y)
-        self.take_step: Step = make_step(
-            PlainStep(prepared(net, settings), mixer, self.optimizer, settings, gather),
-            self.device,
-        )
+        shared = team.wrap(net, uses_all=mixer.trains_all)
+        plain = PlainStep(prepared(shared, settings), mixer, self.optimizer, settings, gather)
+        # What passes between processes is not captured.
+        self.take_step: Step = plain if team.size > 1 else make_step(plain, self.device)
 
     def train_epoch(self, reporter: Reporter, stop: list[int]) -> bool:
         """Train to the end of the epoch; False if a signal ended it early, at a checkpoint."""
@@ -161,9 +175,10 @@ class _Run:
             self.cases.append(draw.case)
             self.step += 1
             reporter.advance()
-            if self.device.type == "cpu" or self.step % CHECK_EVERY == 0:
+            is_check = self.device.type == "cpu" or self.step % CHECK_EVERY == 0
+            if is_check:
                 self._check_losses()
-            if stop and self.step < steps:
+            if self._is_stopping(stop, is_check) and self.step < steps:
                 self.seconds += time.perf_counter() - begin
                 self._check_losses()
                 self._save()
@@ -173,11 +188,18 @@ class _Run:
         self.seconds += time.perf_counter() - begin
         return True
 
+    def _is_stopping(self, stop: list[int], is_check: bool) -> bool:
+        """Whether a signal came. Several processes agree on it, where they look at losses anyway:
+        one that stopped alone would leave the others waiting for its gradients."""
+        if self.team.size == 1:
+            return bool(stop)
+        return is_check and self.team.any(bool(stop), self.device)
+
     def close_epoch(self, evaluate: Evaluate, reporter: Reporter, writer: Any | None) -> None:
         """Evaluate if it is time to, write the epoch into the ledger, and save."""
         self._check_weights()
         self.epoch += 1
-        loss = float(torch.stack(self.losses).float().mean())
+        loss = float(self.team.mean(torch.stack(self.losses).float().mean()))
         values: dict[str, object] = {
             "epoch": self.epoch,
             "loss": loss,  # of mixed images against mixed labels: lower is not better
@@ -187,13 +209,14 @@ class _Run:
             "step_path": self.take_step.path,
         }
         remaining = self.settings.epochs - self.epoch
-        if remaining < 10 or self.epoch % self.settings.eval_every == 0:
+        is_scored = remaining < 10 or self.epoch % self.settings.eval_every == 0
+        if is_scored and self.team.is_leader:
             values["test"] = dict(evaluate(self.net))
         # From the end of the last epoch's line to here: its checkpoint and this evaluation as well.
         now = time.perf_counter()
         values["wall_seconds"], self.closed = round(now - self.closed, 4), now
         self.ledger.append("epoch", values)
-        if writer is not None:
+        if writer is not None and self.team.is_leader:
             _log(writer, values)
         self.step, self.seconds, self.losses, self.cases = 0, 0.0, [], []
         self._save()
@@ -202,7 +225,8 @@ class _Run:
     def _batches(self) -> Iterator[Batch]:
         if isinstance(self.loader, GatheringLoader):
             rows, b = self.loader.rows(self.epoch), self.loader.batch_size
-            return ((rows[i * b : (i + 1) * b],) for i in range(self.step, len(self.loader)))
+            steps = range(self.step, len(self.loader))
+            return ((rows[i * b : (i + 1) * b][self.team.share(b)],) for i in steps)
         return self.loader.epoch(self.epoch, self.step)
 
     def _set_learning_rate(self, progress: float) -> None:
@@ -244,6 +268,8 @@ class _Run:
         return f"{kept}. Try a lower lr, warmup_epochs or clip_norm"
 
     def _save(self) -> None:
+        if not self.team.is_leader:
+            return
         tensors = {f"model.{k}": v for k, v in self.net.state_dict().items()}
         optimizer = named_state(self.net, self.optimizer)
         tensors |= {f"optimizer.{k}": v for k, v in optimizer.items()}

@@ -14,10 +14,15 @@ __all__ = ["Ledger", "read_ledger"]
 
 
 class Ledger:
-    """Appends events to a file, beginning after its first ``length`` bytes."""
+    """Appends events to a file, beginning after its first ``length`` bytes.
 
-    def __init__(self, path: Path, length: int = 0) -> None:
-        self.path = path
+    With ``writes=False`` it does nothing: of several processes one keeps the book.
+    """
+
+    def __init__(self, path: Path, length: int = 0, *, writes: bool = True) -> None:
+        self.path, self._writes = path, writes
+        if not writes:
+            return
         if path.exists() and path.stat().st_size < length:
             raise ValueError(
                 f"{path} has {path.stat().st_size} bytes but its checkpoint was written after "
@@ -27,6 +32,8 @@ class Ledger:
             file.truncate(length)
 
     def append(self, event: str, values: Mapping[str, object]) -> None:
+        if not self._writes:
+            return
         # A short-lived handle: nothing is buffered when the process dies.
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"event": event, **values}) + "\n")
