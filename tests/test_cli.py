@@ -2,12 +2,14 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
 import pytest
 
 from alignmixup.cli import main
+from alignmixup.cli.program import COMMANDS
 from alignmixup.contracts import Result
 
 
@@ -20,9 +22,21 @@ def call(capsys, *args):
 def test_help_names_every_command(capsys):
     status, out, _ = call(capsys, "--help")
     assert status == 0
+    shown = [line.split()[0] for line in out.splitlines() if re.match("  [a-z]", line)]
+    assert shown == [*COMMANDS]
     for command in ("demo", "recipes", "train", "evaluate", "report", "figure", "data", "bench"):
-        assert command in out
+        assert command in shown
+    assert all(len(line) < 100 for line in out.splitlines())
     assert call(capsys)[1] == out
+
+
+@pytest.mark.parametrize("command", [*COMMANDS])
+def test_every_command_describes_itself(capsys, command):
+    words = ("data", "fetch") if command == "data" else (command,)
+    with pytest.raises(SystemExit) as stop:
+        main([*words, "--help"])
+    assert stop.value.code == 0
+    assert f"usage: alignmixup {' '.join(words)} " in capsys.readouterr().out
 
 
 def test_recipes_lists_the_published_figure(capsys):

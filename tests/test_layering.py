@@ -143,6 +143,26 @@ def too_early(stem: str, source: str) -> list[str]:
     return problems
 
 
+def test_commands_import_what_does_the_work_when_they_run() -> None:
+    """So that ``--help`` and a misspelt word are answered at once."""
+    files = [path for path in FILES if room_of(path) == "cli"]
+    assert len(files) > 5
+    for path in files:
+        eager = [
+            found.target
+            for found in imports_of(path.read_text())
+            if found.is_eager and found.target.startswith("alignmixup.")
+        ]
+        assert all(target.startswith("alignmixup.cli.") for target in eager), (path.name, eager)
+    rooms = MAY_IMPORT["recipes"] | {"recipes"}
+    program = "import alignmixup, sys; before = set(sys.modules); import alignmixup.cli"
+    program += "; print(*set(sys.modules) - before)"
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    loaded = set(run.stdout.split())
+    assert "alignmixup.cli.program" in loaded, run.stderr
+    assert loaded.isdisjoint({f"alignmixup.{room}" for room in rooms} | {"matplotlib", "PIL"})
+
+
 def test_contracts_stand_on_torch_alone() -> None:
     tops = {
         found.target.partition(".")[0]

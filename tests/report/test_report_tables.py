@@ -117,6 +117,15 @@ def test_damaged_line_is_an_error_that_names_it(tmp_path, line, why):
         ("shapes-small-mymix-x", ("shapes", "small", "mymix", "x")),
         ("table1/cifar10-r18-input", ("cifar10", "r18", "input")),
         ("cifar10-r18-inputs", ("cifar10", "r18", "inputs")),
+        ("ablation-cifar100-ae-xAe", ("ablation", "cifar100", "ae-xAe")),
+        (
+            "ablation-cifar100-ae-xA-unaligned-fast",
+            ("ablation", "cifar100", "ae-xA-unaligned", "fast"),
+        ),
+        ("ablation-cifar100-vae-x-fast", ("ablation", "cifar100", "vae-x", "fast")),
+        ("ablation-cifar100-iterations-100", ("ablation", "cifar100", "iterations-100")),
+        ("ablation-cifar100-baseline-fast", ("ablation", "cifar100", "baseline", "fast")),
+        ("cifar100-r18-ae-xAe", ("cifar100", "r18", "ae", "xAe")),
     ],
 )
 def test_recipe_names(name, parts):
@@ -293,6 +302,52 @@ def test_every_kind_finds_its_published_figure(kind, task, metric, recipe, row, 
     results = [Result(task, metric, 50, recipe=recipe, seed=0)]
     assert kinds_in(results) == [kind]
     assert cell(table(results, kind), row) == text
+
+
+def test_ablations_stand_beside_their_own_rows_of_the_paper():
+    names = ["baseline", "plain-xA", "plain-xA-unaligned", "plain-xe", "ae-x"]
+    names += ["ae-xAe-fast", "iterations-10", "iterations-1000"]
+    results = [accuracy(80, f"ablation-cifar100-{name}") for name in reversed(names)]
+    made = table([*results, accuracy(80, "cifar100-r18-baseline")], "accuracy", paper_rows=False)
+    assert made.columns == ("Method", "CIFAR-100 R-18", "ablation CIFAR-100")
+    assert made.rows == (
+        ("Baseline", "20.00 (23.24)", "20.00 (23.24)"),
+        ("AlignMixup {x, e}", "-", "20.00 (19.19)"),
+        ("AlignMixup {x, A}", "-", "20.00 (18.29)"),
+        ("AlignMixup {x, A}, unaligned", "-", "20.00 (19.66)"),
+        ("AlignMixup/AE {x}", "-", "20.00"),
+        ("AlignMixup/AE {x, A, e} (fast)", "-", "20.00 (17.82)"),
+        ("AlignMixup, 10 iterations", "-", "20.00 (19.04)"),
+        ("AlignMixup, 1000 iterations", "-", "20.00 (18.72)"),
+    )
+    beside = table([accuracy(80, "ablation-cifar100-vae-xA")], "accuracy")
+    assert beside.rows == (
+        ("Baseline", "(23.24)"),
+        ("Manifold mixup", "(19.80)"),
+        ("StyleCutMix", "(19.34)"),
+        ("AlignMixup/VAE {x, A}", "20.00 (18.15)"),
+    )
+
+
+def test_ablations_agree_with_the_catalogue():
+    from alignmixup.recipes.catalogue import published_error, recipe_names
+
+    names = recipe_names("ablation-*")
+    labels = set()
+    for name in names:
+        ((label, text),) = table([accuracy(80, name)], "accuracy", paper_rows=False).rows
+        printed = published_error(name)
+        assert text == ("20.00" if printed is None else f"20.00 ({printed:.2f})"), name
+        assert label.endswith(" (fast)") == name.endswith("-fast")
+        labels.add(label)
+    assert len(labels) == len(names) > 90
+
+
+def test_other_figures_and_other_data_of_an_ablation_have_none_beside_them():
+    attacked = Result("fgsm", "top1_error", 50, recipe="ablation-cifar100-baseline", seed=0)
+    assert table([attacked], "robustness").rows == (("Baseline", "50.00"),)
+    elsewhere = table([accuracy(80, "ablation-tiny-plain-xA")], "accuracy")
+    assert elsewhere.rows == (("AlignMixup {x, A}", "20.00"),)
 
 
 def test_what_cannot_be_shown_is_an_error():

@@ -1,0 +1,51 @@
+"""The command ``bench``: what one training step costs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.table import Table
+from tyro.conf import Positional
+
+from alignmixup.cli.printing import print_table
+
+__all__ = ["Bench"]
+
+
+@dataclass
+class Bench:
+    """Time one training step of each method: ms, parameters, peak memory (the paper's Table 2)."""
+
+    pattern: Positional[str] = "cifar10-r18-*-fast"
+    """Which recipes; images are made up, so no data are needed."""
+    out: Path | None = None
+    """A CSV file to append the rows to."""
+    batch_size: int | None = None
+    device: str = "auto"
+
+    def __call__(self) -> None:
+        from alignmixup.recipes.bench import bench, write_rows
+        from alignmixup.recipes.catalogue import recipe_names
+
+        names = recipe_names(self.pattern)
+        if not names:
+            raise ValueError(f"no recipe matches {self.pattern!r}; 'alignmixup recipes' lists all")
+        changes: dict[str, object] = {"train.device": self.device}
+        if self.batch_size is not None:
+            changes["train.batch_size"] = self.batch_size
+        table = Table("recipe", "ms/step", "over first", "parameters", "peak MB", "path", box=None)
+        first = None
+        for method in bench(names, changes=changes):
+            first = first or method.mean()
+            table.add_row(
+                method.recipe,
+                f"{method.mean():.3f}",
+                f"{method.mean() / first:.3f}",
+                f"{method.num_parameters / 1e6:.2f} M",
+                "" if method.peak_memory_mb is None else f"{method.peak_memory_mb:.0f}",
+                method.step_path,
+            )
+            if self.out is not None:
+                write_rows(self.out, [method])
+        print_table(table)

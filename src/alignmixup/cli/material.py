@@ -1,0 +1,145 @@
+"""Commands for what training needs beforehand: ``data list|check|fetch``, and ``adain``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TransferSpeedColumn,
+)
+from rich.table import Table
+from tyro.conf import Positional
+
+from alignmixup.cli.parsing import PROGRAM, Call, Parse, parse_as
+from alignmixup.cli.printing import print_table
+
+__all__ = ["Adain", "DataCheck", "DataFetch", "DataList", "parse_data"]
+
+
+@dataclass
+class Adain:
+    """Train the style network that StyleMix and StyleCutMix need, on any image set.
+
+    Then train with --mixer.weights FILE, and --mixer.sha256 to be sure of it. Those recipes make
+    one of their own where none is named; this one serves many runs, and has the classes' distances
+    in style that the automatic gamma of StyleCutMix asks for."""
+
+    dataset: Positional[str]
+    """Data set by name, or folder:PATH@SIZE; its training images."""
+    out: Path
+    """The .safetensors file to write."""
+    weights: str = ""
+    """Do not train: take these (a folder of vgg_normalised and decoder, or a file of ours) and add
+    the class distances of the data set."""
+    steps: int = 4000
+    images: int = 10_000
+    """How many images at most."""
+    width: int = 32
+    """Channels of the first layer."""
+    seed: int = 0
+    data: Path | None = None
+    """Folder of the data sets; else ALIGNMIXUP_DATA, else ./datasets."""
+    device: str = "auto"
+
+    def __call__(self) -> None:
+        from alignmixup.recipes.styling import make_style_weights
+
+        columns = (TextColumn("steps"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        with Progress(*columns, console=Console(stderr=True)) as bar:
+            task = bar.add_task("steps", total=None)
+            made = make_style_weights(
+                self.dataset,
+                self.out,
+                weights=self.weights,
+                steps=self.steps,
+                num_images=self.images,
+                width=self.width,
+                seed=self.seed,
+                data_root=self.data,
+                device=self.device,
+                on_step=lambda done, total: bar.update(task, completed=done, total=total),
+            )
+        print(made)
+
+
+@dataclass
+class DataList:
+    """List the data sets."""
+
+    def __call__(self) -> None:
+        from alignmixup import data
+
+        table = Table("name", "classes", "size", "what", box=None)
+        for name in data.names():
+            if name.startswith("folder:"):
+                table.add_row(name, "", "", "any folder of train/CLASS and val/CLASS images")
+                continue
+            source = data.find(name)
+            table.add_row(name, str(source.num_classes), str(source.image_size), source.description)
+        print_table(table)
+
+
+@dataclass
+class DataCheck:
+    """Say what of a data set is missing or damaged."""
+
+    name: Positional[str]
+    data: Path | None = None
+    """Folder of the data sets; else ALIGNMIXUP_DATA, else ./datasets."""
+
+    def __call__(self) -> None:
+        from alignmixup import data
+
+        problems = data.check(self.name, self.data)
+        if problems:
+            raise ValueError(f"{self.name}: " + "\n".join(problems))
+        print(f"{self.name}: complete")
+
+
+@dataclass
+class DataFetch:
+    """Download a data set, check it and unpack it; an interrupted download goes on."""
+
+    name: Positional[str]
+    data: Path | None = None
+    """Folder of the data sets; else ALIGNMIXUP_DATA, else ./datasets."""
+    url: str | None = None
+    """A mirror; the checksum stays that of the official file."""
+
+    def __call__(self) -> None:
+        from alignmixup import data
+
+        columns = (TextColumn(self.name), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+        with Progress(*columns, console=Console(stderr=True)) as bar:
+            task = bar.add_task(self.name, total=None)
+            folder = data.fetch(
+                self.name,
+                self.data,
+                lambda done, total: bar.update(task, completed=done, total=total),
+                url=self.url,
+            )
+        print(folder)
+
+
+def parse_data(args: list[str]) -> Call:
+    """The first word behind ``data`` says which of its commands the rest is for."""
+    if not args or args[0] in ("--help", "-h"):
+        return lambda: print(f"usage: {PROGRAM} data list | check NAME | fetch NAME")
+    if args[0] not in DATA_COMMANDS:
+        raise ValueError(f"unknown data command {args[0]!r}; there are {list(DATA_COMMANDS)}")
+    return DATA_COMMANDS[args[0]](args[1:])
+
+
+DATA_COMMANDS: dict[str, Parse] = {
+    "list": parse_as(DataList, "data list"),
+    "check": parse_as(DataCheck, "data check"),
+    "fetch": parse_as(DataFetch, "data fetch"),
+}

@@ -1,0 +1,88 @@
+"""Commands that show: ``figure``, and ``decoder`` for the figures of decoded features."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from tyro.conf import Positional
+
+__all__ = ["Decoder", "Figure"]
+
+
+@dataclass
+class Figure:
+    """Draw a figure as PNG and PDF.
+
+    toy: the alignment of 16 points in the plane; methods: one pair of images under every method;
+    cards: a picture of each method by itself; correspondences: what is matched with what; effect:
+    what alignment changes, layer by layer; interpolations: decoded mixes of features; teaser: four
+    methods on one pair; pose: whether pose follows the kept image; heads: what alignment changes
+    before pooled and flattened heads; reliability: accuracy by confidence; localization: boxes
+    found by class activation maps."""
+
+    name: Positional[str]
+    """Name of the figure."""
+    run: Path | None = None
+    """Folder of a trained run; None: the built-in shapes and a small network, trained or not."""
+    out: Path = Path("figures")
+    """Folder of the pictures."""
+    seed: int = 0
+    """Seed of points, pairs of images, untrained weights and the methods' chance."""
+    data: Path | None = None
+    """Folder of the data sets of the run; else ALIGNMIXUP_DATA, else ./datasets."""
+
+    def __call__(self) -> None:
+        from alignmixup.recipes.figures import draw_figure
+
+        written = draw_figure(
+            self.name, self.out, run=self.run, seed=self.seed, data_root=self.data
+        )
+        for path in written:
+            print(path)
+
+
+@dataclass
+class Decoder:
+    """Train a decoder for the frozen network of a finished run, to see what its features hold.
+
+    It is kept in the run's folder and serves 'alignmixup figure interpolations --run RUN' and the
+    like; training that was interrupted goes on. A run of AlignMixup/AE has a decoder of its own:
+    --kind own says how well it does."""
+
+    run: Positional[Path]
+    """Folder of the run."""
+    layer: str | None = None
+    """Layer whose features are decoded; None: the one the run mixes at."""
+    kind: Literal["map", "vector", "own"] = "map"
+    """map: of the layer's map; vector: of a fully connected embedding of it, as in the paper."""
+    epochs: int = 30
+    batch_size: int = 128
+    lr: float = 2e-3
+    channels: int | None = None
+    """Channels of the decoder's first map; None: the layer's, between 64 and 512."""
+    seed: int = 0
+    again: bool = False
+    """Throw away the decoder that is there and start afresh."""
+    data: Path | None = None
+    """Folder of the data sets; else ALIGNMIXUP_DATA, else ./datasets."""
+    device: str = "auto"
+
+    def __call__(self) -> None:
+        from alignmixup.recipes.decoding import DecoderSettings, train_decoder
+
+        settings = DecoderSettings(
+            layer=self.layer,
+            kind=self.kind,
+            epochs=self.epochs,
+            batch_size=self.batch_size,
+            lr=self.lr,
+            channels=self.channels,
+            seed=self.seed,
+        )
+        print(
+            train_decoder(
+                self.run, settings, data_root=self.data, device=self.device, again=self.again
+            )
+        )

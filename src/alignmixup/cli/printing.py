@@ -1,0 +1,56 @@
+"""What commands have in common on the screen: tables on stdout, progress on stderr."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+__all__ = ["Watch", "print_table"]
+
+
+def print_table(table: Table) -> None:
+    """Print a table, as wide as the terminal, or up to 200 characters where there is none."""
+    console = Console()
+    if not console.is_terminal:  # a pipe has no width to fit into
+        console = Console(width=200)
+    console.print(table)
+
+
+class Watch:
+    """Says on stderr which task runs and how far it is: a bar on a terminal, elsewhere lines."""
+
+    EVERY = 30.0  # seconds between two lines about one task
+
+    def __init__(self) -> None:
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+        self._console = Console(stderr=True)
+        self._bar = Progress(*columns, TimeElapsedColumn(), console=self._console)
+        self._name = ""
+        self._said = 0.0
+
+    def __enter__(self) -> Watch:
+        if self._console.is_terminal:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._console.is_terminal:  # elsewhere stopping would print an empty line
+            self._bar.stop()
+
+    def task(self, name: str) -> None:
+        self._name, self._said = name, time.monotonic()
+        for last in self._bar.task_ids:  # one that is left out would seem to run on
+            self._bar.remove_task(last)
+        self._bar.add_task(name, total=None)
+        if not self._console.is_terminal:
+            print(f"{name} ...", file=sys.stderr)
+
+    def images(self, done: int, total: int | None) -> None:
+        self._bar.update(self._bar.task_ids[-1], completed=done, total=total)
+        if not self._console.is_terminal and time.monotonic() - self._said > self.EVERY:
+            self._said = time.monotonic()
+            print(f"{self._name} {done}/{total or '?'} images", file=sys.stderr)

@@ -1,0 +1,122 @@
+"""The table of commands, and ``main``, which runs one of them.
+
+Errors for people are one line; ``--debug`` anywhere shows the whole trace.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from alignmixup.cli.bench import Bench
+from alignmixup.cli.material import Adain, parse_data
+from alignmixup.cli.parsing import PROGRAM, Call, Parse, parse_as
+from alignmixup.cli.pictures import Decoder, Figure
+from alignmixup.cli.scoring import Evaluate, Report
+from alignmixup.cli.training import Demo, Recipes, parse_train
+
+__all__ = ["COMMANDS", "Command", "main"]
+
+
+@dataclass(frozen=True)
+class Command:
+    """A line of the overview: what to type behind the name, what comes of it, and who reads it."""
+
+    arguments: str
+    about: str
+    parse: Parse
+
+
+# In the order of the overview.
+COMMANDS: dict[str, Command] = {
+    "demo": Command(
+        "",
+        "train small networks on built-in data, write a report to look at",
+        parse_as(Demo, "demo"),
+    ),
+    "recipes": Command(
+        "[PATTERN]",
+        "every row of the tables by name, with the published figure",
+        parse_as(Recipes, "recipes"),
+    ),
+    "train": Command(
+        "RECIPE [--out DIR]", "train a recipe, or go on with the run in DIR", parse_train
+    ),
+    "evaluate": Command("RUN [--tasks ..]", "score a trained run", parse_as(Evaluate, "evaluate")),
+    "report": Command(
+        "RUN... [--out DIR]",
+        "tables of results, ours beside the published figures",
+        parse_as(Report, "report"),
+    ),
+    "figure": Command(
+        "NAME [--run DIR]",
+        "draw toy, methods, cards, correspondences, effect, interpolations, teaser, pose, heads, "
+        "reliability or localization",
+        parse_as(Figure, "figure"),
+    ),
+    "decoder": Command(
+        "RUN [--layer ..]",
+        "train a decoder for a finished run, to see what its features hold",
+        parse_as(Decoder, "decoder"),
+    ),
+    "adain": Command(
+        "DATASET --out FILE",
+        "train the style network of StyleMix and StyleCutMix",
+        parse_as(Adain, "adain"),
+    ),
+    "data": Command("list|check|fetch", "the data sets", parse_data),
+    "bench": Command(
+        "[PATTERN]", "time one training step of each method", parse_as(Bench, "bench")
+    ),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; return the exit status."""
+    args = list(sys.argv[1:] if argv is None else argv)
+    is_debug = "--debug" in args
+    args = [a for a in args if a != "--debug"]
+    try:
+        _parse(args)()
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # whoever read our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (ValueError, OSError, ImportError, RuntimeError) as error:
+        if is_debug:
+            raise
+        print(f"{PROGRAM}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _parse(args: list[str]) -> Call:
+    command, rest = (args[0], args[1:]) if args else ("--help", [])
+    if command in ("--help", "-h"):
+        return lambda: print(_overview())
+    if command == "--version":
+        return _version
+    if command not in COMMANDS:
+        raise ValueError(f"unknown command {command!r}; there are {[*COMMANDS]}, see --help")
+    return COMMANDS[command].parse(rest)
+
+
+def _overview() -> str:
+    lines = [f"usage: {PROGRAM} COMMAND ...", ""]
+    for name, command in COMMANDS.items():
+        typed = f"  {name} {command.arguments}"
+        lines += textwrap.wrap(
+            command.about, 96, initial_indent=f"{typed:<29}", subsequent_indent=" " * 29
+        )
+    last = f"{PROGRAM} COMMAND --help describes each; --debug anywhere shows the trace of an error."
+    return "\n".join([*lines, "", last])
+
+
+def _version() -> None:
+    from importlib.metadata import version
+
+    print(version(PROGRAM))

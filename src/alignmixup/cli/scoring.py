@@ -1,0 +1,79 @@
+"""Commands that score: ``evaluate``, and ``report`` for what it found."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from rich.table import Table
+from tyro.conf import Positional, UseAppendAction
+
+from alignmixup.cli.printing import Watch, print_table
+
+__all__ = ["Evaluate", "Report"]
+
+
+@dataclass
+class Evaluate:
+    """Score a trained run and append the figures to its results.jsonl."""
+
+    run: Positional[Path]
+    """Folder of the run."""
+    tasks: tuple[str, ...] = ("accuracy",)
+    """Which evaluations; 'all' for everything the data allow."""
+    ood: UseAppendAction[tuple[tuple[str, ...], ...]] = ()
+    """Out-of-distribution images: folder:PATH, lsun-crop, ..., or all, which is without it."""
+    data: Path | None = None
+    """Folder of the data sets; else ALIGNMIXUP_DATA, else ./datasets."""
+    seed: int = 0
+    """Seed of random starts and noise images."""
+    device: str = "auto"
+
+    def __call__(self) -> None:
+        from alignmixup.recipes.scoring import evaluate
+
+        with Watch() as watch:
+            done = evaluate(
+                self.run,
+                tasks=self.tasks,
+                ood=[name for names in self.ood for name in names] or ["all"],
+                data_root=self.data,
+                seed=self.seed,
+                device=self.device,
+                on_task=watch.task,
+                on_images=watch.images,
+            )
+        table = Table("task", "metric", "value", "source", box=None)
+        for result in done.results:
+            source = str(result.settings.get("source", ""))
+            table.add_row(result.task, result.metric, f"{result.value:.3f}", source)
+        print_table(table)
+        for name, why in done.left_out.items():
+            print(f"left out {name}: {why}")
+
+
+@dataclass
+class Report:
+    """Fold the results of runs into the paper's tables, ours beside the published figure."""
+
+    runs: Positional[tuple[Path, ...]]
+    """Folders of runs, or files of result lines."""
+    out: Path | None = None
+    """Folder for tables.md, tables.tex and tables.html; None: print them."""
+    accuracy: Literal["median10", "last", "best"] = "median10"
+    """Which accuracy: the median of the last ten epochs, the last, or the best test epoch."""
+
+    def __call__(self) -> None:
+        from alignmixup.report.page import write_tables
+        from alignmixup.report.render import to_rich
+        from alignmixup.report.tables import kinds_in, read_results, table
+
+        results = read_results(self.runs)
+        tables = [table(results, kind, which=self.accuracy) for kind in kinds_in(results)]
+        if self.out is None:
+            for each in tables:
+                print_table(to_rich(each))
+            return
+        for path in write_tables(tables, self.out):
+            print(path)

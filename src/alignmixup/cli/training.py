@@ -1,0 +1,127 @@
+"""Commands that train: ``demo``, ``recipes``, ``train``."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import tyro
+from rich.table import Table
+from tyro.conf import Positional
+
+from alignmixup.cli.parsing import PROGRAM, Call
+from alignmixup.cli.printing import print_table
+
+__all__ = ["Demo", "Recipes", "Train", "parse_train"]
+
+
+@dataclass
+class Demo:
+    """Train three small networks on the built-in data and write a report to look at."""
+
+    out: Path = Path("demo")
+    """Folder of the report; an interrupted demo in it goes on."""
+    epochs: int = 12
+    """Epochs of each network."""
+
+    def __call__(self) -> None:
+        from alignmixup.recipes.demo import demo
+
+        page = demo(self.out, epochs=self.epochs)
+        print(f"report: {page}")
+
+
+@dataclass
+class Recipes:
+    """List every recipe with the published figure it stands beside."""
+
+    pattern: Positional[str] = "*"
+    """Part of a name, or a pattern such as 'cifar10-*-fast'."""
+
+    def __call__(self) -> None:
+        from alignmixup.recipes.catalogue import find_recipe, published_cell, recipe_names
+
+        names = recipe_names(self.pattern)
+        if not names:
+            raise ValueError(f"no recipe matches {self.pattern!r}; 'alignmixup recipes' lists all")
+        table = Table("recipe", "epochs", "batch", "mixer", "published top-1 error", box=None)
+        for name in names:
+            recipe, cell = find_recipe(name), published_cell(name)
+            figure = "" if cell is None or cell.value is None else f"{cell.value} ({cell.metric})"
+            if cell is not None and cell.top1_error is not None:
+                figure = f"{cell.top1_error:.2f}"
+            table.add_row(
+                name,
+                str(recipe.train.epochs),
+                str(recipe.train.batch_size),
+                type(recipe.mixer).__name__,
+                figure,
+            )
+        print_table(table)
+        print("published: the paper's best test epoch on its own schedule (not that of -fast)")
+
+
+@dataclass
+class Train:
+    """Train a recipe, or go on with the run in the output folder.
+
+    The flags below are those of the recipe named; 'alignmixup recipes' lists the names."""
+
+    recipe: Positional[str]
+    """Name of the recipe."""
+    out: Path | None = None
+    """Folder of the run; None: runs/RECIPE-seedN. A run that is there goes on."""
+    data: Path | None = None
+    """Folder of the data sets; else ALIGNMIXUP_DATA, else ./datasets."""
+    dataset: str | None = None
+    """Other data for the same recipe, e.g. shapes, or folder:PATH@64 for images of your own."""
+    tensorboard: bool = False
+    """Write TensorBoard files as well (pip install 'alignmixup[logging]')."""
+
+
+def parse_train(args: list[str]) -> Call:
+    """The flags of ``train`` are the settings of the recipe it names."""
+    from alignmixup.recipes.catalogue import find_recipe
+
+    named = bool(args) and not args[0].startswith("-")
+    recipe = find_recipe(args[0] if named else "cifar10-r18-alignmixup-fast")
+    parts = [(name, getattr(recipe, name)) for name in ("train", "net", "mixer")]
+    kind = dataclasses.make_dataclass(
+        "Train",
+        [
+            # The mixers' defaults hold dictionaries, which dataclasses take from a factory alone.
+            (name, type(part), dataclasses.field(default_factory=partial(_same, part)))
+            for name, part in parts
+        ],
+        bases=(Train,),
+    )
+    kind.__doc__ = Train.__doc__
+    parsed: Any = tyro.cli(kind, prog=f"{PROGRAM} train", args=args)
+    return lambda: _train(recipe, parsed)
+
+
+def _same(part: Any) -> Any:
+    return part
+
+
+def _train(recipe: Any, chosen: Any) -> None:
+    from alignmixup.recipes.run import train
+
+    data = recipe.data
+    name = recipe.name
+    if chosen.dataset is not None:
+        # The name says which data a figure is for: it must not say the recipe's own.
+        rest = name.removeprefix(f"{data.name}-")
+        name = f"{re.sub('[^A-Za-z0-9]+', '_', chosen.dataset)}-{rest}"
+        data = dataclasses.replace(data, name=chosen.dataset)
+    recipe = dataclasses.replace(
+        recipe, name=name, data=data, net=chosen.net, mixer=chosen.mixer, train=chosen.train
+    )
+    out = chosen.out or Path("runs") / f"{name}-seed{recipe.train.seed}"
+    summary = train(recipe, out, data_root=chosen.data, tensorboard=chosen.tensorboard)
+    print(summary)
+    print(f"run: {out}")

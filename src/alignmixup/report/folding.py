@@ -1,0 +1,121 @@
+"""Results folded into cells: which belong together, and which must not be averaged.
+
+A result's settings are part of what it is: results with different settings are never averaged, they
+make rows of their own that say in what they differ. Only plain values count for this: a list or an
+object in the settings is a curve that was measured along the way.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from alignmixup.contracts import Result
+from alignmixup.report.measures import Measure
+from alignmixup.report.names import parse_recipe
+
+__all__ = ["Cells", "Column", "Folded", "Row", "fold"]
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """What a column shows, of which data and network; a source for out-of-distribution images."""
+
+    data: str
+    network: str
+    source: str
+    measure: Measure
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A method, or a variant of it."""
+
+    method: str
+    suffix: str
+    settings: tuple[tuple[str, str], ...] = ()  # those in which results of one cell differ
+
+
+Cells = dict[tuple[Row, Column], dict[object, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """The values of each cell by seed, and how many measurements a newer one has replaced."""
+
+    cells: Cells
+    num_repeated: int
+
+
+def fold(
+    results: Iterable[Result],
+    measures: Sequence[Measure],
+    which: str,
+    settings: Mapping[str, object],
+    ignore: Sequence[str],
+) -> Folded:
+    """Sort the results of these measures into cells; the arguments are those of ``table``."""
+    chosen = _choose(results, measures, which, settings)
+    newest = _newest(chosen, ignore)
+    cells = _cells(newest, measures, which, ignore)
+    return Folded(cells, len(chosen) - len(newest))
+
+
+def _choose(
+    results: Iterable[Result],
+    measures: Sequence[Measure],
+    which: str,
+    settings: Mapping[str, object],
+) -> list[Result]:
+    wanted = {(m.task, m.metric.format(which=which)) for m in measures}
+    return [
+        r
+        for r in results
+        if (r.task, r.metric) in wanted and all(r.settings.get(k) == v for k, v in settings.items())
+    ]
+
+
+def _newest(results: list[Result], ignore: Sequence[str]) -> list[Result]:
+    """Keep the newest of repeated measurements: the later date, or else the later line."""
+    latest: dict[tuple[object, ...], Result] = {}
+    for r in sorted(results, key=lambda r: r.date):
+        name = parse_recipe(r.recipe)
+        latest[name, r.seed, r.task, r.metric, _frozen(r.settings, ignore)] = r
+    return list(latest.values())
+
+
+def _frozen(settings: Mapping[str, object], ignore: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    return tuple(
+        (key, json.dumps(settings[key]))
+        for key in sorted(settings)
+        if key not in ignore and not isinstance(settings[key], list | tuple | dict)
+    )
+
+
+def _cells(
+    results: list[Result], measures: Sequence[Measure], which: str, ignore: Sequence[str]
+) -> Cells:
+    """Sort results into cells by seed, splitting rows where settings differ within a cell."""
+    by_name = {(m.task, m.metric.format(which=which)): m for m in measures}
+    places = []
+    seen: dict[tuple[Column, str, str], list[dict[str, str]]] = {}
+    for r in results:
+        name = parse_recipe(r.recipe)
+        source = str(r.settings.get("source", "")) if r.task == "ood" else ""
+        column = Column(name.data, name.network, source, by_name[r.task, r.metric])
+        rest = dict(_frozen(r.settings, (*ignore, "source") if source else ignore))
+        seen.setdefault((column, name.method, name.suffix), []).append(rest)
+        places.append((r, name, column, rest))
+    split = {
+        key
+        for group in seen.values()
+        for key in {k for s in group for k in s}
+        if len({s.get(key) for s in group}) > 1
+    }
+    cells: Cells = {}
+    for r, name, column, rest in places:
+        told = tuple(sorted((k, v) for k, v in rest.items() if k in split))
+        cell = cells.setdefault((Row(name.method, name.suffix, told), column), {})
+        cell[r.seed] = column.measure.ours(r.value)
+    return cells

@@ -1,0 +1,113 @@
+"""The kinds of table the paper has: what each shows, and where the paper prints it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from alignmixup.contracts import Result
+from alignmixup.report import ablation, paper
+
+__all__ = ["ACCURACIES", "KINDS", "Measure", "kinds_in"]
+
+ACCURACIES: Mapping[str, str] = {
+    "best": "the best test epoch",
+    "last": "the last epoch",
+    "median10": "the median of the last ten epochs",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """One measured quantity: where our results have it and where the paper prints it."""
+
+    task: str
+    metric: str  # of our results; {which} stands for best, last or median10
+    tables: tuple[str, ...] = ()
+    printed: str = ""  # the paper's metric, where it is not ours
+    label: str | None = None  # the paper's, where it is not given
+    digits: int = 2
+
+    def name(self) -> str:
+        metric = paper.METRICS.get(self.printed or self.metric)
+        return self.label if self.label is not None else metric.name if metric else self.metric
+
+    def ours(self, value: float) -> float:
+        """Turn our accuracy into the error that the paper shows."""
+        return 100 - value if self.task == "accuracy" else value
+
+    def published(self, data: str, network: str, method: str, source: str) -> float | None:
+        """Return the printed figure of one cell from the first table that has it."""
+        if data == ablation.FAMILY:
+            return ablation.published(network, method) if self.task == "accuracy" else None
+        for table in self.tables:
+            metric = "top1" if table == "levit" else self.printed or self.metric
+            value = paper.published(
+                table=table,
+                data=data,
+                network=network,
+                method=method,
+                metric=metric,
+                source=source,
+            )
+            if value is not None:
+                return 100 - value if metric == "top1" else value
+        return None
+
+
+_TOP1 = ("cls", "cls-imgnet", "levit")
+_OOD = ("ood", "ood_extra")
+
+# The title of each kind of table and what it shows.
+KINDS: Mapping[str, tuple[str, tuple[Measure, ...]]] = {
+    "accuracy": (
+        "Top-1 error (%)",
+        (Measure("accuracy", "top1_{which}", _TOP1, "top1_error", label=""),),
+    ),
+    "robustness": (
+        "Top-1 error (%) under attack",
+        (
+            Measure("fgsm", "top1_error", ("adv",), "fgsm_error", label="FGSM"),
+            Measure("pgd", "top1_error", ("adv",), "pgd_error", label="PGD"),
+        ),
+    ),
+    "ood": (
+        "Out-of-distribution detection (%)",
+        (
+            Measure("ood", "det_acc_half", _OOD, digits=1),
+            Measure("ood", "auroc", _OOD, digits=1),
+            Measure("ood", "aupr_id", _OOD, digits=1),
+            Measure("ood", "aupr_ood", _OOD, digits=1),
+            Measure("ood", "det_acc_best", label="Det Acc (best threshold)", digits=1),
+            Measure("ood", "fpr95", label="FPR95", digits=1),
+        ),
+    ),
+    "calibration": (
+        "Calibration (%)",
+        (
+            Measure("calibration", "ece", ("supp-calibration",)),
+            Measure("calibration", "oe", ("supp-calibration",)),
+        ),
+    ),
+    "localization": (
+        "Weakly supervised localisation (%)",
+        (
+            Measure("localization", "top1_loc", ("wsol",), digits=1),
+            Measure("localization", "maxboxacc_v2", ("wsol",), digits=1),
+        ),
+    ),
+    "detection": ("Transfer to detection (%)", (Measure("detection", "map", ("detection",)),)),
+    "cost": (
+        "Cost of training",
+        (
+            Measure("cost", "params", ("cls-imgnet",), label="parameters (M)", digits=1),
+            Measure("cost", "ms_per_batch", ("cls-imgnet",), digits=1),
+        ),
+    ),
+}
+
+
+def kinds_in(results: Iterable[Result]) -> list[str]:
+    """Return the kinds of table for which there is at least one result."""
+    tasks = {result.task for result in results}
+    return [kind for kind, (_, measures) in KINDS.items() if any(m.task in tasks for m in measures)]

@@ -1,0 +1,67 @@
+"""Result lines read from disk: what is damaged is an error that says where."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Iterable
+from pathlib import Path
+
+from alignmixup.contracts import Result
+
+__all__ = ["read_results"]
+
+
+def read_results(paths: Iterable[str | Path]) -> list[Result]:
+    """Read result lines from files, and from all ``results*.jsonl`` below folders.
+
+    A folder without such files is read for its own ``*.jsonl``. A damaged line is an error; a last
+    line that was never finished (the writer was stopped) is skipped with a warning.
+    """
+    # By resolved path, so that a file named twice, or within a named folder, is read once.
+    files = {file.resolve(): file for path in paths for file in _result_files(Path(path))}
+    return [result for file in files.values() for result in _read_file(file)]
+
+
+def _result_files(path: Path) -> list[Path]:
+    if path.is_file():
+        return [path]
+    if not path.is_dir():
+        raise FileNotFoundError(f"{path} does not exist; give a run folder or a results file")
+    files = sorted(path.rglob("results*.jsonl")) or sorted(path.glob("*.jsonl"))
+    if not files:
+        raise FileNotFoundError(f"{path} holds no results (*.jsonl); evaluate the run first")
+    return files
+
+
+def _read_file(file: Path) -> list[Result]:
+    results = []
+    lines = file.read_bytes().split(b"\n")
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            results.append(_read_line(line))
+        except (TypeError, ValueError) as error:
+            if number == len(lines):  # no line end behind it: the writer was stopped in the middle
+                warnings.warn(f"{file}:{number}: skipped an unfinished last line", stacklevel=3)
+            else:
+                raise ValueError(f"{file}:{number}: not a result line: {error}") from error
+    return results
+
+
+def _read_line(line: bytes) -> Result:
+    text = line.decode("utf-8")
+    if not isinstance(json.loads(text), dict):
+        raise ValueError("expected a JSON object")
+    result = Result.from_json(text)
+    if isinstance(result.value, bool) or not isinstance(result.value, int | float):
+        raise ValueError(f"value must be a number, got {result.value!r}")
+    if not isinstance(result.seed, int | None):
+        raise ValueError(f"seed must be an integer or null, got {result.seed!r}")
+    if not isinstance(result.settings, dict):
+        raise ValueError(f"settings must be an object, got {result.settings!r}")
+    for name in ("task", "metric", "recipe", "date"):
+        if not isinstance(getattr(result, name), str):
+            raise ValueError(f"{name} must be a string, got {getattr(result, name)!r}")
+    return result
