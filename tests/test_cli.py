@@ -165,3 +165,18 @@ def test_the_installed_program_runs():
         env={**os.environ, "PYTHONWARNINGS": "error"},
     )
     assert done.stdout.strip().count(".") == 2
+
+
+def test_a_sweep_trains_by_pattern_with_settings_for_all(tmp_path, capsys):
+    words = ["sweep", "cifar10-r18-inp?t-fast", "--out", str(tmp_path), "--tasks", "accuracy"]
+    words += ["--dataset", "shapes"]
+    small = ["net.width=4", "train.epochs=1", "train.warmup_epochs=0.0"]
+    small += ["train.precision=float32", "train.compile=False", "train.batch_size=1000"]
+    assert main([*words, "--set", *small]) == 0
+    out = capsys.readouterr().out
+    assert "shapes-r18-input-fast-seed0: running" in out
+    assert f"1 of 1 done in {tmp_path}" in out
+    results = (tmp_path / "shapes-r18-input-fast-seed0" / "results.jsonl").read_text()
+    assert '"metric": "top1_median10"' in results
+    assert main([*words, "--set", "train.epochs"]) == 1
+    assert "--set takes NAME=VALUE" in capsys.readouterr().err

@@ -207,3 +207,11 @@ def test_what_reads_a_whole_map_of_raw_features_has_its_gradients_clipped():
     expected = {n for n in recipe_names("cifar*") if "-ae" in n or "-flatten" in n}
     assert clipped == expected
     assert find_recipe("ablation-cifar100-ae-xAe-fast").train.clip_norm == 1.0
+
+
+def test_settings_that_are_right_only_together_may_be_changed_together():
+    recipe = find_recipe("cifar10-r18-baseline-fast")
+    short = changed(recipe, {"train.epochs": 1, "train.warmup_epochs": 0.0, "net.width": 4})
+    assert (short.train.epochs, short.train.warmup_epochs, short.net.width) == (1, 0.0, 4)
+    with pytest.raises(ValueError, match=r"warmup_epochs \(5.0\) must be fewer than epochs \(1\)"):
+        changed(recipe, {"train.epochs": 1})

@@ -16,7 +16,7 @@ from alignmixup.cli.material import Adain, parse_data
 from alignmixup.cli.parsing import PROGRAM, Call, Parse, parse_as
 from alignmixup.cli.pictures import Decoder, Figure
 from alignmixup.cli.scoring import Evaluate, Report
-from alignmixup.cli.training import Demo, Recipes, parse_train
+from alignmixup.cli.training import Demo, Recipes, Sweep, parse_train
 
 __all__ = ["COMMANDS", "Command", "main"]
 
@@ -44,6 +44,11 @@ COMMANDS: dict[str, Command] = {
     ),
     "train": Command(
         "RECIPE [--out DIR]", "train a recipe, or go on with the run in DIR", parse_train
+    ),
+    "sweep": Command(
+        "RECIPE... [--workers N]",
+        "train several recipes side by side and score them",
+        parse_as(Sweep, "sweep"),
     ),
     "evaluate": Command("RUN [--tasks ..]", "score a trained run", parse_as(Evaluate, "evaluate")),
     "report": Command(

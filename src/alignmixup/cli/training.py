@@ -1,9 +1,10 @@
-"""Commands that train: ``demo``, ``recipes``, ``train``."""
+"""Commands that train: ``demo``, ``recipes``, ``train``, ``sweep``."""
 
 from __future__ import annotations
 
+import ast
 import dataclasses
-import re
+import os
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,7 +17,7 @@ from tyro.conf import Positional
 from alignmixup.cli.parsing import PROGRAM, Call
 from alignmixup.cli.printing import print_table
 
-__all__ = ["Demo", "Recipes", "Train", "parse_train"]
+__all__ = ["Demo", "Recipes", "Sweep", "Train", "parse_train"]
 
 
 @dataclass
@@ -110,18 +111,70 @@ def _same(part: Any) -> Any:
 
 def _train(recipe: Any, chosen: Any) -> None:
     from alignmixup.recipes.run import train
+    from alignmixup.recipes.schema import on_data
 
-    data = recipe.data
-    name = recipe.name
     if chosen.dataset is not None:
-        # The name says which data a figure is for: it must not say the recipe's own.
-        rest = name.removeprefix(f"{data.name}-")
-        name = f"{re.sub('[^A-Za-z0-9]+', '_', chosen.dataset)}-{rest}"
-        data = dataclasses.replace(data, name=chosen.dataset)
-    recipe = dataclasses.replace(
-        recipe, name=name, data=data, net=chosen.net, mixer=chosen.mixer, train=chosen.train
-    )
-    out = chosen.out or Path("runs") / f"{name}-seed{recipe.train.seed}"
+        recipe = on_data(recipe, chosen.dataset)
+    recipe = dataclasses.replace(recipe, net=chosen.net, mixer=chosen.mixer, train=chosen.train)
+    out = chosen.out or Path("runs") / f"{recipe.name}-seed{recipe.train.seed}"
     summary = train(recipe, out, data_root=chosen.data, tensorboard=chosen.tensorboard)
-    print(summary)
-    print(f"run: {out}")
+    if os.environ.get("RANK", "0") == "0":  # of several processes one speaks
+        print(summary)
+        print(f"run: {out}")
+
+
+@dataclass
+class Sweep:
+    """Train several recipes side by side and score them; started again, it goes on.
+
+    alignmixup sweep 'cifar10-r18-*-fast' --workers 3, then alignmixup report runs: a table."""
+
+    patterns: Positional[tuple[str, ...]]
+    """Names of recipes, or patterns of names."""
+    out: Path = Path("runs")
+    """Folder of the runs, each in a folder of its own, its log beside it."""
+    seeds: tuple[int, ...] = (0,)
+    """One run of each recipe a seed."""
+    workers: int = 1
+    """How many run at a time."""
+    tasks: tuple[str, ...] = ("all",)
+    """Evaluations of each finished run; 'all' for everything the data allow."""
+    dataset: str | None = None
+    """Other data for all of them, e.g. shapes, or folder:PATH@64 for images of your own."""
+    set: tuple[str, ...] = ()
+    """Settings for all of them, e.g. train.epochs=200 mixer.alpha=1.0."""
+    minutes: float | None = None
+    """After this long the runs are stopped, to go on another time."""
+    data: Path | None = None
+    """Folder of the data sets; else ALIGNMIXUP_DATA, else ./datasets."""
+
+    def __call__(self) -> None:
+        from alignmixup.recipes.sweep import recipes_of, sweep
+
+        jobs = sweep(
+            recipes_of(self.patterns),
+            self.out,
+            changes=dict(_setting(text) for text in self.set),
+            dataset=self.dataset,
+            seeds=self.seeds,
+            tasks=self.tasks,
+            data_root=self.data,
+            workers=self.workers,
+            minutes=self.minutes,
+            on_change=lambda job: print(job, flush=True),
+        )
+        undone = [job for job in jobs if job.state != "done"]
+        print(f"{len(jobs) - len(undone)} of {len(jobs)} done in {self.out}")
+        if any(job.state.startswith("failed") for job in undone):
+            raise RuntimeError("some runs failed; their logs are beside their folders")
+
+
+def _setting(text: str) -> tuple[str, object]:
+    """train.epochs=200 as a name and a value; what is no Python value is a word."""
+    name, sign, value = text.partition("=")
+    if not sign:
+        raise ValueError(f"--set takes NAME=VALUE, e.g. train.epochs=200, got {text!r}")
+    try:
+        return name, ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return name, value

@@ -13,7 +13,9 @@ import dataclasses
 import json
 import os
 import platform
+import shlex
 import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -220,7 +222,7 @@ def pick_device(name: str) -> torch.device:
 
 
 def provenance() -> dict[str, object]:
-    """Where a figure comes from: versions, hardware, commit, date."""
+    """Where a figure comes from: versions, hardware, commit, date, command."""
     hardware = platform.processor() or platform.machine()
     if torch.cuda.is_available():
         hardware = torch.cuda.get_device_name()
@@ -234,7 +236,15 @@ def provenance() -> dict[str, object]:
         "hardware": hardware,
         "commit": os.environ.get("ALIGNMIXUP_COMMIT") or _commit(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": _command(),
     }
+
+
+def _command() -> str:
+    """The command line that is being run; nothing where we are a library in another program."""
+    program = Path(sys.argv[0])
+    is_ours = program.name == "alignmixup" or program.parent.name == "cli"
+    return shlex.join(["alignmixup", *sys.argv[1:]]) if is_ours else ""
 
 
 def append_results(folder: Path, results: list[Result]) -> None:

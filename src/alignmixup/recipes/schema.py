@@ -7,6 +7,7 @@ every setting, so that a run can be read again whatever the recipe of that name 
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
@@ -18,7 +19,7 @@ from alignmixup.nets.zoo import NetSpec
 from alignmixup.report.paper import Published
 from alignmixup.train.settings import TrainSettings
 
-__all__ = ["DataSpec", "Recipe", "Row", "changed", "mixer_names"]
+__all__ = ["DataSpec", "Recipe", "Row", "changed", "mixer_names", "on_data"]
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,11 @@ class Row:
 
 
 def changed(recipe: Recipe, changes: Mapping[str, object]) -> Recipe:
-    """Return the recipe with settings replaced, named as on the command line: ``train.epochs``."""
+    """Return the recipe with settings replaced, named as on the command line: ``train.epochs``.
+
+    All at once: fewer epochs and a shorter warm-up may only be right together.
+    """
+    parts: dict[str, dict[str, object]] = {}
     for path, value in changes.items():
         part, _, name = path.partition(".")
         known = [f.name for f in dataclasses.fields(recipe)]
@@ -118,8 +123,22 @@ def changed(recipe: Recipe, changes: Mapping[str, object]) -> Recipe:
         names = [f.name for f in dataclasses.fields(owner)]
         if name not in names:
             raise ValueError(f"unknown setting {path!r}; {part} has {names}")
-        recipe = dataclasses.replace(recipe, **{part: dataclasses.replace(owner, **{name: value})})
-    return recipe
+        parts.setdefault(part, {})[name] = value
+    replaced = {
+        part: dataclasses.replace(getattr(recipe, part), **values) for part, values in parts.items()
+    }
+    return dataclasses.replace(recipe, **replaced) if replaced else recipe
+
+
+def on_data(recipe: Recipe, name: str) -> Recipe:
+    """Return the recipe for other data, under a name that says so: a figure must not say it is for
+    the recipe's own."""
+    rest = recipe.name.removeprefix(f"{recipe.data.name}-")
+    return dataclasses.replace(
+        recipe,
+        name=f"{re.sub('[^A-Za-z0-9]+', '_', name)}-{rest}",
+        data=dataclasses.replace(recipe.data, name=name),
+    )
 
 
 def mixer_names() -> list[str]:

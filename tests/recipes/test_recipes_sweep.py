@@ -1,0 +1,126 @@
+"""A sweep: runs side by side, each in its folder, failures apart, and going on after a stop."""
+
+import json
+import os
+import signal
+import threading
+import time
+
+import pytest
+
+from alignmixup.recipes import sweep as sweeps
+from alignmixup.recipes.sweep import recipes_of, sweep
+from alignmixup.train.engine import summarise
+
+# A narrow network; spawned processes are told by settings, not by patches.
+SMALL = {
+    "net.width": 4,
+    "train.epochs": 1,
+    "train.batch_size": 1000,
+    "train.warmup_epochs": 0.0,
+    "train.precision": "float32",
+    "train.compile": False,
+    "train.device": "cpu",
+}
+
+
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+def test_every_recipe_is_trained_and_scored_and_a_failure_stops_nobody(tmp_path):
+    names = ["cifar10-r18-baseline-fast", "cifar10-r18-alignmixup-fast"]
+    (tmp_path / "shapes-r18-baseline-fast-seed0").mkdir()
+    (tmp_path / "shapes-r18-baseline-fast-seed0" / "mine.txt").write_text("not a run")
+    seen = []
+    jobs = sweep(
+        names,
+        tmp_path,
+        changes=SMALL,
+        dataset="shapes",
+        tasks=["accuracy", "localization"],
+        workers=2,
+        on_change=lambda job: seen.append((job.recipe.mixer.__class__.__name__, job.state)),
+    )
+    failed, done = jobs
+    assert failed.state.startswith("failed:")
+    assert "is not empty and holds no run" in failed.state
+    assert done.state == "done"
+    assert ("AlignMixup", "running") in seen
+    lines = (done.folder / "results.jsonl").read_text().splitlines()
+    metrics = [json.loads(line)["metric"] for line in lines]
+    assert {"top1_median10", "top1", "max_box_acc_v2"} & set(metrics) >= {"top1_median10", "top1"}
+    assert set(json.loads((done.folder / "scored.json").read_text())) == {
+        "accuracy",
+        "localization",
+    }
+    # Again: what is finished is left alone.
+    before = (done.folder / "results.jsonl").read_bytes()
+    again = sweep(
+        names[1:], tmp_path, changes=SMALL, dataset="shapes", tasks=["accuracy", "localization"]
+    )
+    assert [job.state for job in again] == ["done"]
+    assert (done.folder / "results.jsonl").read_bytes() == before
+
+
+def stopped_when(is_time, *args, **options):
+    """Sweep until ``is_time()``, then send this process a signal."""
+
+    def interrupt():
+        deadline = time.monotonic() + 100
+        while not is_time() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    watcher = threading.Thread(target=interrupt)
+    watcher.start()
+    jobs = sweep(*args, **options)
+    watcher.join()
+    return jobs
+
+
+def test_a_signal_stops_the_runs_which_save_and_go_on(tmp_path):
+    folder = tmp_path / "shapes-r18-baseline-fast-seed3"
+    order = ["cifar10-r18-baseline-fast"], tmp_path
+    options = {"changes": {**SMALL, "train.epochs": 500}, "dataset": "shapes", "seeds": [3]}
+
+    def epochs():
+        return summarise(folder).epochs if (folder / "checkpoint.safetensors").exists() else 0
+
+    (job,) = stopped_when(lambda: epochs() > 0, *order, **options)
+    assert (job.state, job.folder) == ("stopped", folder)
+    reached = epochs()
+    assert reached >= 1
+    (later,) = stopped_when(lambda: epochs() > reached, *order, **options)
+    assert later.state == "stopped"
+    assert epochs() > reached
+
+
+def test_after_the_minutes_given_everybody_is_stopped(tmp_path):
+    changes = {**SMALL, "train.epochs": 500}
+    names = ["cifar10-r18-baseline-fast", "cifar10-r18-input-fast"]
+    jobs = sweep(names, tmp_path, changes=changes, dataset="shapes", minutes=0.0)
+    assert [job.state for job in jobs] == ["stopped", "waiting"]  # one at a time
+
+
+def test_bad_orders_are_refused_before_anything_starts(tmp_path, monkeypatch):
+    monkeypatch.setattr(sweeps._Crew, "_start", lambda self, number: pytest.fail("started"))
+    with pytest.raises(ValueError, match="at least one recipe"):
+        sweep([], tmp_path)
+    with pytest.raises(ValueError, match="unknown recipe 'cifar10-r18-nothing'"):
+        sweep(["cifar10-r18-nothing"], tmp_path)
+    with pytest.raises(ValueError, match=r"unknown tasks \['beauty'\]"):
+        sweep(["cifar10-r18-baseline"], tmp_path, tasks=["beauty"])
+    with pytest.raises(ValueError, match="workers must be at least 1, got 0"):
+        sweep(["cifar10-r18-baseline"], tmp_path, workers=0)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_patterns_and_names_stand_for_recipes_each_once():
+    names = recipes_of(["cifar10-r18-input-fast", "cifar10-r18-i*-fast", "cifar10-r18-cutmix"])
+    assert names == ["cifar10-r18-input-fast", "cifar10-r18-cutmix"]
+    with pytest.raises(ValueError, match=r"no recipe matches 'mnist-\*'"):
+        recipes_of(["mnist-*"])
+    with pytest.raises(ValueError, match="unknown recipe 'cifar10-r18-inputs'; did you mean"):
+        recipes_of(["cifar10-r18-inputs"])
