@@ -350,6 +350,15 @@ def test_other_figures_and_other_data_of_an_ablation_have_none_beside_them():
     assert elsewhere.rows == (("AlignMixup {x, A}", "20.00"),)
 
 
+def test_an_unaligned_twin_does_not_borrow_the_aligned_figure():
+    names = ("alignmixup", "alignmixup-fast", "alignmixup-unaligned", "alignmixup-unaligned-fast")
+    results = [accuracy(80, f"cifar100-r18-{name}") for name in names]
+    made = table(results, "accuracy", paper_rows=False)
+    texts = [row[1] for row in made.rows]
+    assert sorted("(" in text for text in texts) == [False, False, True, True]
+    assert all("(" not in row[1] for row in made.rows if "unaligned" in row[0])
+
+
 def test_what_cannot_be_shown_is_an_error():
     results = [accuracy(95)]
     with pytest.raises(ValueError, match="unknown kind of table 'speed'; choose from accuracy"):

@@ -133,7 +133,8 @@ def _full_title(title: str, kind: str, which: str, columns: Sequence[Column]) ->
 
 def _cell_text(row: Row, column: Column, seeds: Mapping[object, float] | None) -> str:
     digits = column.measure.digits
-    printed = _printed(row.method, column)
+    # An unaligned twin is another method than the one the paper prints under this name.
+    printed = None if "unaligned" in row.suffix else _printed(row.method, column)
     theirs = "" if printed is None else f"({printed:.{digits}f})"
     if not seeds:
         # A variant of ours is not in the paper: without a figure of ours its cell is empty.
