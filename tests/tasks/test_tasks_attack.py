@@ -167,6 +167,30 @@ def test_restarts_only_add_broken_images_and_keep_any_never_loses_one(trained):
     assert by_step[0] >= clean.value
 
 
+@pytest.mark.parametrize("chunk", [7, 256])
+def test_what_one_start_breaks_is_not_attacked_again_and_the_error_is_that_of_all_starts(
+    trained, chunk
+):
+    model, x, y = trained
+    data = as_batches(x, y)
+    seen = []
+    handle = model.register_forward_hook(lambda module, args, out: seen.append(len(args[0])))
+    attack = Attack(0.05, 0.04, 3, True, 4, "margin", "any")
+    result, _ = run_attack("any", model, data, attack, seed=1, chunk=chunk)
+    handle.remove()
+    # Each start by itself, from the same random points.
+    seeds = torch.randint(2**62, (4,), generator=torch.Generator().manual_seed(1))
+    broken = model(x).argmax(1) != y
+    for seed in seeds:
+        rng = torch.Generator().manual_seed(int(seed))
+        start = x + 0.05 * (2 * torch.rand(x.shape, generator=rng) - 1)
+        for _, logits in trajectory(model, x, y, attack, start):
+            broken |= logits.argmax(1) != y
+    assert result.value == pytest.approx(100 * broken.double().mean().item())
+    assert 0 < broken.sum() < len(x)
+    assert sum(seen) < len(x) * (1 + 4 * 4)
+
+
 def test_the_strong_attack_is_no_weaker_than_pgd_and_breaks_saturated_models(trained):
     model, x, y = trained
     data = as_batches(x, y)

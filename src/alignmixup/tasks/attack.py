@@ -243,19 +243,28 @@ def _broken_by_step(
     starts: list[torch.Generator],
     on_steps: Progress | None,
 ) -> Bool[Tensor, "t b"]:
-    """Say which images are broken after each step, over all restarts."""
+    """Say which images are broken after each step, over all restarts.
+
+    Where any broken point counts, one start's broken images are left out from the next on.
+    """
     broken = torch.zeros(attack.num_steps, len(x), dtype=torch.bool, device=x.device)
+    left = torch.ones(len(x), dtype=torch.bool, device=x.device)
     for restart, rng in enumerate(starts):
+        # For all images, and if nobody is left: a start depends on the order of the images alone.
         start = _random_start(x, attack.eps, rng) if attack.random_start else x
-        so_far = wrong
-        for t, (_, logits) in enumerate(trajectory(forward, x, y, attack, start)):
+        if not left.any():
+            continue
+        so_far = wrong[left]
+        for t, (_, logits) in enumerate(trajectory(forward, x[left], y[left], attack, start[left])):
             check_finite(logits)
-            now = logits.argmax(dim=1) != y
+            now = logits.argmax(dim=1) != y[left]
             so_far = so_far | now
             if t:
-                broken[t - 1] |= so_far if attack.keep == "any" else now
+                broken[t - 1, left] |= so_far if attack.keep == "any" else now
                 if on_steps:
                     on_steps(restart * attack.num_steps + t)
+        if attack.keep == "any":
+            left = ~broken[-1]
     return broken
 
 
