@@ -92,7 +92,7 @@ def test_what_fails_before_training_leaves_no_run_behind(tmp_path, sets):
 
 
 def test_a_run_killed_while_it_claimed_its_folder_can_start_again(tmp_path, sets):
-    (tmp_path / "run.partial").write_text("{")
+    (tmp_path / "run.json.partial").write_text("{")
     one = dataclasses.replace(RECIPE, train=dataclasses.replace(RECIPE.train, epochs=1))
     assert train(one, tmp_path, sets=sets, quiet=True).is_complete
 

@@ -10,10 +10,11 @@ from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from alignmixup.contracts import (
     Criterion,
+    Draw,
     Mixed,
     fusible,
     soft_cross_entropy,
@@ -30,6 +31,7 @@ __all__ = [
     "check_batch",
     "check_case",
     "check_loss",
+    "clean_batch",
     "mixed_batch",
 ]
 
@@ -70,6 +72,11 @@ def mixed_batch(
         )
     targets = mixed_targets(labels, perm, lam, logits.shape[1])
     return Mixed(logits=logits, targets=targets, criterion=LOSSES[loss])
+
+
+def clean_batch(net: nn.Module, x: Tensor, labels: Tensor, draw: Draw, loss: Loss) -> Mixed:
+    """The batch as it is: what a method does in the steps in which it does not mix."""
+    return mixed_batch(net(x), labels, draw.perm, torch.ones_like(draw.lam), loss)
 
 
 @fusible

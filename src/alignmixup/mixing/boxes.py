@@ -14,7 +14,7 @@ from torch import Tensor
 
 from alignmixup.contracts import Draw
 
-__all__ = ["BoxDraw", "box_mask", "image_size", "shown_share"]
+__all__ = ["BoxDraw", "box_mask", "image_size", "share_mask", "shown_share"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +38,15 @@ def box_mask(
     inside_rows = _span((centre[..., 0] * rows).floor(), height, rows)
     inside_columns = _span((centre[..., 1] * columns).floor(), width, columns)
     return inside_rows.unsqueeze(-1) & inside_columns.unsqueeze(-2)
+
+
+def share_mask(
+    centre: Float[Tensor, "*b 2"], lam: Float[Tensor, ""], image_size: tuple[int, int]
+) -> Bool[Tensor, "*b h w"]:
+    """Return the box that covers 1 - lam of the image before it is clipped, in its proportions."""
+    side = (1 - lam).sqrt()
+    height, width = ((length * side).floor() for length in image_size)
+    return box_mask(centre, height, width, image_size)
 
 
 def image_size(x: Tensor) -> tuple[int, int]:

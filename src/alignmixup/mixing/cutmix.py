@@ -19,10 +19,18 @@ from alignmixup.mixing.blend import (
     check_batch,
     check_case,
     check_loss,
+    clean_batch,
     mixed_batch,
 )
-from alignmixup.mixing.boxes import BoxDraw, box_mask, image_size, shown_share
-from alignmixup.mixing.sampling import sample_case, sample_perm, sample_share, sample_unit
+from alignmixup.mixing.boxes import BoxDraw, image_size, share_mask, shown_share
+from alignmixup.mixing.sampling import (
+    check_prob,
+    sample_case,
+    sample_perm,
+    sample_share,
+    sample_unit,
+    some_of_the_time,
+)
 
 __all__ = ["CutMix"]
 
@@ -42,13 +50,11 @@ class CutMix(Mixer):
     def __post_init__(self) -> None:
         check_alpha(self.alpha)
         check_loss(self.loss)
-        if not 0 <= self.prob <= 1:
-            raise ValueError(f"prob must lie in [0, 1], got {self.prob}")
+        check_prob(self.prob)
 
     @property
     def cases(self) -> Mapping[str, float]:
-        both = {"cut": self.prob, "clean": 1 - self.prob}
-        return {case: share for case, share in both.items() if share > 0}
+        return some_of_the_time("cut", self.prob)
 
     def draw(self, batch_size: int, rng: torch.Generator) -> Draw:
         case = sample_case(self.cases, rng)
@@ -60,12 +66,11 @@ class CutMix(Mixer):
         check_batch(x, y, draw.perm, draw.lam)
         check_case(draw.case, ("cut", "clean"))
         if draw.case == "clean":
-            return mixed_batch(net(x), y, draw.perm, torch.ones_like(draw.lam), self.loss)
+            return clean_batch(net, x, y, draw, self.loss)
         if not isinstance(draw, BoxDraw):
             raise ValueError("CutMix needs a draw with a box centre: use its own draw()")
         size = image_size(x)
-        side = (1 - draw.lam).sqrt()
-        box = box_mask(draw.centre, (size[0] * side).floor(), (size[1] * side).floor(), size)
+        box = share_mask(draw.centre, draw.lam, size)
         pasted = torch.where(box.expand(len(x), *size).unsqueeze(1), x[draw.perm], x)
         lam = shown_share(box) if self.correct_lam else draw.lam
         return mixed_batch(net(pasted), y, draw.perm, lam, self.loss)

@@ -20,12 +20,19 @@ from alignmixup.mixing.blend import (
     check_batch,
     check_case,
     check_loss,
+    clean_batch,
     mixed_batch,
 )
-from alignmixup.mixing.boxes import box_mask, image_size, shown_share
+from alignmixup.mixing.boxes import image_size, share_mask, shown_share
 from alignmixup.mixing.pixels import Scale, check_scale, to_pixels
 from alignmixup.mixing.saliency import fine_grained_saliency, saliency_peak
-from alignmixup.mixing.sampling import sample_case, sample_perm, sample_share
+from alignmixup.mixing.sampling import (
+    check_prob,
+    sample_case,
+    sample_perm,
+    sample_share,
+    some_of_the_time,
+)
 
 __all__ = ["SaliencyMix"]
 
@@ -53,15 +60,13 @@ class SaliencyMix(Mixer):
         check_alpha(self.alpha)
         check_loss(self.loss)
         check_scale(self.mean, self.std)
-        if not 0 <= self.prob <= 1:
-            raise ValueError(f"prob must lie in [0, 1], got {self.prob}")
+        check_prob(self.prob)
         if self.saliency not in BOXES:
             raise ValueError(f"unknown saliency {self.saliency!r}; choose from {list(BOXES)}")
 
     @property
     def cases(self) -> Mapping[str, float]:
-        both = {"cut": self.prob, "clean": 1 - self.prob}
-        return {case: share for case, share in both.items() if share > 0}
+        return some_of_the_time("cut", self.prob)
 
     def draw(self, batch_size: int, rng: torch.Generator) -> Draw:
         case = sample_case(self.cases, rng)
@@ -72,11 +77,10 @@ class SaliencyMix(Mixer):
         check_batch(x, y, draw.perm, draw.lam)
         check_case(draw.case, ("cut", "clean"))
         if draw.case == "clean":
-            return mixed_batch(net(x), y, draw.perm, torch.ones_like(draw.lam), self.loss)
+            return clean_batch(net, x, y, draw, self.loss)
         size = image_size(x)
-        side = (1 - draw.lam).sqrt()
         centre = self._centre(x, draw.perm)
-        box = box_mask(centre, (size[0] * side).floor(), (size[1] * side).floor(), size)
+        box = share_mask(centre, draw.lam, size)
         pasted = torch.where(box.expand(len(x), *size).unsqueeze(1), x[draw.perm], x)
         return mixed_batch(net(pasted), y, draw.perm, shown_share(box), self.loss)
 

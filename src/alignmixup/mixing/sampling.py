@@ -14,6 +14,7 @@ from torch import Tensor
 from alignmixup.contracts import Draw
 
 __all__ = [
+    "check_prob",
     "check_weights",
     "probabilities",
     "sample_case",
@@ -21,6 +22,7 @@ __all__ = [
     "sample_perm",
     "sample_share",
     "sample_unit",
+    "some_of_the_time",
 ]
 
 
@@ -28,6 +30,16 @@ def probabilities(weights: Mapping[str, float]) -> dict[str, float]:
     """Return the cases that can occur, with their probabilities."""
     total = sum(weights.values())
     return {case: weight / total for case, weight in weights.items() if weight > 0}
+
+
+def check_prob(prob: float) -> None:
+    if not 0 <= prob <= 1:
+        raise ValueError(f"prob must lie in [0, 1], got {prob}")
+
+
+def some_of_the_time(case: str, prob: float) -> dict[str, float]:
+    """The cases of a method that mixes with this probability and else leaves images clean."""
+    return probabilities({case: prob, "clean": 1 - prob})
 
 
 def sample_pairs(

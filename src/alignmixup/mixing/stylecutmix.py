@@ -23,10 +23,24 @@ from torch import Tensor, nn
 
 from alignmixup.contracts import Draw, Mixed
 from alignmixup.mixing.adain import AdaIN, adain, style_statistics
-from alignmixup.mixing.blend import blend, check_alpha, check_batch, check_case, mixed_batch
-from alignmixup.mixing.boxes import BoxDraw, box_mask, image_size, shown_share
-from alignmixup.mixing.sampling import sample_case, sample_perm, sample_share, sample_unit
-from alignmixup.mixing.stylemix import StyleMixer, check_prob
+from alignmixup.mixing.blend import (
+    blend,
+    check_alpha,
+    check_batch,
+    check_case,
+    clean_batch,
+    mixed_batch,
+)
+from alignmixup.mixing.boxes import BoxDraw, image_size, share_mask, shown_share
+from alignmixup.mixing.sampling import (
+    check_prob,
+    sample_case,
+    sample_perm,
+    sample_share,
+    sample_unit,
+    some_of_the_time,
+)
+from alignmixup.mixing.stylemix import StyleMixer
 
 __all__ = ["StyleCutDraw", "StyleCutMix"]
 
@@ -73,8 +87,7 @@ class StyleCutMix(StyleMixer):
 
     @property
     def cases(self) -> Mapping[str, float]:
-        both = {"cut": self.prob, "clean": 1 - self.prob}
-        return {case: share for case, share in both.items() if share > 0}
+        return some_of_the_time("cut", self.prob)
 
     def draw(self, batch_size: int, rng: torch.Generator) -> Draw:
         case = sample_case(self.cases, rng)
@@ -88,15 +101,14 @@ class StyleCutMix(StyleMixer):
         check_batch(x, y, draw.perm, draw.lam)
         check_case(draw.case, ("cut", "clean"))
         if draw.case == "clean":
-            return mixed_batch(net(x), y, draw.perm, torch.ones_like(draw.lam), self.loss)
+            return clean_batch(net, x, y, draw, self.loss)
         if not isinstance(draw, StyleCutDraw):
             raise ValueError("StyleCutMix needs a draw with a box and style: use its own draw()")
         with torch.no_grad():
             style = self.network(x.device)
             gamma = draw.gamma if self.gamma == "beta" else self._auto_gamma(style, y, draw.perm)
             size = image_size(x)
-            side = (1 - draw.lam).sqrt()
-            box = box_mask(draw.centre, (size[0] * side).floor(), (size[1] * side).floor(), size)
+            box = share_mask(draw.centre, draw.lam, size)
             image = self._mix(style, x, draw, gamma, box)
             content = shown_share(box)
             in_style = gamma * content + (1 - gamma) * draw.style

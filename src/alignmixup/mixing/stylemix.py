@@ -26,11 +26,19 @@ from alignmixup.mixing.blend import (
     check_batch,
     check_case,
     check_loss,
+    clean_batch,
     mixed_batch,
 )
 from alignmixup.mixing.boxes import image_size
 from alignmixup.mixing.pixels import Scale, check_scale, from_pixels, to_pixels
-from alignmixup.mixing.sampling import sample_case, sample_perm, sample_share, sample_unit
+from alignmixup.mixing.sampling import (
+    check_prob,
+    sample_case,
+    sample_perm,
+    sample_share,
+    sample_unit,
+    some_of_the_time,
+)
 
 __all__ = ["StyleDraw", "StyleMix", "StyleMixer", "mix_styles"]
 
@@ -108,8 +116,7 @@ class StyleMix(StyleMixer):
 
     @property
     def cases(self) -> Mapping[str, float]:
-        both = {"style": self.prob, "clean": 1 - self.prob}
-        return {case: share for case, share in both.items() if share > 0}
+        return some_of_the_time("style", self.prob)
 
     def draw(self, batch_size: int, rng: torch.Generator) -> Draw:
         case = sample_case(self.cases, rng)
@@ -123,7 +130,7 @@ class StyleMix(StyleMixer):
         check_batch(x, y, draw.perm, draw.lam)
         check_case(draw.case, ("style", "clean"))
         if draw.case == "clean":
-            return mixed_batch(net(x), y, draw.perm, torch.ones_like(draw.lam), self.loss)
+            return clean_batch(net, x, y, draw, self.loss)
         if not isinstance(draw, StyleDraw):
             raise ValueError("StyleMix needs a draw with shares of style: use its own draw()")
         with torch.no_grad():
@@ -149,8 +156,3 @@ def mix_styles(
     f12, f21 = adain(f11, other, own), adain(f22, own, other)
     rest = 1 - content - style + t
     return t * f11 + rest * f22 + (content - t) * f12 + (style - t) * f21
-
-
-def check_prob(prob: float) -> None:
-    if not 0 <= prob <= 1:
-        raise ValueError(f"prob must lie in [0, 1], got {prob}")

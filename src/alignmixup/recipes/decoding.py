@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -40,6 +39,7 @@ from alignmixup.recipes.run import (
     open_run,
     provenance,
     read_recipe,
+    write_json,
 )
 from alignmixup.train.checkpoint import load_checkpoint
 from alignmixup.train.decoder import DecoderFit, OtherSettings, fit_decoder
@@ -224,9 +224,7 @@ def _describe(
         "training_error": fit.final_error,
         **dataclasses.asdict(measured),
     }
-    partial = path.with_name("decoder-json.partial")
-    partial.write_text(json.dumps(record, indent=2), encoding="utf-8")
-    os.replace(partial, path.with_suffix(".json"))
+    write_json(path.with_suffix(".json"), record)
 
 
 def _record(run: Run, settings: DecoderSettings, measured: Reconstruction) -> None:

@@ -53,7 +53,17 @@ from alignmixup.train import Summary, fit, join_team
 from alignmixup.train.checkpoint import load_weights
 from alignmixup.train.engine import CHECKPOINT
 
-__all__ = ["RESULTS", "RUN", "Run", "Sets", "append_results", "open_run", "provenance", "train"]
+__all__ = [
+    "RESULTS",
+    "RUN",
+    "Run",
+    "Sets",
+    "append_results",
+    "open_run",
+    "provenance",
+    "train",
+    "write_json",
+]
 
 RUN = "run.json"
 RESULTS = "results.jsonl"
@@ -270,16 +280,21 @@ def _claim(folder: Path, recipe: Recipe) -> None:
     path = folder / RUN
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(".partial")
-        partial.write_text(json.dumps(recipe.to_json(), indent=2), encoding="utf-8")
-        os.replace(partial, path)
+        write_json(path, recipe.to_json())
+
+
+def write_json(path: Path, record: Mapping[str, object]) -> None:
+    """Write a record whole or not at all, whenever the process is killed."""
+    partial = path.with_name(f"{path.name}.partial")
+    partial.write_text(json.dumps(record, indent=2), encoding="utf-8")
+    os.replace(partial, path)
 
 
 def _check_folder(folder: Path, recipe: Recipe) -> None:
     """Raise where the folder holds a run of another recipe, or something else altogether."""
     if not (folder / RUN).exists():
         # A run killed while it claimed its folder leaves these at most.
-        beginnings = {"run.partial", "tensorboard"}
+        beginnings = {f"{RUN}.partial", "tensorboard"}
         if folder.is_dir() and {path.name for path in folder.iterdir()} - beginnings:
             raise ValueError(f"{folder} is not empty and holds no run; choose another --out")
         return

@@ -11,23 +11,23 @@ three runs side by side take less than three after one another, with CUDA MPS ab
 
 from __future__ import annotations
 
-import contextlib
 import json
 import multiprocessing
 import os
 import signal
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 
 from alignmixup.recipes.catalogue import find_recipe, recipe_names
-from alignmixup.recipes.run import train
+from alignmixup.recipes.run import train, write_json
 from alignmixup.recipes.schema import Recipe, changed, on_data
 from alignmixup.recipes.scoring import TASKS, evaluate
 from alignmixup.train.engine import LEDGER, summarise
+from alignmixup.train.signals import stop_signals
 
 __all__ = ["Job", "recipes_of", "sweep"]
 
@@ -86,7 +86,7 @@ def sweep(
     order = _Order(None if data_root is None else Path(data_root), tuple(tasks))
     deadline = time.monotonic() + 60 * minutes if minutes is not None else float("inf")
     report = on_change or (lambda job: None)
-    with _asked_to_stop() as asked:
+    with stop_signals() as asked:
         crew = _Crew(jobs, order, workers, report)
         try:
             while crew.goes_on():
@@ -199,9 +199,7 @@ def _score(job: Job, order: _Order) -> None:
         done = evaluate(job.folder, tasks=[task], data_root=order.data_root)
         why = "; ".join(f"{name}: {reason}" for name, reason in done.left_out.items())
         notes = {**_scored(job), task: f"left out {why}" if why else "done"}
-        partial = job.folder / f"{SCORED}.partial"
-        partial.write_text(json.dumps(notes, indent=2), encoding="utf-8")
-        os.replace(partial, job.folder / SCORED)
+        write_json(job.folder / SCORED, notes)
 
 
 def _unscored(job: Job, order: _Order) -> list[str]:
@@ -222,21 +220,3 @@ def _outcome(job: Job, order: _Order, exit_code: int | None) -> str:
         return f"failed: exit code {exit_code}"
     is_trained = (job.folder / LEDGER).exists() and summarise(job.folder).is_complete
     return "done" if is_trained and not _unscored(job, order) else "stopped"
-
-
-@contextlib.contextmanager
-def _asked_to_stop() -> Iterator[list[int]]:
-    """Collect Ctrl-C and SIGTERM; the runs are asked to stop, not left behind."""
-    asked: list[int] = []
-    try:
-        before = {
-            n: signal.signal(n, lambda number, frame: asked.append(number))
-            for n in (signal.SIGINT, signal.SIGTERM)
-        }
-    except ValueError:  # not the main thread
-        before = {}
-    try:
-        yield asked
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -8,15 +8,12 @@ one, on the CPU bit for bit.
 
 from __future__ import annotations
 
-import signal
 import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
@@ -29,6 +26,7 @@ from alignmixup.train.ledger import Ledger, read_ledger
 from alignmixup.train.progress import Reporter
 from alignmixup.train.schedule import learning_rate_share
 from alignmixup.train.settings import TrainSettings
+from alignmixup.train.signals import stop_signals
 from alignmixup.train.steps import Batch, PlainStep, Step, make_optimizer, make_step, prepared
 
 __all__ = ["CHECKPOINT", "LEDGER", "Loader", "NonFiniteLoss", "Summary", "fit", "summarise"]
@@ -118,7 +116,7 @@ def fit(
             run.ledger.append(event, values)
     steps = len(loader)
     done = run.epoch * steps + run.step
-    with Reporter(settings.epochs * steps, done, quiet=quiet) as reporter, _stop_signals() as stop:
+    with Reporter(settings.epochs * steps, done, quiet=quiet) as reporter, stop_signals() as stop:
         try:
             while run.epoch < settings.epochs and not team.any(bool(stop), run.device):
                 if not run.train_epoch(reporter, stop):
@@ -326,27 +324,6 @@ def summarise(out: Path) -> Summary:
         last=scored[-1][1] if scored else None,
         median10=statistics.median(last_ten) if last_ten else None,
     )
-
-
-@contextmanager
-def _stop_signals() -> Iterator[list[int]]:
-    """Collect Ctrl-C and SIGTERM instead of dying of them; a second Ctrl-C is obeyed at once."""
-    caught: list[int] = []
-
-    def catch(number: int, frame: FrameType | None) -> None:
-        if caught:
-            raise KeyboardInterrupt
-        caught.append(number)
-
-    try:
-        before = {n: signal.signal(n, catch) for n in (signal.SIGINT, signal.SIGTERM)}
-    except ValueError:  # not the main thread: signals are somebody else's
-        before = {}
-    try:
-        yield caught
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _epoch_line(values: Mapping[str, Any], epochs: int) -> str:
