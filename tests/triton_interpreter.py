@@ -13,7 +13,7 @@ import sys
 
 import torch
 
-KERNELS = ("alignmixup.ot._triton", "alignmixup.mixing._triton")
+KERNELS = ("alignmixup.ot._triton", "alignmixup.mixing._triton", "alignmixup.nets._triton")
 
 
 def interpret_kernels() -> None:

@@ -161,6 +161,8 @@ def test_a_signal_in_the_middle_of_an_epoch_loses_nothing(tmp_path):
 CHILD = """
 import sys
 from pathlib import Path
+import torch
+torch.set_num_threads(1)  # as this process: two threads add in another order
 sys.path.insert(0, {tests!r})
 import test_train_engine as t
 print("ready", flush=True)

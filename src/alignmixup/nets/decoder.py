@@ -15,6 +15,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from alignmixup.nets.norm_relu import norm_relu
+
 __all__ = ["ResidualDecoder", "ToImage", "UpBlock", "start_side"]
 
 
@@ -62,7 +64,7 @@ class ResidualDecoder(nn.Module):
 
     def forward(self, code: Tensor) -> Float[Tensor, "b 3 h w"]:
         out: Tensor = self.stages(self.start(code))
-        image: Tensor = self.to_image(F.relu(self.norm(out)))
+        image: Tensor = self.to_image(norm_relu(self.norm, out))
         return image
 
 
@@ -116,13 +118,13 @@ class UpBlock(nn.Module):
             self.shortcut = nn.Conv2d(in_channels, channels, 1, bias=False)
 
     def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b d i j"]:
-        out = F.relu(self.norm1(x))
+        out = norm_relu(self.norm1, x)
         # 1 x 1 before enlarging: the same numbers at a quarter of the cost.
         skip: Tensor = x if self.shortcut is None else self.shortcut(x)
         if self.scale != 1:
             out = F.interpolate(out, scale_factor=float(self.scale), mode="nearest")
             skip = F.interpolate(skip, scale_factor=float(self.scale), mode="nearest")
-        total: Tensor = skip + self.conv2(F.relu(self.norm2(self.conv1(out))))
+        total: Tensor = skip + self.conv2(norm_relu(self.norm2, self.conv1(out)))
         return total
 
 

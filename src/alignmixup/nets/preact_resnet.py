@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from alignmixup.nets.norm_relu import NormReluSequential, norm_relu
 from alignmixup.nets.normalize import ImageConv, Normalize, Rgb
 
 __all__ = ["Head", "HeadKind", "PreActBlock", "PreActResNet18", "map_size", "preact_stage"]
@@ -55,7 +56,7 @@ class PreActResNet18(nn.Module):
         stem: dict[str, nn.Module] = {"conv": conv}
         if stem_norm:
             stem |= {"norm": nn.BatchNorm2d(width), "relu": nn.ReLU()}
-        self.stem = nn.Sequential(OrderedDict(stem))
+        self.stem = NormReluSequential(OrderedDict(stem))
         self.layer1 = preact_stage(width, width, num_blocks=2, stride=1)
         self.layer2 = preact_stage(width, 2 * width, num_blocks=2, stride=2)
         self.layer3 = preact_stage(2 * width, 4 * width, num_blocks=2, stride=2)
@@ -98,9 +99,9 @@ class PreActBlock(nn.Module):
             self.shortcut = nn.Conv2d(in_channels, channels, 1, stride=stride, bias=False)
 
     def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b d i j"]:
-        out = F.relu(self.norm1(x))
+        out = norm_relu(self.norm1, x)
         skip = x if self.shortcut is None else self.shortcut(out)
-        out = F.relu(self.norm2(self.conv1(out)))
+        out = norm_relu(self.norm2, self.conv1(out))
         if self.dropout:
             out = F.dropout(out, self.dropout, self.training)
         total: Tensor = skip + self.conv2(out)

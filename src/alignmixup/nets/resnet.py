@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from alignmixup.nets.norm_relu import NormReluSequential, norm_relu
 from alignmixup.nets.normalize import ImageConv, Normalize, Rgb
 from alignmixup.nets.preact_resnet import Head
 
@@ -40,7 +41,7 @@ class ResNet50(nn.Module):
             "relu": nn.ReLU(),
             "pool": nn.MaxPool2d(3, stride=2, padding=1),
         }
-        self.stem = nn.Sequential(OrderedDict(stem))
+        self.stem = NormReluSequential(OrderedDict(stem))
         self.layer1 = _stage(width, width, num_blocks=3, stride=1)
         self.layer2 = _stage(4 * width, 2 * width, num_blocks=4, stride=2)
         self.layer3 = _stage(8 * width, 4 * width, num_blocks=6, stride=2)
@@ -82,8 +83,8 @@ class Bottleneck(nn.Module):
 
     def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b d i j"]:
         skip = x if self.shortcut is None else self.shortcut(x)
-        out = F.relu(self.norm1(self.conv1(x)))
-        out = F.relu(self.norm2(self.conv2(out)))
+        out = norm_relu(self.norm1, self.conv1(x))
+        out = norm_relu(self.norm2, self.conv2(out))
         return F.relu(skip + self.norm3(self.conv3(out)))
 
 

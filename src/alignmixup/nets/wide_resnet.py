@@ -11,6 +11,7 @@ from collections import OrderedDict
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from alignmixup.nets.norm_relu import NormReluSequential
 from alignmixup.nets.normalize import ImageConv, Normalize, Rgb
 from alignmixup.nets.preact_resnet import Head, HeadKind, map_size, preact_stage
 
@@ -57,7 +58,7 @@ class WideResNet(nn.Module):
             "norm": nn.BatchNorm2d(wide[3]),
             "relu": nn.ReLU(),
         }
-        self.norm = nn.Sequential(OrderedDict(norm))
+        self.norm = NormReluSequential(OrderedDict(norm))
         side = map_size(image_size, (stem_stride, 2, last_stride))
         self.head = Head(wide[3], num_classes, kind=head, side=side)
 

@@ -144,8 +144,9 @@ def make_step(plain: PlainStep, device: torch.device) -> Step:
 def prepared(net: nn.Module, settings: TrainSettings) -> nn.Module:
     """Return the module that steps run: compiled if the settings say so."""
     is_cuda = next(net.parameters()).is_cuda
-    if is_cuda:  # one shape for the whole run: try once, keep the best
+    if is_cuda:  # one shape for the whole run: try all there are once, keep the best
         torch.backends.cudnn.benchmark = True
+        torch.backends.cudnn.benchmark_limit = 0
     if not settings.compile:
         return net
     # Compiled code is kept by class, not by module, and ignores hooks that come later: code of an
