@@ -24,9 +24,11 @@ SHAPES = [(2, 8, 1, 1), (5, 8, 3, 3), (3, 24, 7, 5), (2, 136, 4, 4), (33, 64, 8,
 if DEVICE == "cuda":
     SHAPES += [(128, 64, 32, 32), (128, 128, 16, 16), (128, 256, 8, 8), (128, 512, 4, 4)]
     SHAPES += [(7, 2048, 7, 7), (61, 72, 31, 29)]
-# The result is rounded to the dtype once: half a unit of its last place. In float32 a value within
-# rounding of zero may fall on the other side of the ReLU than in float64, with all its gradient.
-TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 5e-3, torch.float16: 7e-4}
+# The result is rounded to the dtype once: half a unit of its last place.
+TOLERANCES = {torch.float32: 1e-6, torch.bfloat16: 5e-3, torch.float16: 7e-4}
+# A value within float32's rounding of zero may fall on the other side of the ReLU than in float64,
+# with all its gradient: one of 8 million costs 2e-4. Torch's own float32 is off by 9e-4 there.
+GRADIENT_TOLERANCES = {**TOLERANCES, torch.float32: 5e-4}
 
 
 def inputs(shape: tuple[int, ...], dtype: torch.dtype, mean: float = 0.5) -> list[Tensor]:
@@ -61,9 +63,10 @@ def relative_error(value: Tensor, expected: Tensor) -> float:
 @pytest.mark.parametrize("dtype", list(TOLERANCES))
 def test_values_and_gradients(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     given = inputs(shape, dtype)
-    results = by_kernel(*given)
-    for value, expected in zip(results, exact(*given), strict=True):
-        assert relative_error(value, expected) < TOLERANCES[dtype]
+    results, expected = by_kernel(*given), exact(*given)
+    errors = [relative_error(r, e) for r, e in zip(results, expected, strict=True)]
+    assert max(errors[:3]) < TOLERANCES[dtype]
+    assert max(errors[3:]) < GRADIENT_TOLERANCES[dtype]
     assert results[0].dtype == results[3].dtype == dtype
     assert results[0].is_contiguous(memory_format=torch.channels_last)
     assert all(t.dtype == torch.float32 for t in results[1:3] + results[4:])

@@ -77,7 +77,9 @@ def test_strides_of_the_cost_do_not_matter() -> None:
     permuted = cost.permute(2, 1, 0)
     plan, _ = _triton.solve(permuted, 0.1, 5, None, "columns")
     expected, _ = _triton.solve(permuted.contiguous(), 0.1, 5, None, "columns")
-    assert torch.equal(plan, expected)
+    # Not to the bit: on a GPU other strides may give the threads other entries, to add in another
+    # order.
+    torch.testing.assert_close(plan, expected, rtol=1e-5, atol=0)
 
 
 # ---- which path ran, and which cannot ------------------------------------------------------------
