@@ -57,6 +57,22 @@ def test_channels_last_weights_come_back_with_the_same_values(tmp_path):
     assert torch.equal(load_checkpoint(path).tensors["model.w"], weights)
 
 
+@pytest.mark.gpu
+def test_a_checkpoint_from_a_gpu_holds_the_moment_of_saving(tmp_path):
+    path = tmp_path / "c.safetensors"
+    wide = torch.randn(64, 48, 3, 3, device="cuda").to(memory_format=torch.channels_last)
+    tensors = {"model.w": wide, "model.n": torch.arange(7, device="cuda"), "rng": torch.arange(9)}
+    expected = {name: tensor.cpu().clone() for name, tensor in tensors.items()}
+    writer = CheckpointWriter(path)
+    writer.save(Checkpoint(tensors, {}))
+    for _ in range(100):
+        wide.mul_(1.1)  # training goes on while the file is written
+    writer.close()
+    read = load_checkpoint(path).tensors
+    assert read.keys() == tensors.keys()
+    assert all(torch.equal(read[name], expected[name]) for name in tensors)
+
+
 def test_what_is_saved_is_the_moment_of_saving(tmp_path):
     path = tmp_path / "c.safetensors"
     weights = torch.zeros(1000, 1000)

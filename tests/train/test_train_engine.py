@@ -211,6 +211,32 @@ def test_a_diverging_run_names_step_case_and_checkpoint(tmp_path):
     assert load_checkpoint(tmp_path / CHECKPOINT).facts["epoch"] == 1
 
 
+class Spoiling(NoMix):
+    """The loss is not a number at one step, and the weights are from there on."""
+
+    def __init__(self, step):
+        super().__init__()
+        object.__setattr__(self, "step", step)
+        object.__setattr__(self, "taken", iter(range(1, 10_000)))
+
+    def apply(self, model, x, y, draw):
+        mixed = super().apply(model, x, y, draw)
+        factor = torch.nan if next(self.taken) == self.step else 1.0
+        return dataclasses.replace(mixed, logits=mixed.logits * factor)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("step", [3, 170, 250])
+def test_a_loss_that_is_no_number_is_found_in_its_epoch(tmp_path, step, device):
+    settings = dataclasses.replace(
+        SETTINGS, epochs=1, batch_size=1, lr=1e-4, device=device, capture=False, compile=False
+    )
+    torch.manual_seed(0)
+    loader = DeviceLoader(shapes("train", 250), 1, 0, device)
+    with pytest.raises(NonFiniteLoss, match=f"nan at step {step} of epoch 1"):
+        fit(Net().to(device), Spoiling(step), loader, constant, settings, tmp_path, quiet=True)
+
+
 class Scores:
     def __init__(self, values):
         self.values = iter(values)

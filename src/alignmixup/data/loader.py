@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int64, UInt8
 from torch import Tensor
 
-from alignmixup.contracts import ImageSet, fusible
+from alignmixup.contracts import ImageSet, fusible, to_device
 from alignmixup.data.augment import crop_and_flip, draw_rows, pad_images, to_float
 
 __all__ = ["DeviceLoader", "EvalBatches", "check_start", "count_steps", "eval_batches"]
@@ -65,7 +65,7 @@ class DeviceLoader:
         rows = draw_rows(
             len(self._labels), seed=self.seed, epoch=epoch, pad=self.pad, flip=self.flip
         )
-        return rows.to(self._labels.device)
+        return to_device(rows, self._labels.device)
 
     def gather(self, rows: Int64[Tensor, "b 4"]) -> Batch:
         """The batch of these rows; no wait for the device, so a CUDA graph can hold it."""

@@ -8,6 +8,7 @@ killed at any instant leaves either the old file or the new one.
 from __future__ import annotations
 
 import json
+import math
 import os
 import struct
 from collections.abc import Mapping
@@ -61,12 +62,12 @@ class CheckpointWriter:
 
     def save(self, checkpoint: Checkpoint) -> None:
         self.wait()
-        copies = {name: tensor.detach().clone() for name, tensor in checkpoint.tensors.items()}
+        runs = _joined(checkpoint.tensors)
         ready = None
-        if any(tensor.is_cuda for tensor in copies.values()):
+        if any(run.values.is_cuda for run in runs):
             ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
             ready.record()
-        self._pending = self._thread.submit(self._write, copies, checkpoint.facts, ready)
+        self._pending = self._thread.submit(self._write, runs, checkpoint.facts, ready)
 
     def wait(self) -> None:
         """Wait for the last write and raise what went wrong in it."""
@@ -81,61 +82,94 @@ class CheckpointWriter:
             self._thread.shutdown()
 
     def _write(
-        self,
-        tensors: Mapping[str, Tensor],
-        facts: Mapping[str, object],
-        ready: torch.cuda.Event | None,
+        self, runs: list[_Run], facts: Mapping[str, object], ready: torch.cuda.Event | None
     ) -> None:
-        host = _on_cpu(tensors, ready)
         partial = self.path.with_suffix(".partial")
         try:
             with partial.open("wb") as file:
-                _write_safetensors(file, host, {"facts": json.dumps(facts)})
+                _write_safetensors(file, _on_cpu(runs, ready), {"facts": json.dumps(facts)})
             os.replace(partial, self.path)
         except OSError as error:
             partial.unlink(missing_ok=True)
-            size = sum(tensor.nbytes for tensor in host.values())
+            size = sum(run.values.nbytes for run in runs)
             raise OSError(
                 f"cannot write the checkpoint {self.path} ({size / 1e6:.0f} MB): "
                 f"{error.strerror}; the one before it is intact"
             ) from error
 
 
-def _on_cpu(tensors: Mapping[str, Tensor], ready: torch.cuda.Event | None) -> dict[str, Tensor]:
-    """Copy to the host; dense, so that channels_last weights are stored as plain ones.
+@dataclass(frozen=True)
+class _Run:
+    """Tensors of one type and device, one after another in one; their names and shapes."""
 
-    From a GPU on a stream of its own: on the default one, training would wait for the copies.
+    values: Tensor
+    shapes: Mapping[str, tuple[int, ...]]
+
+
+def _joined(tensors: Mapping[str, Tensor]) -> list[_Run]:
+    """Copy the tensors on their device, into one a type, in the order their numbers are read.
+
+    One copy to the host a type, where each tensor had its own: hundreds of waits for the device,
+    in the way of the steps that are being launched meanwhile.
+    """
+    kinds: dict[tuple[torch.dtype, torch.device], dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        kinds.setdefault((tensor.dtype, tensor.device), {})[name] = tensor.detach()
+    return [
+        _Run(
+            torch.cat([tensor.reshape(-1) for tensor in group.values()]),
+            {name: tuple(tensor.shape) for name, tensor in group.items()},
+        )
+        # The widest first, so that each begins at a multiple of its own size.
+        for _, group in sorted(kinds.items(), key=lambda kind: -kind[0][0].itemsize)
+    ]
+
+
+def _on_cpu(runs: list[_Run], ready: torch.cuda.Event | None) -> list[_Run]:
+    """Copy to the host; from a GPU on a stream of its own: on the default one, training would wait.
+
+    ``ready`` is the moment the runs are complete.
     """
     if ready is None:
-        return {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
-    device = next(tensor.device for tensor in tensors.values() if tensor.is_cuda)
-    with torch.cuda.stream(torch.cuda.Stream(device)):  # type: ignore[no-untyped-call]
+        return runs
+    device = next(run.values.device for run in runs if run.values.is_cuda)
+    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    with torch.cuda.stream(stream):
         ready.wait()
-        return {name: tensor.contiguous().cpu() for name, tensor in tensors.items()}
+        host = [_Run(_pinned(run.values), run.shapes) for run in runs]
+    stream.synchronize()
+    return host
 
 
-def _write_safetensors(
-    file: BinaryIO, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
-) -> None:
-    """Write dense CPU tensors: length of the header, header in JSON, then their bytes in order.
+def _pinned(values: Tensor) -> Tensor:
+    if not values.is_cuda:
+        return values
+    host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+    return host.copy_(values, non_blocking=True)
+
+
+def _write_safetensors(file: BinaryIO, runs: list[_Run], metadata: Mapping[str, str]) -> None:
+    """Write runs on the CPU: length of the header, header in JSON, then their bytes in order.
 
     The library's own writer holds Python's lock for as long as it copies and writes, and training
     stands still meanwhile; a plain ``write`` gives the lock away.
     """
     header: dict[str, object] = {"__metadata__": dict(metadata)}
     offset = 0
-    for name, tensor in tensors.items():
-        header[name] = {
-            "dtype": DTYPES[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": [offset, offset + tensor.nbytes],
-        }
-        offset += tensor.nbytes
+    for run in runs:
+        for name, shape in run.shapes.items():
+            end = offset + math.prod(shape) * run.values.itemsize
+            header[name] = {
+                "dtype": DTYPES[run.values.dtype],
+                "shape": list(shape),
+                "data_offsets": [offset, end],
+            }
+            offset = end
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)  # the bytes that follow start at a multiple of eight
     file.write(struct.pack("<Q", len(text)) + text)
-    for tensor in tensors.values():
-        file.write(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    for run in runs:
+        file.write(run.values.view(torch.uint8).numpy().data)
 
 
 def load_checkpoint(path: Path) -> Checkpoint:

@@ -34,7 +34,7 @@ __all__ = ["CHECKPOINT", "LEDGER", "Loader", "NonFiniteLoss", "Summary", "fit", 
 CHECKPOINT = "checkpoint.safetensors"
 LEDGER = "ledger.jsonl"
 
-# How many steps on a GPU go by between two looks at the losses: a look waits for the device.
+# How many steps on a GPU go by between two looks at the losses.
 CHECK_EVERY = 100
 
 Evaluate = Callable[[nn.Module], Mapping[str, float]]
@@ -148,6 +148,10 @@ class _Run:
         self.epoch, self.step = 0, 0
         self.losses: list[Tensor] = []
         self.cases: list[str] = []
+        # Whether the losses of the last look are finite, and the moment that is known.
+        self.asked: tuple[Tensor, torch.cuda.Event] | None = None
+        # An epoch and its rows, drawn ahead of it.
+        self.drawn: tuple[int, Tensor] | None = None
         self.seconds = 0.0
         self.closed = time.perf_counter()
         self.path = out / CHECKPOINT
@@ -175,13 +179,15 @@ class _Run:
             reporter.advance()
             is_check = self.device.type == "cpu" or self.step % CHECK_EVERY == 0
             if is_check:
-                self._check_losses()
+                self._look_at_losses()
             if self._is_stopping(stop, is_check) and self.step < steps:
                 self.seconds += time.perf_counter() - begin
                 self._check_losses()
                 self._save()
                 reporter.say(f"stopped by a signal in epoch {self.epoch + 1}; run again to go on")
                 return False
+        if isinstance(self.loader, GatheringLoader):  # while the device is still busy
+            self.drawn = self.epoch + 1, self.loader.rows(self.epoch + 1)
         self._check_losses()
         self.seconds += time.perf_counter() - begin
         return True
@@ -216,13 +222,15 @@ class _Run:
         self.ledger.append("epoch", values)
         if writer is not None and self.team.is_leader:
             _log(writer, values)
-        self.step, self.seconds, self.losses, self.cases = 0, 0.0, [], []
+        self.step, self.seconds, self.losses, self.cases, self.asked = 0, 0.0, [], [], None
         self._save()
         reporter.epoch(_epoch_line(values, self.settings.epochs))
 
     def _batches(self) -> Iterator[Batch]:
         if isinstance(self.loader, GatheringLoader):
-            rows, b = self.loader.rows(self.epoch), self.loader.batch_size
+            if self.drawn is None or self.drawn[0] != self.epoch:
+                self.drawn = self.epoch, self.loader.rows(self.epoch)
+            rows, b = self.drawn[1], self.loader.batch_size
             steps = range(self.step, len(self.loader))
             return ((rows[i * b : (i + 1) * b][self.team.share(b)],) for i in steps)
         return self.loader.epoch(self.epoch, self.step)
@@ -236,7 +244,26 @@ class _Run:
             else:
                 group["lr"] = rate
 
+    def _look_at_losses(self) -> None:
+        """Check the losses so far: on a GPU, which is steps behind, those of the last look.
+
+        What is asked now is answered by the time of the next look, and nothing waits for it.
+        """
+        if self.device.type == "cpu":
+            self._check_losses()
+            return
+        if self.asked is not None:
+            finite, answered = self.asked
+            if answered.query() and not bool(finite):  # type: ignore[no-untyped-call]
+                self._check_losses()
+        finite = torch.empty((), dtype=torch.bool, pin_memory=True)
+        finite.copy_(torch.stack(self.losses[-CHECK_EVERY:]).isfinite().all(), non_blocking=True)
+        answered = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        answered.record()
+        self.asked = finite, answered
+
     def _check_losses(self) -> None:
+        """Raise if one of the losses is not finite; on a GPU this waits for the last of them."""
         recent = self.losses[-1:] if self.device.type == "cpu" else self.losses
         finite = torch.stack(recent).isfinite()
         if bool(finite.all()):
@@ -250,8 +277,8 @@ class _Run:
 
     def _check_weights(self) -> None:
         """The last update may have spoilt the weights with no loss left to show it."""
-        norms = torch.stack([p.detach().norm() for p in self.net.parameters()])
-        if not bool(norms.isfinite().all()):
+        norm = nn.utils.get_total_norm([p.detach() for p in self.net.parameters()])
+        if not bool(norm.isfinite()):
             raise NonFiniteLoss(
                 f"the weights are no longer finite after step {self.step} of epoch "
                 f"{self.epoch + 1}, case {self.cases[-1]!r}; {self._last_good()}"
