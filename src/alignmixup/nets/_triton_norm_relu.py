@@ -220,7 +220,7 @@ def _launch(kernel, x: Tensor, tensors: list[Tensor], c: int, eps: float, phases
             *tensors, sums, places[next(turns)], num_rows, c, eps, num_blocks, PHASES=phase,
             IS_KEPT=num_blocks == 1, GROUPS=triton.next_power_of_2(num_groups), ROWS=rows,
             FOLD=max(1, rows // (4 * NUM_WARPS)), CHANNELS=channels,
-            num_warps=NUM_WARPS, launch_cooperative_grid=phase == BOTH,
+            num_warps=NUM_WARPS, launch_cooperative_grid=phase == BOTH and num_groups > 1,
         )  # fmt: skip
 
 
