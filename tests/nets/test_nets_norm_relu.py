@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from alignmixup.nets import norm_relu as module
-from alignmixup.nets.norm_relu import norm_relu
+from alignmixup.nets.norm_relu import NormReluSequential, norm_relu
 from triton_interpreter import interpret_kernels
 
 pytest.importorskip("triton")
@@ -104,6 +104,34 @@ def small_net() -> nn.BatchNorm2d:
     nn.init.normal_(norm.weight)
     nn.init.normal_(norm.bias)
     return norm
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_running_statistics_move_as_torch_moves_them(dtype: torch.dtype) -> None:
+    norm, plain = (small_net().to(DEVICE, dtype) for _ in range(2))
+    for k in range(3):
+        x = (torch.randn(4, 16, 5, 5) * (k + 1) + k).to(DEVICE, dtype)
+        x = x.contiguous(memory_format=torch.channels_last)
+        _, mean, var = _triton_norm_relu.forward(x, norm.weight, norm.bias, EPS)
+        module._update(norm, mean, var, x.numel() // 16)
+        plain(x)
+    tolerance = {torch.float32: 1e-6, torch.bfloat16: 2e-2}[dtype]  # three roundings of 2^-8
+    torch.testing.assert_close(
+        norm.running_mean, plain.running_mean, rtol=tolerance, atol=tolerance
+    )
+    torch.testing.assert_close(norm.running_var, plain.running_var, rtol=tolerance, atol=tolerance)
+    assert norm.num_batches_tracked == 3
+
+
+def test_a_sequence_takes_norm_and_relu_together_unless_a_hook_looks_between() -> None:
+    layers = [nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.ReLU()]
+    plain, fused = nn.Sequential(*layers), NormReluSequential(*layers)
+    x = torch.randn(2, 3, 9, 9)
+    assert torch.equal(fused.eval()(x), plain.eval()(x))
+    seen = []
+    layers[2].register_forward_hook(lambda layer, given, out: seen.append(out))
+    fused(x)
+    assert len(seen) == 1
 
 
 def test_on_a_cpu_it_is_the_plain_one() -> None:

@@ -81,8 +81,9 @@ def _update(norm: nn.BatchNorm2d, mean: Tensor, var: Tensor, count: int) -> None
     assert norm.momentum is not None
     with torch.no_grad():
         norm.num_batches_tracked.add_(1)
-        norm.running_mean.lerp_(mean, norm.momentum)
-        norm.running_var.lerp_(var * (count / (count - 1)), norm.momentum)
+        unbiased = var * (count / (count - 1))
+        norm.running_mean.lerp_(mean.to(norm.running_mean.dtype), norm.momentum)
+        norm.running_var.lerp_(unbiased.to(norm.running_var.dtype), norm.momentum)
 
 
 @torch.library.custom_op("alignmixup::norm_relu", mutates_args=())
