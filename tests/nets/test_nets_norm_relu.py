@@ -98,6 +98,26 @@ def test_nan_goes_through() -> None:
     assert out[:, :5].isfinite().all()
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_the_operators_say_what_they_do() -> None:
+    x, dy, weight, bias = inputs((3, 8, 4, 4), torch.float32)
+    given = [t.requires_grad_() for t in (x, weight, bias)]
+    torch.library.opcheck(module._norm_relu, (*given, EPS))
+    _, mean, var = module._norm_relu(x, weight, bias, EPS)
+    saved = [t.detach() for t in (dy, x, weight, bias, mean, var)]
+    torch.library.opcheck(module._norm_relu_backward, (*saved, EPS))
+
+
+def test_the_gradient_goes_through_the_operator() -> None:
+    x, dy, weight, bias = inputs((3, 8, 4, 4), torch.float32)
+    given = [t.requires_grad_() for t in (x, weight, bias)]
+    out, _, _ = module._norm_relu(*given, EPS)
+    gradients = torch.autograd.grad(out, given, dy)
+    expected = exact(x.detach(), dy, weight.detach(), bias.detach())[3:]
+    for value, right in zip(gradients, expected, strict=True):
+        assert relative_error(value, right) < 1e-5
+
+
 def small_net() -> nn.BatchNorm2d:
     torch.manual_seed(0)
     norm = nn.BatchNorm2d(16, momentum=0.3)

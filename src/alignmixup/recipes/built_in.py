@@ -12,7 +12,7 @@ from alignmixup.contracts import ImageSet, Mixer, Result
 from alignmixup.mixing import AlignMixup, AlignMixupAE, NoMix
 from alignmixup.nets.zoo import NetSpec
 from alignmixup.recipes.decoding import DecoderSettings, open_painter, train_decoder
-from alignmixup.recipes.painters import Painter
+from alignmixup.recipes.painters import OwnDecoder, Painter
 from alignmixup.recipes.run import Sets, provenance, read_recipe, train
 from alignmixup.recipes.schema import DataSpec, Recipe
 from alignmixup.train import TrainSettings
@@ -117,10 +117,9 @@ def decoded_source(out: Path, run: Path | None, seed: int, data_root: Path | Non
         recipe = read_recipe(run)
         images = data.load(recipe.data.name, "test", data_root)
     opened, painter = open_painter(run, images.num_classes, images.images.shape[-1])
-    what = (
-        f"{recipe.name}, {opened.epoch} epoch{'' if opened.epoch == 1 else 's'}, decoder of "
-        f"{painter.layer}"
-    )
+    is_own = isinstance(painter, OwnDecoder)
+    decoder = "its own decoder" if is_own else f"decoder of {painter.layer}"
+    what = f"{recipe.name}, {opened.epoch} epoch{'' if opened.epoch == 1 else 's'}, {decoder}"
     mixer = recipe.mixer
     if isinstance(mixer, AlignMixup | AlignMixupAE):
         eps, num_iters = mixer.eps, mixer.num_iters
