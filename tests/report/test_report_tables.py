@@ -237,6 +237,16 @@ def test_results_with_different_settings_are_never_averaged():
     assert one.rows == (("AlignMixup", "97.00 \u00b1 1.41, n=2 (90.40)"),)
 
 
+def test_runs_of_different_length_are_rows_of_their_own():
+    results = [
+        Result("fgsm", "top1_error", value, {}, recipe="cifar100-r18-alignmixup", seed=0, epoch=n)
+        for value, n in ((80.0, 200), (70.0, 300))
+    ]
+    made = table(results, "robustness", paper_rows=False)
+    assert [row[0] for row in made.rows] == ["AlignMixup (epochs=200)", "AlignMixup (epochs=300)"]
+    assert not any("repeated" in note for note in made.notes)
+
+
 def test_measured_curves_and_attack_seeds_do_not_split_seeds():
     results = [
         Result(

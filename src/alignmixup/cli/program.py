@@ -112,10 +112,11 @@ def _parse(args: list[str]) -> Call:
 
 def _overview() -> str:
     lines = [f"usage: {PROGRAM} COMMAND ...", ""]
-    for name, command in COMMANDS.items():
-        typed = f"  {name} {command.arguments}"
+    typed = {f"  {name} {command.arguments}": command for name, command in COMMANDS.items()}
+    width = max(len(words) for words in typed) + 2
+    for words, command in typed.items():
         lines += textwrap.wrap(
-            command.about, 96, initial_indent=f"{typed:<29}", subsequent_indent=" " * 29
+            command.about, 96, initial_indent=f"{words:<{width}}", subsequent_indent=" " * width
         )
     last = f"{PROGRAM} COMMAND --help describes each; --debug anywhere shows the trace of an error."
     return "\n".join([*lines, "", last])

@@ -63,7 +63,7 @@ class Recipes:
                 figure,
             )
         print_table(table)
-        print("published: the paper's best test epoch on its own schedule (not that of -fast)")
+        print("published: in the paper, on its own schedule (not that of -fast)")
 
 
 @dataclass

@@ -1,7 +1,7 @@
 """ReLU after batch normalisation, in training on a GPU as one kernel each way.
 
-The two are a third of the time of a small residual network's step, and all of it is memory traffic:
-the plain way reads the tensor twice forward and twice backward and launches six kernels.
+The plain way the two are a third of the time of a small residual network's step, and all of it is
+memory traffic: the tensor is read twice forward and twice backward, by six kernels.
 """
 
 from __future__ import annotations

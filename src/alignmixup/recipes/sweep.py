@@ -5,8 +5,8 @@ OUT/NAME-seedN/scored.json   which tasks have been done, or why not
 OUT/NAME-seedN.log           what it said
 
 Each run has a process of its own and goes on where it stopped, so a sweep can be started again at
-any time: what is finished is left alone. On one GPU a small network leaves much of it idle, and
-three runs side by side take less than three after one another, with CUDA MPS above all.
+any time: what is finished is left alone. Where a network leaves a GPU idle at times, runs side by
+side take less than one after another, with CUDA MPS above all (docs/speed.md has how much).
 """
 
 from __future__ import annotations

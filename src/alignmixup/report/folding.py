@@ -1,8 +1,9 @@
 """Results folded into cells: which belong together, and which must not be averaged.
 
-A result's settings are part of what it is: results with different settings are never averaged, they
-make rows of their own that say in what they differ. Only plain values count for this: a list or an
-object in the settings is a curve that was measured along the way.
+A result's settings are part of what it is, and so is how long its network was trained: results that
+differ in them are never averaged, they make rows of their own that say in what they differ. Only
+plain values count for this: a list or an object in the settings is a curve that was measured along
+the way.
 """
 
 from __future__ import annotations
@@ -81,11 +82,15 @@ def _newest(results: list[Result], ignore: Sequence[str]) -> list[Result]:
     latest: dict[tuple[object, ...], Result] = {}
     for r in sorted(results, key=lambda r: r.date):
         name = parse_recipe(r.recipe)
-        latest[name, r.seed, r.task, r.metric, _frozen(r.settings, ignore)] = r
+        latest[name, r.seed, r.task, r.metric, _facts(r, ignore)] = r
     return list(latest.values())
 
 
-def _frozen(settings: Mapping[str, object], ignore: Sequence[str]) -> tuple[tuple[str, str], ...]:
+def _facts(result: Result, ignore: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """What must agree for two results to be of the same thing."""
+    settings = dict(result.settings)
+    if result.epoch is not None:
+        settings.setdefault("epochs", result.epoch)
     return tuple(
         (key, json.dumps(settings[key]))
         for key in sorted(settings)
@@ -104,7 +109,7 @@ def _cells(
         name = parse_recipe(r.recipe)
         source = str(r.settings.get("source", "")) if r.task == "ood" else ""
         column = Column(name.data, name.network, source, by_name[r.task, r.metric])
-        rest = dict(_frozen(r.settings, (*ignore, "source") if source else ignore))
+        rest = dict(_facts(r, (*ignore, "source") if source else ignore))
         seen.setdefault((column, name.method, name.suffix), []).append(rest)
         places.append((r, name, column, rest))
     split = {
