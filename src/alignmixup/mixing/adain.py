@@ -246,8 +246,11 @@ def _metadata(path: Path) -> dict[str, str]:
             f"{path} is not a .safetensors file; name the folder of vgg_normalised.pth and "
             "decoder.pth for the reference weights"
         )
-    with safe_open(path, framework="pt") as file:
-        what = (file.metadata() or {}).get(METADATA_KEY)
+    try:
+        with safe_open(path, framework="pt") as file:
+            what = (file.metadata() or {}).get(METADATA_KEY)
+    except SafetensorError as error:
+        raise ValueError(f"{path} is damaged or no .safetensors file: {error}") from None
     if what is None:
         raise ValueError(f"{path} holds no AdaIN network: it was not written by save_adain")
     metadata: dict[str, str] = json.loads(what)

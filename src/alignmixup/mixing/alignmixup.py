@@ -31,7 +31,7 @@ from alignmixup.mixing.blend import (
     mixed_batch,
 )
 from alignmixup.mixing.sampling import check_weights, probabilities, sample_pairs
-from alignmixup.mixing.taps import WrongOutput, tap
+from alignmixup.mixing.taps import WrongOutput, check_rows, tap
 from alignmixup.ot.sinkhorn import Backend, Side, check_settings
 
 __all__ = ["AlignMixup"]
@@ -109,6 +109,7 @@ def mix_features(output: Tensor, mixer: AlignMixup, case: str, perm: Tensor, lam
             f"layer {mixer.layer!r} gives {list(output.shape)}; AlignMixup needs maps "
             "[b, c, h, w] or tokens [b, n, c]: name a layer that gives one of these"
         )
+    check_rows(output, mixer.layer, len(perm))
     coarse = _to_resolution(output, mixer.resolution)
     if mixer.aligned:
         mixed = align_mix(

@@ -20,6 +20,7 @@ takes its place in front of g and D; without noise, as in evaluation, z is mu.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -41,7 +42,7 @@ from alignmixup.mixing.blend import (
 )
 from alignmixup.mixing.layersets import CLEAN, Layer, cases_of, check_layers, is_kept_partner
 from alignmixup.mixing.sampling import check_weights, probabilities, sample_pairs
-from alignmixup.mixing.taps import find_layer, plain_module, tap
+from alignmixup.mixing.taps import check_rows, find_layer, plain_module, tap
 from alignmixup.ot.sinkhorn import Backend, Side
 
 __all__ = ["AlignMixupAE", "AlignMixupVAE", "NoiseDraw", "gaussian_kl"]
@@ -148,7 +149,9 @@ class AlignMixupAE(Mixer):
                 taps.enter_context(self._tap(net, self.embed, "embed", draw))
             # Flags by name, and only where they are needed: any network has net(x).
             flags: dict[str, Any] = {"decode": True} if draw.case == CLEAN else {}
-            out = net(x, **flags, **self._noise(draw))
+            flags |= self._noise(draw)
+            _check_flags(net, flags)
+            out = net(x, **flags)
         if draw.case == CLEAN:
             return Mixed(logits=None, targets=None, extra=self._clean_losses(out))
         return mixed_batch(out, y, draw.perm, draw.lam, self.loss)
@@ -182,6 +185,19 @@ class AlignMixupAE(Mixer):
             )
 
 
+def _check_flags(net: nn.Module, flags: Mapping[str, Any]) -> None:
+    """Raise where the network's forward does not take these arguments."""
+    if not flags:
+        return
+    taken = inspect.signature(plain_module(net).forward).parameters
+    missing = [name for name in flags if name not in taken]
+    if missing and not any(p.kind is p.VAR_KEYWORD for p in taken.values()):
+        raise ValueError(
+            f"{type(plain_module(net)).__name__}.forward takes no {missing}: give the mixer an "
+            "AutoencodingClassifier, or a network that takes them; AlignMixup needs no such thing"
+        )
+
+
 def _mix_tensor(output: Tensor, mixer: AlignMixup, case: str, perm: Tensor, lam: Tensor) -> Tensor:
     if isinstance(output, Tensor) and output.ndim == 2:
         raise ValueError(
@@ -198,6 +214,7 @@ def _mix_vector(output: Tensor, layer: str, perm: Tensor, lam: Tensor) -> Tensor
             f"layer {layer!r} gives {what}, but 'e' stands for a vector [b, d]: mix it as 'E', or "
             "give the network a vector embedding"
         )
+    check_rows(output, layer, len(perm))
     return blend_with_partner(output, perm, lam)
 
 

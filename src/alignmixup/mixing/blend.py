@@ -5,8 +5,9 @@ mix_lam(a, a') = lam a + (1 - lam) a'          (paper, eq. for the standard mixu
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -30,6 +31,8 @@ __all__ = [
     "check_alpha",
     "check_batch",
     "check_case",
+    "check_images",
+    "check_logits",
     "check_loss",
     "clean_batch",
     "mixed_batch",
@@ -66,10 +69,7 @@ def mixed_batch(
     logits: Tensor, labels: Tensor, perm: Int[Tensor, " b"], lam: Float[Tensor, "*b"], loss: Loss
 ) -> Mixed:
     """Put logits beside the labels of anchor and partner, mixed in the same shares."""
-    if logits.ndim != 2:
-        raise ValueError(
-            f"the network must give logits [b, k], got {list(logits.shape)}; wrap it to do so"
-        )
+    check_logits(logits, len(labels))
     targets = mixed_targets(labels, perm, lam, logits.shape[1])
     return Mixed(logits=logits, targets=targets, criterion=LOSSES[loss])
 
@@ -90,15 +90,47 @@ def mixed_targets(
 
 def check_batch(x: Tensor, labels: Tensor, perm: Tensor, lam: Tensor) -> None:
     """Raise a ``ValueError`` where images, labels and draw do not belong together."""
+    check_images(x)
     b = len(x)
-    if not x.is_floating_point():
-        raise ValueError(f"images must be floats, got {x.dtype}; divide uint8 images by 255")
+    if not isinstance(labels, Tensor) or not labels.ndim:
+        what = "a number alone" if isinstance(labels, Tensor) else type(labels).__name__
+        raise ValueError(f"labels must be a tensor [b] or [b, k], got {what}")
     if len(labels) != b:
         raise ValueError(f"{b} images but {len(labels)} labels")
     if perm.shape != (b,):
         raise ValueError(f"the draw is for a batch of {len(perm)}, but there are {b} images")
     if lam.ndim and lam.shape != (b,):
         raise ValueError(f"lam must have shape [] or [{b}], got {list(lam.shape)}")
+
+
+def check_images(x: Tensor) -> None:
+    """Raise a ``ValueError`` for what cannot be a batch of images.
+
+    A pixel that is no number is looked for on the CPU alone: on a GPU the check would wait for the
+    device at each step.
+    """
+    if not isinstance(x, Tensor) or not x.ndim:
+        raise ValueError(f"images must be a tensor [b, c, h, w], got {type(x).__name__}")
+    if not x.is_floating_point():
+        raise ValueError(f"images must be floats, got {x.dtype}; divide uint8 images by 255")
+    if not x.numel():
+        raise ValueError(f"there is nothing to mix in a batch of shape {list(x.shape)}: skip it")
+    if x.device.type == "cpu" and not torch.compiler.is_compiling():
+        low, high = (float(end) for end in torch.aminmax(x.detach()))
+        if not (math.isfinite(low) and math.isfinite(high)):
+            raise ValueError(
+                f"images must be finite, got values from {low:.3g} to {high:.3g}; check the loader"
+            )
+
+
+def check_logits(logits: Any, batch_size: int) -> None:
+    """Raise a ``ValueError`` for an output that is not one row of logits a sample."""
+    if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != batch_size:
+        found = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+        raise ValueError(
+            f"the network must give logits [b, k], got {found} for a batch of {batch_size}; "
+            "wrap it to do so"
+        )
 
 
 def check_case(case: str, known: Collection[str]) -> None:
@@ -110,8 +142,8 @@ def check_case(case: str, known: Collection[str]) -> None:
 
 
 def check_alpha(alpha: float) -> None:
-    if not alpha > 0:
-        raise ValueError(f"alpha must be positive, got {alpha}; for no mixing use NoMix")
+    if not 0 < alpha < math.inf:
+        raise ValueError(f"alpha must be positive and finite, got {alpha}; for no mixing use NoMix")
 
 
 def check_loss(loss: str) -> None:

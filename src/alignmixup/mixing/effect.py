@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from alignmixup.mixing.align import Keep, align_mix, to_positions
-from alignmixup.mixing.blend import blend
-from alignmixup.mixing.taps import find_layer, plain_module, tap
+from alignmixup.mixing.blend import blend, check_images, check_logits
+from alignmixup.mixing.taps import check_rows, find_layer, plain_module, tap
 from alignmixup.ot.cost import pairwise_cost
 from alignmixup.ot.sinkhorn import Side, sinkhorn
 
@@ -69,6 +69,7 @@ def alignment_effect(
     is left as it was; through ``torch.compile`` and DistributedDataParallel it is the plain module
     that runs.
     """
+    check_images(x)
     if len(x) < 2:
         raise ValueError(f"alignment needs two samples or more, got a batch of {len(x)}")
     net = plain_module(model)
@@ -78,6 +79,7 @@ def alignment_effect(
     seen: list[Tensor] = []
 
     def aligned(output: Tensor) -> Tensor:
+        check_rows(output, layer, len(x))
         seen.append(output)
         seen.append(
             align_mix(output, perm, share, keep=keep, eps=eps, num_iters=num_iters, last=last)
@@ -97,6 +99,7 @@ def alignment_effect(
                 logits = net(x)
             with tap(net, layer, unaligned):
                 plain_logits = net(x)
+        check_logits(logits, len(x))
     finally:
         for module, mode in modes.items():
             module.training = mode

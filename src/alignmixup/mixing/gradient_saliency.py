@@ -63,6 +63,11 @@ def gradient_saliency(
     ``std`` turns gradients with respect to pixels in [0, 1] into those with respect to the
     normalised input, for a network that divides by ``std`` in its first layer.
     """
+    if torch.is_inference_mode_enabled():
+        raise ValueError(
+            "saliency needs a gradient, which torch.inference_mode() rules out: call the mixer "
+            "outside it, or use torch.no_grad()"
+        )
     # Past DistributedDataParallel: its reducer expects a backward pass to .grad after each forward.
     module = net.module if isinstance(net, nn.parallel.DistributedDataParallel) else net
     pixels = x.detach().requires_grad_()
@@ -106,10 +111,7 @@ def _evaluated_logits(module: nn.Module, x: Tensor) -> Tensor:
 
 def _logits(module: nn.Module, x: Tensor) -> Tensor:
     logits: Tensor = module(x)
-    if logits.ndim != 2:
-        raise ValueError(
-            f"the network must give logits [b, k], got {list(logits.shape)}; wrap it to do so"
-        )
+    check_logits(logits, len(x))
     return logits
 
 

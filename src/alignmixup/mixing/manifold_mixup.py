@@ -20,7 +20,7 @@ from alignmixup.mixing.blend import (
     mixed_batch,
 )
 from alignmixup.mixing.sampling import probabilities, sample_pairs
-from alignmixup.mixing.taps import tap
+from alignmixup.mixing.taps import check_rows, tap
 
 __all__ = ["ManifoldMixup"]
 
@@ -41,6 +41,8 @@ class ManifoldMixup(Mixer):
     def __post_init__(self) -> None:
         check_alpha(self.alpha)
         check_loss(self.loss)
+        if isinstance(self.layers, str):
+            raise ValueError(f"layers must be a tuple of names: write ({self.layers!r},)")
         if not self.layers or len(set(self.layers)) < len(self.layers):
             raise ValueError(f"layers must be one or more different names, got {self.layers}")
 
@@ -62,10 +64,11 @@ class ManifoldMixup(Mixer):
                 # All layers are tapped in every case: a compiled module must know them all at once.
                 if layer != "input":
                     action = _mix_output if layer == draw.case else None
-                    taps.enter_context(tap(net, layer, action, draw.perm, draw.lam))
+                    taps.enter_context(tap(net, layer, action, layer, draw.perm, draw.lam))
             logits = net(x)
         return mixed_batch(logits, y, draw.perm, draw.lam, self.loss)
 
 
-def _mix_output(output: Tensor, perm: Tensor, lam: Tensor) -> Tensor:
+def _mix_output(output: Tensor, layer: str, perm: Tensor, lam: Tensor) -> Tensor:
+    check_rows(output, layer, len(perm))
     return blend_with_partner(output, perm, lam)

@@ -28,7 +28,7 @@ def to_pixels(x: Float[Tensor, "b c h w"], mean: Scale, std: Scale) -> Float[Ten
         bands = zip(x.unbind(1), mean, std, strict=True)
         x = torch.stack([band * s + m for band, m, s in bands], dim=1)
     if x.device.type == "cpu" and not torch.compiler.is_compiling() and x.numel():
-        low, high = float(x.min()), float(x.max())
+        low, high = (float(end) for end in torch.aminmax(x.detach()))
         if low < -TOLERANCE or high > 1 + TOLERANCE:
             raise ValueError(
                 f"this method needs pixels in [0, 1], got values from {low:.3g} to {high:.3g}; "

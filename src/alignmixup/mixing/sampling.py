@@ -6,6 +6,7 @@ generator gives the same draws whatever device the images are on, and never wait
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -91,5 +92,7 @@ def check_weights(weights: Mapping[str, float], known: tuple[str, ...]) -> None:
     unknown = sorted(set(weights) - set(known))
     if unknown:
         raise ValueError(f"unknown cases {unknown}; choose from {list(known)}")
-    if any(w < 0 for w in weights.values()) or not sum(weights.values()) > 0:
-        raise ValueError(f"case weights must be >= 0 and not all zero, got {dict(weights)}")
+    if any(w < 0 for w in weights.values()) or not 0 < sum(weights.values()) < math.inf:
+        raise ValueError(
+            f"case weights must be >= 0, finite and not all zero, got {dict(weights)}"
+        )

@@ -15,21 +15,33 @@ outside the block.
 from __future__ import annotations
 
 import difflib
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.utils import checkpoint
 
-__all__ = ["WrongOutput", "find_layer", "layer_names", "plain_module", "tap"]
+__all__ = ["WrongOutput", "check_rows", "find_layer", "layer_names", "plain_module", "tap"]
 
 Action = Callable[..., Tensor]
 
 
 class WrongOutput(ValueError):
     """An action cannot replace this output; ``tap`` adds to the message which layers there are."""
+
+
+def check_rows(output: Tensor, layer: str, batch_size: int) -> None:
+    """Raise where an output has not one row a sample: others would be mixed than the labels are."""
+    if not output.ndim or len(output) != batch_size:
+        raise WrongOutput(
+            f"layer {layer!r} gives {list(output.shape)} for a batch of {batch_size}: the batch "
+            "must come first; name a layer where it does"
+        )
 
 
 class _Slot:
@@ -40,6 +52,7 @@ class _Slot:
         self.args: tuple[Any, ...] = ()
         self.fired = 0
         self.layer = ""
+        self.has_grad = False
 
     def hook(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
         if self.action is None:
@@ -47,7 +60,27 @@ class _Slot:
         self.fired += 1
         if not isinstance(output, Tensor):
             raise WrongOutput(f"layer {self.layer!r} gives {type(output).__name__}, not a tensor")
+        if torch.is_grad_enabled() or self.has_grad:
+            _refuse_checkpointing(self.layer)
         return self.action(output, *self.args)
+
+
+def _refuse_checkpointing(layer: str) -> None:
+    """Raise within activation checkpointing: backward runs the layer again, after the tap is gone.
+
+    The gradient would be that of features nobody mixed. A compiled module runs again what it has
+    traced, action and all.
+    """
+    if torch.compiler.is_compiling():
+        return
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_name == "checkpoint" and frame.f_globals is vars(checkpoint):
+            raise WrongOutput(
+                f"layer {layer!r} runs within torch.utils.checkpoint, which runs it again, "
+                "unmixed, in the backward pass; name a layer outside of what is checkpointed"
+            )
+        frame = frame.f_back
 
 
 # Layers of compiled modules, whose hook stays.
@@ -89,6 +122,7 @@ def _acting(
     is_compiled: bool,
 ) -> Iterator[None]:
     slot.action, slot.args, slot.fired, slot.layer = action, args, 0, layer
+    slot.has_grad = torch.is_grad_enabled()
     try:
         yield
     except WrongOutput as error:
@@ -109,7 +143,8 @@ def _misfire(net: nn.Module, layer: str, fired: int, is_compiled: bool) -> str:
         return (
             f"layer {layer!r} was compiled before the mixer first saw the module, and "
             "torch.compile ignores hooks that come later: let the mixer make the first call of "
-            "the compiled module, or call torch.compiler.reset() before it"
+            "the compiled module, or call torch.compiler.reset() before it; or it does not run "
+            "in this forward pass at all"
         )
     return (
         f"layer {layer!r} did not run in this forward pass; name a layer that does; "
@@ -144,6 +179,11 @@ def _unwrap(module: nn.Module) -> tuple[nn.Module, bool]:
         if isinstance(module, nn.DataParallel):
             raise ValueError(
                 "DataParallel splits a batch, so partners are lost; use DistributedDataParallel"
+            )
+        if not isinstance(module, nn.Module) or isinstance(module, torch.jit.ScriptModule):
+            raise ValueError(
+                f"a {type(module).__name__} has no layers whose output can be replaced: give the "
+                "mixer the nn.Module itself, or one that torch.compile has wrapped"
             )
         is_compiled = is_compiled or module._compiled_call_impl is not None
         if isinstance(module, torch._dynamo.OptimizedModule):
