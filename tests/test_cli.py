@@ -130,6 +130,31 @@ def test_report_puts_ours_beside_the_published_figure(capsys, tmp_path):
     assert "nothing" in err
 
 
+def test_a_report_without_a_figure_says_so(capsys, tmp_path):
+    # Scored in the middle of training: no figure of the end, which is what the tables show.
+    scored = Result("accuracy", "top1", 96.5, recipe="cifar10-r18-alignmixup", seed=0)
+    (tmp_path / "results.jsonl").write_text(scored.to_json() + "\n")
+    for args in ([str(tmp_path)], []):
+        status, _, err = call(capsys, "report", *args)
+        assert status == 1
+        assert "no figure for a table in" in err
+    calibrated = Result("calibration", "ece", 1.5, recipe="cifar10-r18-alignmixup", seed=0)
+    with (tmp_path / "results.jsonl").open("a") as file:
+        file.write(calibrated.to_json() + "\n")
+    status, out, _ = call(capsys, "report", str(tmp_path))
+    assert status == 0
+    assert "Calibration" in out
+
+
+@pytest.mark.filterwarnings("always")
+def test_a_warning_is_one_line(capsys, tmp_path):
+    whole = Result("calibration", "ece", 1.5, recipe="cifar10-r18-alignmixup", seed=0).to_json()
+    (tmp_path / "results.jsonl").write_text(f"{whole}\n{whole[:50]}")
+    status, _, err = call(capsys, "report", str(tmp_path))
+    assert status == 0
+    assert re.fullmatch(r"alignmixup: .*results\.jsonl:2: skipped an unfinished last line\n", err)
+
+
 def test_data_list_and_check(capsys):
     status, out, _ = call(capsys, "data", "list")
     assert status == 0

@@ -504,6 +504,17 @@ def test_bad_settings_are_named(build, message: str) -> None:
         build()
 
 
+def test_a_network_that_takes_no_noise_or_cannot_decode_is_named() -> None:
+    x, y = images(4), labels(4)
+    vae = AlignMixupVAE("layer1", layers=("x", "A"), clean=False)
+    with pytest.raises(ValueError, match=r"Backbone.forward takes no \['noise'\]"):
+        vae.apply(Backbone(), x, y, draw_case(vae, "input", 4))
+    net, ae = Backbone(), AE("layer1", layers=("x", "A"))
+    net.decoder = nn.Identity()
+    with pytest.raises(ValueError, match=r"Backbone.forward takes no \['decode'\]"):
+        ae.apply(net, x, y, draw_case(ae, "clean", 4))
+
+
 @pytest.mark.unchecked_shapes
 @pytest.mark.parametrize(
     ("mixer", "case", "net", "message"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 
 import pytest
 import scipy.stats
@@ -412,6 +413,17 @@ def test_bad_batches_are_named(row: Row, case: str) -> None:
         apply(x, y[:5])
     with pytest.raises(ValueError, match=r"images must be floats, got torch.uint8; divide"):
         apply((x * 255).to(torch.uint8), y)
+    with pytest.raises(ValueError, match=r"images must be a tensor .*, got ndarray"):
+        apply(x.numpy(), y)
+    for bad in ("nan", "inf"):
+        with pytest.raises(ValueError, match=f"images must be finite, got values .* to {bad}"):
+            apply(x.index_fill(0, torch.tensor([5]), float(bad)), y)
+    with pytest.raises(ValueError, match=r"labels must be a tensor .*, got list"):
+        apply(x, y.tolist())
+    with pytest.raises(ValueError, match=r"labels must be a tensor .*, got a number alone"):
+        apply(x, y[0])
+    with pytest.raises(ValueError, match=r"nothing to mix in a batch of shape \[0, 3, 16, 16\]"):
+        apply(x[:0], y[:0])
     with pytest.raises(ValueError, match="draw is for a batch of 6, but there are 3 images"):
         apply(x[:3], y[:3])
     with pytest.raises(ValueError, match=r"lam must have shape \[\] or \[6\], got \[4\]"):
@@ -430,16 +442,64 @@ def test_a_network_that_gives_no_logits_is_named(row: Row) -> None:
             row.mixer.apply(Maps(), images(6), labels(6), draw_case(row.mixer, case, 6))
 
 
+class Answer(TinyNet):
+    """A network that wraps its logits up, or gives them for other images than it was given."""
+
+    def __init__(self, wrap: Callable[[Tensor], object]) -> None:
+        super().__init__()
+        self.wrap = wrap
+
+    def forward(self, x: Tensor) -> object:
+        return self.wrap(super().forward(x))
+
+
+@pytest.mark.unchecked_shapes
+@pytest.mark.parametrize(
+    ("wrap", "found"),
+    [
+        (lambda z: {"logits": z}, "dict"),
+        (lambda z: (z, z), "tuple"),
+        (lambda z: z.repeat(2, 1), r"\[12, 5\]"),
+    ],
+)
+@every_row
+def test_logits_that_are_not_those_of_the_batch_are_named(row: Row, wrap, found: str) -> None:
+    for case in row.mixer.cases:
+        with pytest.raises(ValueError, match=rf"logits \[b, k\], got {found} for a batch of 6"):
+            row.mixer.apply(Answer(wrap), images(6), labels(6), draw_case(row.mixer, case, 6))
+
+
+@every_row
+def test_images_that_ask_for_a_gradient_are_mixed_without_a_word(row: Row) -> None:
+    for case in row.mixer.cases:
+        x = images(6).requires_grad_()
+        row.mixer.apply(TinyNet(), x, labels(6), draw_case(row.mixer, case, 6)).loss().backward()
+
+
+@every_row
+def test_inference_mode_works_or_is_named(row: Row) -> None:
+    """Saliency is a gradient, and there is none."""
+    draw = row.mixer.draw(6, torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        if not row.is_guided:
+            assert row.mixer.apply(TinyNet(), images(6), labels(6), draw).loss().isfinite()
+            return
+        with pytest.raises(ValueError, match=r"saliency needs a gradient.*inference_mode"):
+            row.mixer.apply(TinyNet(), images(6), labels(6), draw)
+
+
 @pytest.mark.unchecked_shapes
 @pytest.mark.parametrize(
     ("build", "message"),
     [
         (lambda: InputMixup(alpha=0.0), "alpha must be positive, got 0.0"),
         (lambda: InputMixup(alpha=float("nan")), "alpha must be positive, got nan"),
+        (lambda: InputMixup(alpha=float("inf")), "alpha must be finite, got inf"),
         (lambda: InputMixup(loss="mse"), "unknown loss 'mse'; choose from"),
         (lambda: NoMix(loss=""), "unknown loss ''"),
         (lambda: ManifoldMixup(()), r"layers must be one or more different names, got \(\)"),
         (lambda: ManifoldMixup(("layer1", "layer1")), "different names"),
+        (lambda: ManifoldMixup("layer1"), r"a tuple of names: write \('layer1',\)"),
         (lambda: CutMix(prob=1.5), r"prob must lie in \[0, 1\], got 1.5"),
         (lambda: CutMix(alpha=-1.0), "alpha must be positive, got -1.0"),
         (lambda: Cutout(length=0), "length must be at least 1 pixel, got 0"),
@@ -450,6 +510,7 @@ def test_a_network_that_gives_no_logits_is_named(row: Row) -> None:
         (lambda: AlignMixup(resolution=0), "resolution must be at least 1, got 0"),
         (lambda: AlignMixup(weights={"embedding": 1.0}), r"unknown cases \['embedding'\]"),
         (lambda: AlignMixup(weights={"feat": 0.0}), "not all zero"),
+        (lambda: AlignMixup(weights={"feat": float("inf")}), "finite"),
         (lambda: AlignMixup(weights={"feat": -1.0, "input": 2.0}), "must be >= 0"),
     ],
 )

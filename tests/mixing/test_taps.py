@@ -13,9 +13,10 @@ import torch.distributed
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
 from alignmixup.contracts import Mixer
-from alignmixup.mixing import AlignMixup, ManifoldMixup
+from alignmixup.mixing import AlignMixup, AlignMixupAE, ManifoldMixup, alignment_effect
 from alignmixup.mixing.taps import find_layer, layer_names, plain_module, tap
 from cases import TinyNet, draw_case, images, labels
 
@@ -191,6 +192,85 @@ def test_a_tuple_is_named(mixer: Mixer) -> None:
     case = list(mixer.cases)[-1]
     with pytest.raises(ValueError, match="'pair' gives tuple, not a tensor; it has: fc"):
         mixer.apply(TwoHeads(), images(4), labels(4), draw_case(mixer, case, 4))
+
+
+class BatchSecond(nn.Module):
+    """Tokens [n, b, c], as torch's own attention has them by default."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches, self.tokens = nn.Conv2d(3, 8, 4, 4), nn.Linear(8, 8)
+        self.fc = nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.tokens(self.patches(x).flatten(2).permute(2, 0, 1)).mean(0))
+
+
+@pytest.mark.parametrize(
+    "mixer",
+    [
+        AlignMixup("tokens"),
+        AlignMixup("tokens", aligned=False),
+        ManifoldMixup(("tokens",)),
+        AlignMixupAE(embed="tokens", layers=("E",), clean=False),
+    ],
+)
+def test_an_output_whose_rows_are_not_the_samples_is_named(mixer: Mixer) -> None:
+    draw = draw_case(mixer, list(mixer.cases)[-1], 6)
+    with pytest.raises(ValueError, match=r"'tokens' gives \[16, 6, 8\] for a batch of 6: .* first"):
+        mixer.apply(BatchSecond(), images(6), labels(6), draw)
+    with pytest.raises(ValueError, match=r"'tokens' gives \[16, 6, 8\] for a batch of 6"):
+        alignment_effect(BatchSecond(), "tokens", images(6))
+
+
+class Checkpointed(TinyNet):
+    """The two middle stages keep no features: backward runs them a second time."""
+
+    def __init__(self, is_reentrant: bool) -> None:
+        super().__init__()
+        self.is_reentrant = is_reentrant
+
+    def forward(self, x: Tensor) -> Tensor:
+        middle = nn.Sequential(self.layer2, self.layer4)
+        features = checkpoint(middle, self.layer1(x), use_reentrant=self.is_reentrant)
+        return self.fc(features.flatten(1))
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+@pytest.mark.parametrize("is_reentrant", [True, False])
+@pytest.mark.parametrize("layer", ["layer2", "layer4"])
+def test_a_layer_that_backward_runs_again_is_an_error(is_reentrant: bool, layer: str) -> None:
+    """The second time nobody mixes: the gradient would be that of other features."""
+    mixer = AlignMixup(layer)
+    net, draw = Checkpointed(is_reentrant), draw_case(mixer, "feat", 6)
+    with pytest.raises(ValueError, match=rf"'{layer}' runs within torch.utils.checkpoint"):
+        mixer.apply(net, images(6), labels(6), draw)
+    with torch.no_grad():  # no backward, no second time
+        assert mixer.apply(net, images(6), labels(6), draw).loss().isfinite()
+
+
+@pytest.mark.parametrize("is_reentrant", [True, False])
+def test_a_layer_beside_what_is_checkpointed_mixes(is_reentrant: bool) -> None:
+    mixer = AlignMixup("layer1")
+    draw, nets = draw_case(mixer, "feat", 6), (Checkpointed(is_reentrant), TinyNet())
+    for net in nets:
+        mixer.apply(net.eval(), images(6), labels(6), draw).loss().backward()
+    for ours, plain in zip(*(net.parameters() for net in nets), strict=True):
+        torch.testing.assert_close(ours.grad, plain.grad)
+
+
+def test_what_has_no_layers_is_named() -> None:
+    mixer = AlignMixup()
+    with pytest.raises(ValueError, match="a function has no layers whose output can be replaced"):
+        mixer.apply(lambda x: x, images(4), labels(4), draw_case(mixer, "feat", 4))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_scripted_module_is_named() -> None:
+    mixer = AlignMixup("0")
+    net = torch.jit.trace(nn.Sequential(nn.Flatten(), nn.Linear(768, 5)), images(4))
+    with pytest.raises(ValueError, match="a TopLevelTracedModule has no layers whose output"):
+        mixer.apply(net, images(4), labels(4), draw_case(mixer, "feat", 4))
 
 
 @pytest.mark.parametrize("place", ["action", "network"])

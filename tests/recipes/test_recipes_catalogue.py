@@ -146,6 +146,39 @@ def test_settings_are_changed_by_name_and_unknown_ones_named():
         changed(recipe, {"epochs": 7})
 
 
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("train.epochs", "many", r"train\.epochs must be int, got 'many'"),
+        ("train.epochs", 1.5, r"train\.epochs must be int, got 1\.5"),
+        ("train.batch_size", True, r"train\.batch_size must be int, got True"),
+        ("train.compile", 1, r"train\.compile must be bool, got 1"),
+        ("train.clip_norm", "1", r"train\.clip_norm must be float \| None, got '1'"),
+        ("train.milestones", (1, 2.5), r"train\.milestones must be tuple\[int, \.\.\.\], got"),
+        ("data.area", (0.5,), r"data\.area must be tuple\[float, float\], got \(0\.5,\)"),
+        ("mixer.weights", {"feat": "x"}, r"mixer\.weights must be dict\[str, float\], got"),
+        ("mixer.layer", 4, r"mixer\.layer must be str, got 4"),
+        ("mixer.loss", "mse", r"mixer\.loss must be .*'ce', 'bce'.*, got 'mse'"),
+    ],
+)
+def test_a_setting_of_another_type_is_named(path, value, message):
+    recipe = find_recipe("cifar10-r18-alignmixup")
+    with pytest.raises(ValueError, match=message):
+        changed(recipe, {path: value})
+    part, name = path.split(".")
+    record = json.loads(json.dumps(recipe.to_json()))
+    record[part][name] = value
+    with pytest.raises(ValueError, match=message.removeprefix(rf"{part}\.")):
+        Recipe.from_json(record)
+
+
+def test_whole_numbers_and_none_are_taken_where_they_fit():
+    recipe = changed(
+        find_recipe("cifar10-r18-alignmixup"), {"train.lr": 1, "train.clip_norm": None}
+    )
+    assert (recipe.train.lr, recipe.train.clip_norm) == (1, None)
+
+
 def test_a_record_with_an_unknown_setting_is_refused():
     record = find_recipe("cifar10-r18-alignmixup").to_json()
     record["mixer"]["temperature"] = 1

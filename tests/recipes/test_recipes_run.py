@@ -8,9 +8,9 @@ import torch
 
 import alignmixup as am
 from alignmixup.data import shapes
-from alignmixup.mixing import AlignMixup, NoMix
+from alignmixup.mixing import AlignMixup, NoMix, StyleMix
 from alignmixup.nets.zoo import NetSpec
-from alignmixup.recipes.run import Sets, open_run, train
+from alignmixup.recipes.run import Sets, append_results, open_run, train
 from alignmixup.recipes.schema import DataSpec, Recipe
 from alignmixup.recipes.scoring import evaluate
 from alignmixup.report.tables import read_results
@@ -177,10 +177,68 @@ def test_a_users_module_is_scored_too(sets):
         done.value("fgsm", "top1_error")
 
 
+def test_a_run_scored_before_its_end_still_records_its_accuracies(tmp_path, sets, finished):
+    """A figure of the middle must not be taken for those of the end."""
+    for name in ("run.json", "checkpoint.safetensors", LEDGER):
+        (tmp_path / name).write_bytes((finished / name).read_bytes())
+    evaluate(tmp_path, sets.test, device="cpu")
+    train(RECIPE, tmp_path, sets=sets, quiet=True)
+    metrics = [r.metric for r in read_results([tmp_path])]
+    assert {"top1_best", "top1_last", "top1_median10"} <= set(metrics)
+    assert len(metrics) == len(set(metrics))
+
+
+def test_a_line_cut_short_does_not_spoil_those_behind_it(tmp_path, sets, finished):
+    for file in finished.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    path = tmp_path / "results.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text(lines[0] + lines[1][:100])  # killed, or the disk was full
+    train(RECIPE, tmp_path, sets=sets, quiet=True)
+    metrics = [r.metric for r in read_results([tmp_path])]
+    assert metrics == ["top1_median10", "top1_last", "top1_best"]
+    path.write_text(path.read_text()[:-1])  # whole but for its end: nothing goes
+    evaluate(tmp_path, sets.test, device="cpu")
+    assert [r.metric for r in read_results([tmp_path])][:3] == metrics
+
+
+def test_a_file_of_results_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "results.jsonl").mkdir()
+    with pytest.raises(OSError, match=r"cannot write the results to .*results\.jsonl"):
+        append_results(tmp_path, [am.Result("accuracy", "top1", 1.0)])
+
+
+def test_a_file_in_the_place_of_the_folder_is_named_before_anything_is_loaded(tmp_path):
+    (tmp_path / "run").write_text("mine")
+    with pytest.raises(ValueError, match="run is a file, where the folder"):
+        train(RECIPE, tmp_path / "run", data_root=tmp_path / "nowhere", quiet=True)
+
+
+def test_style_weights_that_cannot_be_read_leave_no_run_behind(tmp_path, sets):
+    (tmp_path / "style.safetensors").write_bytes(b"not the weights of a style network")
+    mixer = StyleMix(str(tmp_path / "style.safetensors"))
+    with pytest.raises(ValueError, match=r"style\.safetensors is damaged or no \.safetensors file"):
+        train(dataclasses.replace(RECIPE, mixer=mixer), tmp_path / "run", sets=sets, quiet=True)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("name", ["gpu", "cuda:x"])
+def test_a_device_that_there_is_not_is_named(name, sets, tmp_path):
+    with pytest.raises(ValueError, match=f"there is no device '{name}'; use cpu, cuda"):
+        evaluate(torch.nn.Flatten(), sets.test, device=name)
+
+
 def test_what_is_not_a_run_is_said_so(tmp_path):
     with pytest.raises(FileNotFoundError, match="not the folder of a run"):
         evaluate(tmp_path)
     (tmp_path / "run.json").write_text(json.dumps({"name": "x"}))
+    with pytest.raises(ValueError, match=r"run\.json is damaged"):
+        evaluate(tmp_path)
+    for record in ([], RECIPE.to_json() | {"data": []}, RECIPE.to_json() | {"mixer": None}):
+        (tmp_path / "run.json").write_text(json.dumps(record))
+        with pytest.raises(ValueError, match=r"run\.json is damaged"):
+            evaluate(tmp_path)
+    (tmp_path / "run.json").write_bytes(b"\xff\xfe")
     with pytest.raises(ValueError, match=r"run\.json is damaged"):
         evaluate(tmp_path)
 

@@ -20,7 +20,7 @@ from alignmixup.recipes import outliers, run
 from alignmixup.recipes.outliers import find_outliers, sources_for
 from alignmixup.recipes.run import Sets, train
 from alignmixup.recipes.schema import DataSpec, Recipe
-from alignmixup.recipes.scoring import evaluate
+from alignmixup.recipes.scoring import evaluate, task_names
 from alignmixup.tasks.localization import localization
 from alignmixup.train import TrainSettings
 from tiny_folder import LAYOUT, make_tiny
@@ -246,6 +246,20 @@ def test_a_loader_that_normalises_gives_what_pixels_give(images):
         assert theirs.value("calibration", metric) == pytest.approx(value, rel=1e-4)
 
 
+def test_tasks_are_done_once_and_what_names_none_is_explained(two_tone):
+    def tasks_of(tasks, **options):
+        return [r.task for r in evaluate(Brightness(), two_tone, tasks=tasks, **options).results]
+
+    assert tasks_of(["accuracy", "accuracy"]) == tasks_of(["accuracy"])
+    assert task_names(["accuracy", "all"]) == task_names(["all"])
+    with pytest.raises(ValueError, match=r"no task is named; there are \['accuracy'"):
+        tasks_of([])
+    with pytest.raises(ValueError, match=r"a list of names: write \['accuracy'\]"):
+        tasks_of("accuracy")
+    with pytest.raises(ValueError, match=r"\['isnu'\] are named, but 'ood' is not among the tasks"):
+        tasks_of(["accuracy"], ood=["all", "isnu"])
+
+
 def test_wrong_users_data_is_explained(images):
     x, y = images.images.float() / 255, images.labels
     with pytest.raises(ValueError, match=r"must lie in \[0, 1\].*normalised_by"):
@@ -254,6 +268,8 @@ def test_wrong_users_data_is_explained(images):
         evaluate(Brightness(), ((a, b) for a, b in [(x, y)]))
     with pytest.raises(ValueError, match=r"ImageSet or batches \(x, y\)"):
         evaluate(Brightness(), [x])
+    with pytest.raises(ValueError, match=r"ImageSet or batches \(x, y\)"):
+        evaluate(Brightness(), [{"x": x, "y": y}])
     with pytest.raises(ValueError, match=r"ImageSet or batches \(x, y\)"):
         evaluate(Brightness(), [])
     with pytest.raises(ValueError, match=r"labels must lie in 0\.\.1"):

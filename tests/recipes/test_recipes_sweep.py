@@ -114,7 +114,23 @@ def test_bad_orders_are_refused_before_anything_starts(tmp_path, monkeypatch):
         sweep(["cifar10-r18-baseline"], tmp_path, tasks=["beauty"])
     with pytest.raises(ValueError, match="workers must be at least 1, got 0"):
         sweep(["cifar10-r18-baseline"], tmp_path, workers=0)
+    with pytest.raises(ValueError, match="at least one seed"):
+        sweep(["cifar10-r18-baseline"], tmp_path, seeds=[])
+    with pytest.raises(ValueError, match="no task is named"):
+        sweep(["cifar10-r18-baseline"], tmp_path, tasks=[])
+    with pytest.raises(ValueError, match=r"train\.epochs must be int, got 1\.5"):
+        sweep(["cifar10-r18-baseline"], tmp_path, changes={"train.epochs": 1.5})
     assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(FileExistsError, match="file"):
+        sweep(["cifar10-r18-baseline"], tmp_path / "file")
+
+
+def test_a_seed_named_twice_is_one_run(tmp_path, monkeypatch):
+    """Two processes in one folder would undo each other's work."""
+    monkeypatch.setattr(sweeps._Crew, "goes_on", lambda self: False)
+    jobs = sweep(["cifar10-r18-baseline"], tmp_path, seeds=[3, 1, 3])
+    assert [job.recipe.train.seed for job in jobs] == [3, 1]
 
 
 def test_patterns_and_names_stand_for_recipes_each_once():

@@ -55,6 +55,9 @@ def test_nothing_to_read(tmp_path):
         read_results([tmp_path])
     with pytest.raises(FileNotFoundError, match="does not exist"):
         read_results([tmp_path / "none"])
+    (tmp_path / "ledger.jsonl").write_text('{"event": "start"}\n')  # a run that has only begun
+    with pytest.raises(FileNotFoundError, match="holds no results"):
+        read_results([tmp_path])
 
 
 @pytest.mark.parametrize("length", [1, 20, -1])

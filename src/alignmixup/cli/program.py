@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import textwrap
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -85,7 +86,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     is_debug = "--debug" in args
     args = [a for a in args if a != "--debug"]
     try:
-        _parse(args)()
+        with warnings.catch_warnings():
+            warnings.showwarning = _say
+            _parse(args)()
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # whoever read our output has seen enough
@@ -97,6 +100,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{PROGRAM}: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def _say(message: Warning | str, *where: object, **line: object) -> None:
+    """A warning as one line, without the line of code it comes from."""
+    print(f"{PROGRAM}: {message}", file=sys.stderr)
 
 
 def _parse(args: list[str]) -> Call:

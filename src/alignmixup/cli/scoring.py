@@ -71,6 +71,12 @@ class Report:
 
         results = read_results(self.runs)
         tables = [table(results, kind, which=self.accuracy) for kind in kinds_in(results)]
+        if not tables:
+            where = ", ".join(str(path) for path in self.runs) or "no folder at all"
+            raise ValueError(
+                f"no figure for a table in {where}: name folders of runs that are finished, or "
+                "have been scored by 'alignmixup evaluate'"
+            )
         if self.out is None:
             for each in tables:
                 print_table(to_rich(each))

@@ -142,8 +142,10 @@ def check_case(case: str, known: Collection[str]) -> None:
 
 
 def check_alpha(alpha: float) -> None:
-    if not 0 < alpha < math.inf:
-        raise ValueError(f"alpha must be positive and finite, got {alpha}; for no mixing use NoMix")
+    if not alpha > 0:
+        raise ValueError(f"alpha must be positive, got {alpha}; for no mixing use NoMix")
+    if alpha == math.inf:
+        raise ValueError("alpha must be finite, got inf; for shares near one half take 1000")
 
 
 def check_loss(loss: str) -> None:

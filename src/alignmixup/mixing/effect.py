@@ -69,9 +69,9 @@ def alignment_effect(
     is left as it was; through ``torch.compile`` and DistributedDataParallel it is the plain module
     that runs.
     """
-    check_images(x)
     if len(x) < 2:
         raise ValueError(f"alignment needs two samples or more, got a batch of {len(x)}")
+    check_images(x)
     net = plain_module(model)
     find_layer(net, layer)
     perm = torch.arange(len(x), device=x.device).roll(1)

@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from alignmixup.contracts import soft_cross_entropy, soft_targets
-from alignmixup.mixing.blend import Loss
+from alignmixup.mixing.blend import Loss, check_logits
 
 __all__ = [
     "Rgb",

@@ -41,7 +41,8 @@ class ManifoldMixup(Mixer):
     def __post_init__(self) -> None:
         check_alpha(self.alpha)
         check_loss(self.loss)
-        if isinstance(self.layers, str):
+        names: object = self.layers
+        if isinstance(names, str):  # a tuple of letters, as far as anybody else can tell
             raise ValueError(f"layers must be a tuple of names: write ({self.layers!r},)")
         if not self.layers or len(set(self.layers)) < len(self.layers):
             raise ValueError(f"layers must be one or more different names, got {self.layers}")

@@ -93,6 +93,4 @@ def check_weights(weights: Mapping[str, float], known: tuple[str, ...]) -> None:
     if unknown:
         raise ValueError(f"unknown cases {unknown}; choose from {list(known)}")
     if any(w < 0 for w in weights.values()) or not 0 < sum(weights.values()) < math.inf:
-        raise ValueError(
-            f"case weights must be >= 0, finite and not all zero, got {dict(weights)}"
-        )
+        raise ValueError(f"case weights must be >= 0, finite and not all zero, got {dict(weights)}")

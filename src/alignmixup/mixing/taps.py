@@ -52,7 +52,7 @@ class _Slot:
         self.args: tuple[Any, ...] = ()
         self.fired = 0
         self.layer = ""
-        self.has_grad = False
+        self.has_backward = False
 
     def hook(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
         if self.action is None:
@@ -60,7 +60,7 @@ class _Slot:
         self.fired += 1
         if not isinstance(output, Tensor):
             raise WrongOutput(f"layer {self.layer!r} gives {type(output).__name__}, not a tensor")
-        if torch.is_grad_enabled() or self.has_grad:
+        if self.has_backward and not torch.compiler.is_compiling():
             _refuse_checkpointing(self.layer)
         return self.action(output, *self.args)
 
@@ -68,11 +68,8 @@ class _Slot:
 def _refuse_checkpointing(layer: str) -> None:
     """Raise within activation checkpointing: backward runs the layer again, after the tap is gone.
 
-    The gradient would be that of features nobody mixed. A compiled module runs again what it has
-    traced, action and all.
+    The gradient would be that of features nobody mixed.
     """
-    if torch.compiler.is_compiling():
-        return
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         if frame.f_code.co_name == "checkpoint" and frame.f_globals is vars(checkpoint):
@@ -122,7 +119,8 @@ def _acting(
     is_compiled: bool,
 ) -> Iterator[None]:
     slot.action, slot.args, slot.fired, slot.layer = action, args, 0, layer
-    slot.has_grad = torch.is_grad_enabled()
+    # A compiled module runs again in backward what it has traced, action and all.
+    slot.has_backward = torch.is_grad_enabled() and not is_compiled
     try:
         yield
     except WrongOutput as error:

@@ -129,6 +129,8 @@ def train(
         if effect.is_next_to_nothing and not quiet:
             print(f"note: {effect}: the aligned cases train as manifold mixup at this layer would")
     writer = _tensorboard(folder) if tensorboard and team.is_leader else None
+    if isinstance(recipe.mixer, StyleMix | StyleCutMix) and recipe.mixer.weights:
+        recipe.mixer.describe()  # or an error that says what is wrong with them
     with team.leader_first():
         _claim(folder, recipe)  # nothing that can be missing is missing: the folder is ours now
         mixer = with_style_weights(recipe, train_set, folder, device)
@@ -170,7 +172,13 @@ def read_recipe(folder: Path) -> Recipe:
         raise FileNotFoundError(f"{path} does not exist: {folder} is not the folder of a run")
     try:
         return Recipe.from_json(json.loads(path.read_text(encoding="utf-8")))
-    except (json.JSONDecodeError, KeyError) as error:
+    except (
+        json.JSONDecodeError,
+        UnicodeDecodeError,
+        LookupError,
+        TypeError,
+        AttributeError,
+    ) as error:
         raise ValueError(f"{path} is damaged: {error}") from None
 
 
@@ -223,11 +231,12 @@ def pick_device(name: str) -> torch.device:
     """Return the device of that name; ``auto`` is a GPU where there is one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    device = torch.device(name)
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ValueError(f"there is no device {name!r}; use cpu, cuda, cuda:1 or auto") from None
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(
-            f"device {name!r} was asked for, but torch sees no GPU; use --train.device cpu"
-        )
+        raise ValueError(f"device {name!r} was asked for, but torch sees no GPU; use cpu or auto")
     return device
 
 
@@ -258,9 +267,31 @@ def _command() -> str:
 
 
 def append_results(folder: Path, results: list[Result]) -> None:
-    """Append results to the run's file; nothing is ever overwritten."""
-    with (folder / RESULTS).open("a", encoding="utf-8") as file:
-        file.writelines(result.to_json() + "\n" for result in results)
+    """Append results to the run's file; nothing is ever overwritten.
+
+    A last line that a kill or a full disk has cut short goes: what is appended behind it would be
+    part of it.
+    """
+    path = folder / RESULTS
+    try:
+        with path.open("ab") as file:
+            kept, size = _whole_lines(path), file.tell()
+            file.truncate(min(len(kept), size))
+            lines = "".join(result.to_json() + "\n" for result in results)
+            file.write(kept[size:] + lines.encode())
+    except OSError as error:
+        raise OSError(f"cannot write the results to {path}: {error.strerror}") from error
+
+
+def _whole_lines(path: Path) -> bytes:
+    """The lines of a file that are whole, each with its end; of no file none."""
+    text = path.read_bytes() if path.exists() else b""
+    end = text.rfind(b"\n") + 1
+    try:
+        json.loads(text[end:])
+    except ValueError:  # cut short, or nothing there
+        return text[:end]
+    return text + b"\n"
 
 
 class _Evaluator:
@@ -292,6 +323,8 @@ def write_json(path: Path, record: Mapping[str, object]) -> None:
 
 def _check_folder(folder: Path, recipe: Recipe) -> None:
     """Raise where the folder holds a run of another recipe, or something else altogether."""
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{folder} is a file, where the folder of the run should be: other --out")
     if not (folder / RUN).exists():
         # A run killed while it claimed its folder leaves these at most.
         beginnings = {f"{RUN}.partial", "tensorboard"}
@@ -321,10 +354,8 @@ def _differences(there: Mapping[str, Any], ours: Mapping[str, Any], prefix: str 
 
 
 def _record_accuracy(folder: Path, recipe: Recipe, summary: Summary) -> None:
-    """Append best, last and median of the last ten, once."""
-    path = folder / RESULTS
-    if path.exists() and '"task": "accuracy"' in path.read_text(encoding="utf-8"):
-        return
+    """Append best, last and median of the last ten, each once."""
+    there = _whole_lines(folder / RESULTS)
     figures = {
         "top1_median10": summary.median10,
         "top1_last": summary.last,
@@ -336,7 +367,7 @@ def _record_accuracy(folder: Path, recipe: Recipe, summary: Summary) -> None:
         [
             Result("accuracy", metric, value).stamped(**where, **provenance())
             for metric, value in figures.items()
-            if value is not None
+            if value is not None and f'"metric": "{metric}"'.encode() not in there
         ],
     )
 

@@ -10,7 +10,8 @@ import dataclasses
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from types import UnionType
+from typing import Any, Literal, Self, Union, get_args, get_origin, get_type_hints
 
 from alignmixup import mixing
 from alignmixup.contracts import Mixer
@@ -123,6 +124,7 @@ def changed(recipe: Recipe, changes: Mapping[str, object]) -> Recipe:
         names = [f.name for f in dataclasses.fields(owner)]
         if name not in names:
             raise ValueError(f"unknown setting {path!r}; {part} has {names}")
+        _check_kind(path, value, get_type_hints(type(owner))[name])
         parts.setdefault(part, {})[name] = value
     replaced = {
         part: dataclasses.replace(getattr(recipe, part), **values) for part, values in parts.items()
@@ -159,4 +161,34 @@ def _read(kind: Any, record: Mapping[str, Any]) -> Any:
     if unknown:
         raise ValueError(f"{kind.__name__} has no settings {unknown}; it has {sorted(names)}")
     # JSON has no tuples; no setting is a list.
-    return kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in record.items()})
+    values = {k: tuple(v) if isinstance(v, list) else v for k, v in record.items()}
+    hints = get_type_hints(kind)
+    for name, value in values.items():
+        _check_kind(name, value, hints[name])
+    return kind(**values)
+
+
+def _check_kind(name: str, value: object, hint: Any) -> None:
+    """Raise for a value of another type than its setting: comparisons would fail further on."""
+    if not _fits(value, hint):
+        wanted = getattr(hint, "__name__", None) if get_origin(hint) is None else None
+        raise ValueError(f"{name} must be {wanted or hint}, got {value!r}")
+
+
+def _fits(value: object, hint: Any) -> bool:
+    """Whether a plain value is of this type; a whole number will do for a float."""
+    origin, parts = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        return any(_fits(value, part) for part in parts)
+    if origin is Literal:
+        return value in parts
+    if origin is tuple:
+        if not isinstance(value, tuple):
+            return False
+        each = parts[:1] * len(value) if parts[1:] == (...,) else parts
+        return len(each) == len(value) and all(map(_fits, value, each))
+    if origin is dict:
+        return isinstance(value, dict) and all(_fits(v, parts[1]) for v in value.values())
+    if isinstance(value, bool):
+        return hint is bool
+    return isinstance(value, (int, float) if hint is float else hint)

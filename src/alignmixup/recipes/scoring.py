@@ -36,7 +36,7 @@ from alignmixup.tasks.cam import find_pool_head
 from alignmixup.tasks.cost import cost
 from alignmixup.tasks.localization import localization
 
-__all__ = ["TASKS", "Evaluation", "evaluate"]
+__all__ = ["TASKS", "Evaluation", "evaluate", "task_names"]
 
 OnTask = Callable[[str], None]
 OnImages = Callable[[int, int | None], None]
@@ -129,14 +129,16 @@ def evaluate(
 
     ``on_task`` is told the name of each task, ``on_images`` how many images of how many are done.
     """
-    names = list(TASKS) if list(tasks) == ["all"] else list(tasks)
-    unknown = sorted(set(names) - set(TASKS))
-    if unknown:
-        raise ValueError(f"unknown tasks {unknown}; there are {[*TASKS, 'all']}")
+    names = task_names(tasks)
+    demanded = [name for name in ood if name != "all"]
+    if demanded and "ood" not in names:
+        raise ValueError(
+            f"out-of-distribution sources {demanded} are named, but 'ood' is not among the tasks "
+            f"{names}: add it"
+        )
     subject, own = open_subject(run, images, data_root, device)
     pictures = open_pictures(subject, own, boxes, normalised_by, batch_size)
     done = Evaluation([])
-    demanded = [name for name in ood if name != "all"]
     outliers: list[Outliers] = []
     if "ood" in names:
         outliers = _outliers(pictures, ood, demanded, seed, data_root, done.left_out)
@@ -154,6 +156,17 @@ def evaluate(
         if subject.folder is not None:
             append_results(subject.folder, stamped)
     return done
+
+
+def task_names(tasks: Sequence[str]) -> list[str]:
+    """The tasks that are meant, each once; no task, or one that there is not, is an error."""
+    if isinstance(tasks, str):
+        raise ValueError(f"tasks must be a list of names: write [{tasks!r}]")
+    unknown = sorted(set(tasks) - {*TASKS, "all"})
+    if unknown or not tasks:
+        what = f"unknown tasks {unknown}" if unknown else "no task is named"
+        raise ValueError(f"{what}; there are {[*TASKS, 'all']}")
+    return list(TASKS) if "all" in tasks else list(dict.fromkeys(tasks))
 
 
 @dataclass(frozen=True)

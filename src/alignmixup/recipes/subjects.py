@@ -97,7 +97,7 @@ def open_pictures(
     if isinstance(images, Iterator):
         raise ValueError("batches are read once for each task: pass a list or a loader")
     first = next(iter(images), None)
-    if first is None or isinstance(first, Tensor) or len(first) < 2:
+    if not isinstance(first, tuple | list) or len(first) < 2:
         raise ValueError("pass an ImageSet or batches (x, y), such as a DataLoader gives")
     return Pictures(images, "images", first[0].shape[-1], None, boxes, normalised_by)
 

@@ -25,7 +25,7 @@ from pathlib import Path
 from alignmixup.recipes.catalogue import find_recipe, recipe_names
 from alignmixup.recipes.run import train, write_json
 from alignmixup.recipes.schema import Recipe, changed, on_data
-from alignmixup.recipes.scoring import TASKS, evaluate
+from alignmixup.recipes.scoring import evaluate, task_names
 from alignmixup.train.engine import LEDGER, summarise
 from alignmixup.train.signals import stop_signals
 
@@ -73,7 +73,8 @@ def sweep(
     After ``minutes`` those that run are asked to stop: they save, and the next sweep goes on. A run
     that fails does not stop the others; its log has the reason.
     """
-    _check(names, tasks, workers)
+    _check(names, seeds, workers)
+    order = _Order(None if data_root is None else Path(data_root), tuple(task_names(tasks)))
     recipes = [find_recipe(name) for name in names]
     if dataset is not None:
         recipes = [on_data(recipe, dataset) for recipe in recipes]
@@ -81,9 +82,9 @@ def sweep(
     jobs = [
         Job(changed(recipe, {**told, "train.seed": seed}), Path(out) / f"{recipe.name}-seed{seed}")
         for recipe in recipes
-        for seed in seeds
+        for seed in dict.fromkeys(seeds)  # two runs in one folder would undo each other
     ]
-    order = _Order(None if data_root is None else Path(data_root), tuple(tasks))
+    Path(out).mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + 60 * minutes if minutes is not None else float("inf")
     report = on_change or (lambda job: None)
     with stop_signals() as asked:
@@ -111,14 +112,13 @@ def recipes_of(patterns: Sequence[str]) -> list[str]:
     return list(names)
 
 
-def _check(names: Sequence[str], tasks: Sequence[str], workers: int) -> None:
+def _check(names: Sequence[str], seeds: Sequence[int], workers: int) -> None:
     if not names:
         raise ValueError("a sweep needs at least one recipe; 'alignmixup recipes' lists them")
     if workers < 1:
         raise ValueError(f"workers must be at least 1, got {workers}")
-    unknown = sorted(set(tasks) - {*TASKS, "all"})
-    if unknown:
-        raise ValueError(f"unknown tasks {unknown}; there are {[*TASKS, 'all']}")
+    if not seeds:
+        raise ValueError("a sweep needs at least one seed")
 
 
 class _Crew:
@@ -203,8 +203,7 @@ def _score(job: Job, order: _Order) -> None:
 
 
 def _unscored(job: Job, order: _Order) -> list[str]:
-    wanted = list(TASKS) if order.tasks == ("all",) else list(order.tasks)
-    return [task for task in wanted if task not in _scored(job)]
+    return [task for task in order.tasks if task not in _scored(job)]
 
 
 def _scored(job: Job) -> dict[str, str]:

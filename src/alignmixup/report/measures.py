@@ -109,5 +109,9 @@ KINDS: Mapping[str, tuple[str, tuple[Measure, ...]]] = {
 
 def kinds_in(results: Iterable[Result]) -> list[str]:
     """Return the kinds of table for which there is at least one result."""
-    tasks = {result.task for result in results}
-    return [kind for kind, (_, measures) in KINDS.items() if any(m.task in tasks for m in measures)]
+    there = {(result.task, result.metric) for result in results}
+    return [
+        kind
+        for kind, (_, measures) in KINDS.items()
+        if any((m.task, m.metric.format(which=w)) in there for m in measures for w in ACCURACIES)
+    ]

@@ -28,7 +28,12 @@ def _result_files(path: Path) -> list[Path]:
         return [path]
     if not path.is_dir():
         raise FileNotFoundError(f"{path} does not exist; give a run folder or a results file")
-    files = sorted(path.rglob("results*.jsonl")) or sorted(path.glob("*.jsonl"))
+    files = sorted(path.rglob("results*.jsonl")) or sorted(
+        # The ledger of a run that has no results yet is no file of results.
+        file
+        for file in path.glob("*.jsonl")
+        if file.name != "ledger.jsonl"
+    )
     if not files:
         raise FileNotFoundError(f"{path} holds no results (*.jsonl); evaluate the run first")
     return files
