@@ -83,6 +83,14 @@ def test_what_is_saved_is_the_moment_of_saving(tmp_path):
     assert not load_checkpoint(path).tensors["model.w"].any()
 
 
+def test_a_first_write_that_fails_leaves_nothing(tmp_path):
+    path = tmp_path / "missing" / "c.safetensors"
+    writer = CheckpointWriter(path)
+    writer.save(Checkpoint({"w": torch.zeros(2)}, {}))
+    with pytest.raises(OSError, match="there is none yet"):
+        writer.close()
+
+
 def test_a_failed_write_leaves_the_file_before_it(tmp_path, monkeypatch):
     path = tmp_path / "c.safetensors"
     write(path, Checkpoint({"model.w": torch.ones(2)}, {"epoch": 1}))
@@ -144,3 +152,14 @@ def test_a_ledger_shorter_than_its_checkpoint_says_so(tmp_path):
     path.write_text("{}\n")
     with pytest.raises(ValueError, match="3 bytes but its checkpoint was written after 99"):
         Ledger(path, 99)
+    path.unlink()
+    with pytest.raises(ValueError, match="0 bytes but its checkpoint was written after 99"):
+        Ledger(path, 99)
+    assert not path.exists()
+
+
+def test_a_ledger_of_other_bytes_is_named(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    path.write_bytes(b'{"event": "\xff"}\n')
+    with pytest.raises(ValueError, match="line 1 is damaged"):
+        read_ledger(path)

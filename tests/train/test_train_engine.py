@@ -211,6 +211,15 @@ def test_a_diverging_run_names_step_case_and_checkpoint(tmp_path):
     assert load_checkpoint(tmp_path / CHECKPOINT).facts["epoch"] == 1
 
 
+def test_going_on_with_another_network_is_refused(tmp_path):
+    run(tmp_path, dataclasses.replace(SETTINGS, epochs=1))
+    _, loader = make()
+    wider = Net()
+    wider.head = nn.Linear(8 * 16, 11)
+    with pytest.raises(ValueError, match=r"checkpoint.safetensors holds the weights of another"):
+        fit(wider, NoMix(), loader, constant, SETTINGS, tmp_path, quiet=True)
+
+
 class Spoiling(NoMix):
     """The loss is not a number at one step, and the weights are from there on."""
 

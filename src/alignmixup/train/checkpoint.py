@@ -21,7 +21,14 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-__all__ = ["Checkpoint", "CheckpointWriter", "load_checkpoint", "load_weights", "named_state"]
+__all__ = [
+    "Checkpoint",
+    "CheckpointWriter",
+    "load_checkpoint",
+    "load_state",
+    "load_weights",
+    "named_state",
+]
 
 # What a network, an optimiser and a generator hold, as the format calls it.
 DTYPES = {
@@ -92,9 +99,10 @@ class CheckpointWriter:
         except OSError as error:
             partial.unlink(missing_ok=True)
             size = sum(run.values.nbytes for run in runs)
+            before = "the one before it is intact" if self.path.exists() else "there is none yet"
             raise OSError(
                 f"cannot write the checkpoint {self.path} ({size / 1e6:.0f} MB): "
-                f"{error.strerror}; the one before it is intact"
+                f"{error.strerror}; {before}"
             ) from error
 
 
@@ -181,17 +189,25 @@ def load_checkpoint(path: Path) -> Checkpoint:
     except FileNotFoundError:
         raise FileNotFoundError(f"{path} does not exist: is this the folder of a run?") from None
     except (SafetensorError, KeyError, ValueError) as error:
-        raise ValueError(f"{path} is damaged or no checkpoint of ours: {error}") from None
+        raise ValueError(
+            f"{path} is damaged or no checkpoint of ours ({error}): restore it, or start the run "
+            "in a new folder"
+        ) from None
 
 
 def load_weights(net: nn.Module, path: Path) -> Mapping[str, object]:
     """Load the weights of a checkpoint into ``net`` and return the facts beside them."""
     checkpoint = load_checkpoint(path)
+    load_state(net, checkpoint, path)
+    return checkpoint.facts
+
+
+def load_state(net: nn.Module, checkpoint: Checkpoint, path: Path) -> None:
+    """Load a checkpoint's weights into ``net``; ``path`` is where it was read, for the message."""
     try:
         net.load_state_dict(checkpoint.part("model"))
     except RuntimeError as error:
         raise ValueError(f"{path} holds the weights of another network: {error}") from None
-    return checkpoint.facts
 
 
 def named_state(net: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

@@ -20,7 +20,13 @@ import torch
 from torch import Tensor, nn
 
 from alignmixup.contracts import Mixer
-from alignmixup.train.checkpoint import Checkpoint, CheckpointWriter, load_checkpoint, named_state
+from alignmixup.train.checkpoint import (
+    Checkpoint,
+    CheckpointWriter,
+    load_checkpoint,
+    load_state,
+    named_state,
+)
 from alignmixup.train.distributed import Team
 from alignmixup.train.ledger import Ledger, read_ledger
 from alignmixup.train.progress import Reporter
@@ -77,11 +83,12 @@ class Summary:
     median10: float | None
 
     def __str__(self) -> str:
+        length = f"{self.epochs} epoch{'' if self.epochs == 1 else 's'}"
         if self.last is None:
-            return f"{self.epochs} epochs, not evaluated yet"
+            return f"{length}, not evaluated yet"
         state = "" if self.is_complete else " (stopped early)"
         return (
-            f"top-1 after {self.epochs} epochs{state}: median of the last ten {self.median10:.2f}, "
+            f"top-1 after {length}{state}: median of the last ten {self.median10:.2f}, "
             f"last {self.last:.2f}, best {self.best:.2f} (epoch {self.best_epoch}, chosen on the "
             "test set)"
         )
@@ -317,7 +324,7 @@ class _Run:
         """Take up the state of the checkpoint; return the length of the ledger beside it."""
         checkpoint = load_checkpoint(self.path)
         facts = cast(dict[str, Any], checkpoint.facts)
-        self.net.load_state_dict(checkpoint.part("model"))
+        load_state(self.net, checkpoint, self.path)
         parameters = dict(self.net.named_parameters())
         for name, value in checkpoint.part("optimizer").items():
             key, parameter = name.split(".", 1)

@@ -23,10 +23,11 @@ class Ledger:
         self.path, self._writes = path, writes
         if not writes:
             return
-        if path.exists() and path.stat().st_size < length:
+        size = path.stat().st_size if path.exists() else 0
+        if size < length:
             raise ValueError(
-                f"{path} has {path.stat().st_size} bytes but its checkpoint was written after "
-                f"{length}; restore the file or start in a new folder"
+                f"{path} has {size} bytes but its checkpoint was written after {length}; restore "
+                "the file or start in a new folder"
             )
         with path.open("ab") as file:
             file.truncate(length)
@@ -47,11 +48,11 @@ def read_ledger(path: Path) -> list[dict[str, object]]:
     """Return all events; a last line torn by a kill is left out, any other damage is an error."""
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist: is this the folder of a run?")
-    lines = path.read_text(encoding="utf-8").split("\n")
+    lines = path.read_bytes().split(b"\n")
     events = []
     for number, line in enumerate(lines[:-1], start=1):  # the last piece is empty or torn
         try:
             events.append(json.loads(line))
-        except json.JSONDecodeError as error:
+        except ValueError as error:  # no JSON, or no UTF-8
             raise ValueError(f"{path}, line {number} is damaged: {error}") from None
     return events
