@@ -58,6 +58,15 @@ def test_training_a_finished_run_again_changes_nothing(finished, sets):
     assert {p.name: p.read_bytes() for p in finished.iterdir()} == before
 
 
+def test_a_second_process_in_the_folder_is_refused(finished, sets):
+    fcntl = pytest.importorskip("fcntl")
+    with (finished / "run.json").open("rb") as held:  # as the first one does
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(ValueError, match="another process is training in"):
+            train(RECIPE, finished, sets=sets, quiet=True)
+    train(RECIPE, finished, sets=sets, quiet=True)
+
+
 def test_the_ledger_opens_with_the_alignment_effect(finished):
     events = {e["event"]: e for e in read_ledger(finished / LEDGER)}
     effect = events["alignment_effect"]

@@ -16,7 +16,8 @@ import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -136,18 +137,19 @@ def train(
         mixer = with_style_weights(recipe, train_set, folder, device)
     if isinstance(mixer, StyleMix | StyleCutMix):
         notes["style_weights"] = dict(mixer.describe())
-    summary = fit(
-        net,
-        mixer,
-        loader,
-        _Evaluator(recipe, test_set, device),
-        settings,
-        folder,
-        notes=notes,
-        writer=writer,
-        quiet=quiet,
-        team=team,
-    )
+    with _alone_in(folder) if team.is_leader else nullcontext():
+        summary = fit(
+            net,
+            mixer,
+            loader,
+            _Evaluator(recipe, test_set, device),
+            settings,
+            folder,
+            notes=notes,
+            writer=writer,
+            quiet=quiet,
+            team=team,
+        )
     if summary.is_complete and team.is_leader:
         _record_accuracy(folder, recipe, summary)
     return summary
@@ -312,6 +314,29 @@ def _claim(folder: Path, recipe: Recipe) -> None:
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
         write_json(path, recipe.to_json())
+
+
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Keep a second process out of the folder: the two would write each other's checkpoints.
+
+    The lock is the system's and goes with the process, however that ends.
+    """
+    try:
+        import fcntl
+    except ImportError:  # a system without such locks
+        yield
+        return
+    with (folder / RUN).open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(
+                f"another process is training in {folder}: wait for it, or take another --out"
+            ) from None
+        except OSError:  # a file system without locks
+            pass
+        yield
 
 
 def write_json(path: Path, record: Mapping[str, object]) -> None:
