@@ -251,3 +251,16 @@ def test_what_is_fusible_is_compiled_inside_the_block_and_only_there() -> None:
     torch.testing.assert_close(fused, expected)
     (gradient,) = torch.autograd.grad(fused.sum(), x)
     assert torch.equal(gradient, torch.full((5,), 3.0))
+
+
+def test_chance_comes_from_a_generator_or_from_torch():
+    from alignmixup.mixing import InputMixup
+
+    net, x, y = torch.nn.Flatten(), torch.rand(6, 1, 1, 4), torch.arange(6) % 4
+    first, again = (
+        InputMixup()(net, x, y, rng=torch.Generator().manual_seed(3)).targets for _ in range(2)
+    )
+    assert torch.equal(first, again)
+    for wrong in (0, 3, "cpu"):
+        with pytest.raises(ValueError, match=r"rng must be a torch.Generator, got"):
+            InputMixup()(net, x, y, rng=wrong)

@@ -219,6 +219,11 @@ class Mixer(ABC):
         self, net: nn.Module, x: Tensor, y: Tensor, rng: torch.Generator | None = None
     ) -> Mixed:
         """Draw and apply: what goes into a training loop; chance is torch's own without ``rng``."""
+        if rng is not None and not isinstance(rng, torch.Generator):
+            raise ValueError(
+                f"rng must be a torch.Generator, got {rng!r}; torch.Generator().manual_seed(0) "
+                "makes one"
+            )
         return self.apply(net, x, y, self.draw(len(x), rng or torch.default_generator))
 
 
