@@ -10,7 +10,8 @@ import alignmixup as am
 from alignmixup.data import shapes
 from alignmixup.mixing import AlignMixup, NoMix, StyleMix
 from alignmixup.nets.zoo import NetSpec
-from alignmixup.recipes.run import Sets, append_results, open_run, train
+from alignmixup.recipes.run import Sets, open_run, train
+from alignmixup.recipes.run_folder import append_results
 from alignmixup.recipes.schema import DataSpec, Recipe
 from alignmixup.recipes.scoring import evaluate
 from alignmixup.report.tables import read_results

@@ -22,7 +22,8 @@ from alignmixup.recipes import built_in
 from alignmixup.recipes import pose as posing
 from alignmixup.recipes.built_in import DecodedSource, decoded_source, small_recipe, write_lines
 from alignmixup.recipes.gallery import different_pairs, floats, shown
-from alignmixup.recipes.run import Sets, open_run, provenance, train
+from alignmixup.recipes.provenance import provenance
+from alignmixup.recipes.run import Sets, open_run, train
 from alignmixup.recipes.schema import Recipe
 from alignmixup.report import decoded_figures as drawing
 from alignmixup.report import figures

@@ -24,7 +24,8 @@ from alignmixup.contracts import Draw, ImageSet, Mixer
 from alignmixup.mixing import StyleCutMix, StyleMix
 from alignmixup.mixing.adain import save_adain, small_adain
 from alignmixup.recipes.catalogue import find_recipe
-from alignmixup.recipes.run import build_net, pick_device, provenance
+from alignmixup.recipes.provenance import provenance
+from alignmixup.recipes.run import build_net, pick_device
 from alignmixup.recipes.schema import Recipe, changed
 from alignmixup.train.steps import (
     WARM_UP_STEPS,

@@ -13,7 +13,9 @@ from alignmixup.mixing import AlignMixup, AlignMixupAE, NoMix
 from alignmixup.nets.zoo import NetSpec
 from alignmixup.recipes.decoding import DecoderSettings, open_painter, train_decoder
 from alignmixup.recipes.painters import OwnDecoder, Painter
-from alignmixup.recipes.run import Sets, provenance, read_recipe, train
+from alignmixup.recipes.provenance import provenance
+from alignmixup.recipes.run import Sets, train
+from alignmixup.recipes.run_folder import read_recipe
 from alignmixup.recipes.schema import DataSpec, Recipe
 from alignmixup.train import TrainSettings
 

@@ -32,15 +32,9 @@ from alignmixup.recipes.painters import (
     Reconstruction,
     reconstruction,
 )
-from alignmixup.recipes.run import (
-    Run,
-    Sets,
-    append_results,
-    open_run,
-    provenance,
-    read_recipe,
-    write_json,
-)
+from alignmixup.recipes.provenance import provenance
+from alignmixup.recipes.run import Run, Sets, open_run
+from alignmixup.recipes.run_folder import append_results, read_recipe, write_json
 from alignmixup.train.checkpoint import load_checkpoint
 from alignmixup.train.decoder import DecoderFit, OtherSettings, fit_decoder
 

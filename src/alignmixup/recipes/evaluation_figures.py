@@ -23,7 +23,8 @@ from alignmixup.contracts import ImageSet, Result
 from alignmixup.mixing import NoMix
 from alignmixup.nets.zoo import NetSpec
 from alignmixup.recipes.gallery import floats, shown
-from alignmixup.recipes.run import Sets, open_run, read_recipe, train
+from alignmixup.recipes.run import Sets, open_run, train
+from alignmixup.recipes.run_folder import read_recipe
 from alignmixup.recipes.schema import DataSpec, Recipe
 from alignmixup.recipes.scoring import evaluate
 from alignmixup.report import evaluation_figures as drawing

@@ -57,7 +57,8 @@ from alignmixup.recipes.gallery import (
     shown,
 )
 from alignmixup.recipes.painters import features_at
-from alignmixup.recipes.run import open_run, read_recipe
+from alignmixup.recipes.run import open_run
+from alignmixup.recipes.run_folder import read_recipe
 from alignmixup.report import figures
 
 __all__ = [

@@ -10,17 +10,10 @@ OUT/adain.safetensors        for style mixing without weights of its own: a smal
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
-import platform
-import shlex
-import subprocess
-import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -48,32 +41,27 @@ from alignmixup.recipes.batches import (
     train_batches,
 )
 from alignmixup.recipes.catalogue import find_recipe
+from alignmixup.recipes.provenance import provenance
+from alignmixup.recipes.run_folder import (
+    RESULTS,
+    alone_in,
+    append_results,
+    check_folder,
+    claim,
+    read_recipe,
+    whole_lines,
+)
 from alignmixup.recipes.schema import Recipe, changed
 from alignmixup.tasks.accuracy import accuracy
 from alignmixup.train import Summary, fit, join_team
 from alignmixup.train.checkpoint import load_weights
 from alignmixup.train.engine import CHECKPOINT
 
-__all__ = [
-    "RESULTS",
-    "RUN",
-    "Run",
-    "Sets",
-    "append_results",
-    "open_run",
-    "provenance",
-    "train",
-    "write_json",
-]
+__all__ = ["ADAIN", "Run", "Sets", "build_net", "open_run", "pick_device", "train"]
 
-RUN = "run.json"
-RESULTS = "results.jsonl"
 ADAIN = "adain.safetensors"
 ADAIN_STEPS = 4000
 ADAIN_IMAGES = 5000
-
-# Where and how often, not what: a run may go on with other values of these.
-FREE_SETTINGS = ("device", "capture", "compile", "eval_every")
 
 
 @dataclass(frozen=True)
@@ -114,7 +102,7 @@ def train(
     recipe = find_recipe(recipe) if isinstance(recipe, str) else recipe
     recipe = changed(recipe, changes or {})
     folder = Path(out)
-    _check_folder(folder, recipe)
+    check_folder(folder, recipe)
     team, device = join_team(pick_device(recipe.train.device))
     with team.leader_first():  # it decodes, the others read what it has decoded
         train_set = sets.train if sets else load_split(recipe.data, "train", data_root)
@@ -133,11 +121,11 @@ def train(
     if isinstance(recipe.mixer, StyleMix | StyleCutMix) and recipe.mixer.weights:
         recipe.mixer.describe()  # or an error that says what is wrong with them
     with team.leader_first():
-        _claim(folder, recipe)  # nothing that can be missing is missing: the folder is ours now
+        claim(folder, recipe)  # nothing that can be missing is missing: the folder is ours now
         mixer = with_style_weights(recipe, train_set, folder, device)
     if isinstance(mixer, StyleMix | StyleCutMix):
         notes["style_weights"] = dict(mixer.describe())
-    with _alone_in(folder) if team.is_leader else nullcontext():
+    with alone_in(folder) if team.is_leader else nullcontext():
         summary = fit(
             net,
             mixer,
@@ -165,23 +153,6 @@ def open_run(folder: Path | str, num_classes: int, image_size: int, device: str 
     facts = load_weights(net, place / CHECKPOINT)  # the normalisation is among the weights
     net.to(pick_device(device))
     return Run(recipe, net.eval(), int(str(facts["epoch"])), place)
-
-
-def read_recipe(folder: Path) -> Recipe:
-    """Return the recipe of the run in ``folder``."""
-    path = folder / RUN
-    if not path.exists():
-        raise FileNotFoundError(f"{path} does not exist: {folder} is not the folder of a run")
-    try:
-        return Recipe.from_json(json.loads(path.read_text(encoding="utf-8")))
-    except (
-        json.JSONDecodeError,
-        UnicodeDecodeError,
-        LookupError,
-        TypeError,
-        AttributeError,
-    ) as error:
-        raise ValueError(f"{path} is damaged: {error}") from None
 
 
 def build_net(recipe: Recipe, images: ImageSet | FileSet, device: torch.device) -> nn.Module:
@@ -242,60 +213,6 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
-def provenance() -> dict[str, object]:
-    """Where a figure comes from: versions, hardware, commit, date, command."""
-    hardware = platform.processor() or platform.machine()
-    if torch.cuda.is_available():
-        hardware = torch.cuda.get_device_name()
-    try:
-        ours = version("alignmixup")
-    except PackageNotFoundError:  # run from a source tree that is not installed
-        ours = "source"
-    python = platform.python_version()
-    return {
-        "version": f"alignmixup {ours}, torch {torch.__version__}, Python {python}",
-        "hardware": hardware,
-        "commit": os.environ.get("ALIGNMIXUP_COMMIT") or _commit(),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": _command(),
-    }
-
-
-def _command() -> str:
-    """The command line that is being run; nothing where we are a library in another program."""
-    program = Path(sys.argv[0])
-    is_ours = program.name == "alignmixup" or program.parent.name == "cli"
-    return shlex.join(["alignmixup", *sys.argv[1:]]) if is_ours else ""
-
-
-def append_results(folder: Path, results: list[Result]) -> None:
-    """Append results to the run's file; nothing is ever overwritten.
-
-    A last line that a kill or a full disk has cut short goes: what is appended behind it would be
-    part of it.
-    """
-    path = folder / RESULTS
-    try:
-        with path.open("ab") as file:
-            kept, size = _whole_lines(path), file.tell()
-            file.truncate(min(len(kept), size))
-            lines = "".join(result.to_json() + "\n" for result in results)
-            file.write(kept[size:] + lines.encode())
-    except OSError as error:
-        raise OSError(f"cannot write the results to {path}: {error.strerror}") from error
-
-
-def _whole_lines(path: Path) -> bytes:
-    """The lines of a file that are whole, each with its end; of no file none."""
-    text = path.read_bytes() if path.exists() else b""
-    end = text.rfind(b"\n") + 1
-    try:
-        json.loads(text[end:])
-    except ValueError:  # cut short, or nothing there
-        return text[:end]
-    return text + b"\n"
-
-
 class _Evaluator:
     """Top-1 on the test set, in the precision of training."""
 
@@ -308,79 +225,9 @@ class _Evaluator:
         return {r.metric: r.value for r in results if r.metric in ("top1", "top5")}
 
 
-def _claim(folder: Path, recipe: Recipe) -> None:
-    """Write the recipe into the folder of a new run."""
-    path = folder / RUN
-    if not path.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        write_json(path, recipe.to_json())
-
-
-@contextmanager
-def _alone_in(folder: Path) -> Iterator[None]:
-    """Keep a second process out of the folder: the two would write each other's checkpoints.
-
-    The lock is the system's and goes with the process, however that ends.
-    """
-    try:
-        import fcntl
-    except ImportError:  # a system without such locks
-        yield
-        return
-    with (folder / RUN).open("rb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(
-                f"another process is training in {folder}: wait for it, or take another --out"
-            ) from None
-        except OSError:  # a file system without locks
-            pass
-        yield
-
-
-def write_json(path: Path, record: Mapping[str, object]) -> None:
-    """Write a record whole or not at all, whenever the process is killed."""
-    partial = path.with_name(f"{path.name}.partial")
-    partial.write_text(json.dumps(record, indent=2), encoding="utf-8")
-    os.replace(partial, path)
-
-
-def _check_folder(folder: Path, recipe: Recipe) -> None:
-    """Raise where the folder holds a run of another recipe, or something else altogether."""
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"{folder} is a file, where the folder of the run should be: other --out")
-    if not (folder / RUN).exists():
-        # A run killed while it claimed its folder leaves these at most.
-        beginnings = {f"{RUN}.partial", "tensorboard"}
-        if folder.is_dir() and {path.name for path in folder.iterdir()} - beginnings:
-            raise ValueError(f"{folder} is not empty and holds no run; choose another --out")
-        return
-    there, ours = read_recipe(folder).to_json(), recipe.to_json()
-    differences = _differences(there, ours)
-    if differences:
-        raise ValueError(
-            f"{folder} holds a run of {there['name']} with other settings "
-            f"({'; '.join(differences)}); choose another --out"
-        )
-
-
-def _differences(there: Mapping[str, Any], ours: Mapping[str, Any], prefix: str = "") -> list[str]:
-    found = []
-    for key in sorted({*there, *ours}):
-        a, b = there.get(key), ours.get(key)
-        if isinstance(a, dict) and isinstance(b, dict):
-            found += _differences(a, b, f"{prefix}{key}.")
-        elif (list(a) if isinstance(a, tuple) else a) != (list(b) if isinstance(b, tuple) else b):
-            if prefix == "train." and key in FREE_SETTINGS:
-                continue
-            found.append(f"{prefix}{key}: {a} there, {b} now")
-    return found
-
-
 def _record_accuracy(folder: Path, recipe: Recipe, summary: Summary) -> None:
     """Append best, last and median of the last ten, each once."""
-    there = _whole_lines(folder / RESULTS)
+    there = whole_lines(folder / RESULTS)
     figures = {
         "top1_median10": summary.median10,
         "top1_last": summary.last,
@@ -405,17 +252,3 @@ def _tensorboard(folder: Path) -> Any:
             "TensorBoard is not installed: pip install 'alignmixup[logging]'"
         ) from None
     return SummaryWriter(folder / "tensorboard")
-
-
-def _commit() -> str:
-    here = Path(__file__).parent
-    try:
-        done = subprocess.run(
-            ["git", "-C", str(here), "rev-parse", "--short", "HEAD"],
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-    except (OSError, subprocess.CalledProcessError):  # an installed package is not in a checkout
-        return ""
-    return done.stdout.strip()

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 
 from alignmixup.contracts import ImageSet, Result
 from alignmixup.recipes.outliers import Outliers, find_outliers, sources_for
-from alignmixup.recipes.run import append_results, provenance
+from alignmixup.recipes.provenance import provenance
+from alignmixup.recipes.run_folder import append_results
 from alignmixup.recipes.subjects import Pictures, Subject, open_pictures, open_subject
 from alignmixup.tasks import ood as ood_task
 from alignmixup.tasks._forward import (

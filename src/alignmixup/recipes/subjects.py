@@ -17,7 +17,8 @@ from alignmixup.data.folder import BoxedFileSet, FileSet
 from alignmixup.data.stream import CENTRE
 from alignmixup.mixing import StyleCutMix, StyleMix
 from alignmixup.recipes.batches import eval_batches, load_split, side_of
-from alignmixup.recipes.run import ADAIN, open_run, pick_device, read_recipe
+from alignmixup.recipes.run import ADAIN, open_run, pick_device
+from alignmixup.recipes.run_folder import read_recipe
 from alignmixup.recipes.schema import Recipe
 from alignmixup.tasks._forward import Batches, Normalisation, Pixels, model_device
 

@@ -23,7 +23,8 @@ from multiprocessing.context import SpawnProcess
 from pathlib import Path
 
 from alignmixup.recipes.catalogue import find_recipe, recipe_names
-from alignmixup.recipes.run import train, write_json
+from alignmixup.recipes.run import train
+from alignmixup.recipes.run_folder import write_json
 from alignmixup.recipes.schema import Recipe, changed, on_data
 from alignmixup.recipes.scoring import evaluate, task_names
 from alignmixup.train.engine import LEDGER, summarise
