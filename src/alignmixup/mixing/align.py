@@ -22,6 +22,7 @@ from typing import Literal, cast
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from alignmixup.mixing.blend import blend
 from alignmixup.ot._precision import full_float32
@@ -108,10 +109,21 @@ def _check_features(features: Tensor, perm: Tensor, lam: Tensor) -> None:
             "features must be float maps [b, c, h, w] or tokens [b, n, c], "
             f"got {features.dtype} {shape}; choose a layer that gives one of these"
         )
-    if perm.shape != (len(features),):
-        raise ValueError(f"perm must have shape [{len(features)}], got {list(perm.shape)}")
+    for name, value in (("perm", perm), ("lam", lam)):
+        if not isinstance(value, Tensor):
+            raise ValueError(f"{name} must be a tensor, got {value!r}: wrap it in torch.tensor")
+    b = len(features)
+    if perm.shape != (b,):
+        raise ValueError(f"perm must have shape [{b}], got {list(perm.shape)}")
+    if perm.is_floating_point() or perm.dtype == torch.bool:
+        raise ValueError(f"perm must hold whole numbers, got {perm.dtype}")
+    # On a GPU the check would wait for the device at each step; a tracer's tensor has no values.
+    if type(perm) is Tensor and perm.device.type == "cpu" and b and not is_compiling():
+        low, high = (int(end) for end in torch.aminmax(perm))
+        if low < 0 or high >= b:
+            raise ValueError(f"perm must hold samples 0 to {b - 1}, got {low} to {high}")
     if lam.ndim and lam.shape != perm.shape:
-        raise ValueError(f"lam must have shape [] or [{len(features)}], got {list(lam.shape)}")
+        raise ValueError(f"lam must have shape [] or [{b}], got {list(lam.shape)}")
 
 
 # One opaque operator for the whole of it: torch.compile need not look inside, the precision of the
