@@ -100,7 +100,7 @@ class DataCheck:
 
         problems = data.check(self.name, self.data)
         if problems:
-            raise ValueError(f"{self.name}: " + "\n".join(problems))
+            raise ValueError("\n".join(problems))
         print(f"{self.name}: complete")
 
 
