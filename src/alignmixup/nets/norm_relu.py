@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 __all__ = ["NormReluSequential", "norm_relu"]
 
-_HAS_TRITON = importlib.util.find_spec("triton") is not None
+# Other makers' devices are called "cuda" as well; how they launch cooperatively is untried.
+_HAS_TRITON = importlib.util.find_spec("triton") is not None and torch.version.hip is None
 # More channels than the kernel has places for its programs to meet; 8 fill a load of 16 bytes.
 MAX_CHANNELS = 2048
 CHANNEL_STEP = 8
