@@ -118,16 +118,7 @@ def load_cub(
     with ThreadPoolExecutor(num_workers) as pool:
         for _ in pool.map(decode, range(len(files))):
             pass  # takes the result, and with it the error, of each
-    return ImageSet(
-        name=files.name,
-        split=split,
-        images=images,
-        labels=files.labels,
-        class_names=files.class_names,
-        mean=files.mean,
-        std=files.std,
-        boxes=_scaled(files, sizes, image_size),
-    )
+    return files.in_memory(images, _scaled(files, sizes, image_size))
 
 
 def check_cub(root: Path | str | None, layout: CubLayout = CUB) -> list[str]:

@@ -63,6 +63,21 @@ class FileSet:
     def num_classes(self) -> int:
         return len(self.class_names)
 
+    def in_memory(
+        self, images: UInt8[Tensor, "n 3 h w"], boxes: tuple[Tensor, ...] | None = None
+    ) -> ImageSet:
+        """The same set with its images decoded, and boxes in their pixels."""
+        return ImageSet(
+            name=self.name,
+            split=self.split,
+            images=images,
+            labels=self.labels,
+            class_names=self.class_names,
+            mean=self.mean,
+            std=self.std,
+            boxes=boxes,
+        )
+
 
 @dataclass(frozen=True)
 class BoxedFileSet(FileSet):
@@ -122,16 +137,7 @@ def load_folder(root: Path | str, split: str, image_size: int) -> ImageSet:
     boxes = None
     if isinstance(files, BoxedFileSet):
         boxes = boxes_in_view(files.boxes, files.paths, image_size)
-    return ImageSet(
-        name=files.name,
-        split=split,
-        images=images,
-        labels=files.labels,
-        class_names=files.class_names,
-        mean=files.mean,
-        std=files.std,
-        boxes=boxes,
-    )
+    return files.in_memory(images, boxes)
 
 
 def list_images(folder: Path | str) -> list[str]:

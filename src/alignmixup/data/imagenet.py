@@ -95,16 +95,7 @@ def load_imagenet(
     boxes = None
     if isinstance(files, BoxedFileSet):
         boxes = boxes_in_view(files.boxes, files.paths, IMAGE_SIZE, CENTRE)
-    return ImageSet(
-        name=files.name,
-        split=split,
-        images=images,
-        labels=files.labels,
-        class_names=files.class_names,
-        mean=files.mean,
-        std=files.std,
-        boxes=boxes,
-    )
+    return files.in_memory(images, boxes)
 
 
 def check_imagenet(root: Path | str | None, layout: ImageNetLayout = IMAGENET) -> list[str]:

@@ -90,6 +90,13 @@ def _read_channels(base, channels, inside):
 
 
 @triton.jit
+def _behind_relu(x, g, mean, scale, bias):
+    """x about its mean, and the gradient g where x went through the ReLU."""
+    x = x.to(tl.float32) - mean[None, :]
+    return x, tl.where(x * scale[None, :] + bias[None, :] > 0, g.to(tl.float32), 0.0)
+
+
+@triton.jit
 def _forward_kernel(
     x_ptr, weight_ptr, bias_ptr, out_ptr, mean_ptr, var_ptr, sums_ptr, place_ptr, num_rows, c, eps,
     num_blocks, PHASES: tl.constexpr, IS_KEPT: tl.constexpr, GROUPS: tl.constexpr,
@@ -162,8 +169,7 @@ def _backward_kernel(
             at, is_real = _block(begin + k * ROWS, num_rows, channels, inside, c, ROWS)
             x = x_kept if IS_KEPT else _read(x_ptr, at, is_real)
             g = g_kept if IS_KEPT else _read(dy_ptr, at, is_real)
-            x = x.to(tl.float32) - mean[None, :]
-            g = tl.where(x * scale[None, :] + bias[None, :] > 0, g.to(tl.float32), 0.0)
+            x, g = _behind_relu(x, g, mean, scale, bias)
             total += _folded(g, FOLD)
             product += _folded(g * x, FOLD)
         _store_sums(sums_ptr, total, product, group, channels, inside, c)
@@ -181,8 +187,7 @@ def _backward_kernel(
             at, is_real = _block(last, num_rows, channels, inside, c, ROWS)
             x = x_kept if IS_KEPT else _read(x_ptr, at, is_real)
             g = g_kept if IS_KEPT else _read(dy_ptr, at, is_real)
-            x = x.to(tl.float32) - mean[None, :]
-            g = tl.where(x * scale[None, :] + bias[None, :] > 0, g.to(tl.float32), 0.0)
+            x, g = _behind_relu(x, g, mean, scale, bias)
             dx = (g - offset[None, :] - x * slope[None, :]) * scale[None, :]
             tl.store(dx_ptr + at, dx.to(dx_ptr.dtype.element_ty), mask=is_real)
 

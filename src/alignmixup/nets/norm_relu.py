@@ -7,7 +7,6 @@ memory traffic: the tensor is read twice forward and twice backward, by six kern
 from __future__ import annotations
 
 import importlib.util
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -88,11 +87,6 @@ def _update(norm: nn.BatchNorm2d, mean: Tensor, var: Tensor, count: int) -> None
         norm.running_var.lerp_(unbiased.to(norm.running_var.dtype), norm.momentum)
 
 
-def _device_of(x: Tensor) -> AbstractContextManager[object]:
-    # Triton launches on the current device; an interpreted kernel has none.
-    return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
-
-
 @torch.library.custom_op("alignmixup::norm_relu", mutates_args=())
 def _norm_relu(
     x: Tensor, weight: Tensor, bias: Tensor, eps: float
@@ -100,7 +94,7 @@ def _norm_relu(
     """ReLU(BN(x)), the mean and the biased variance, by Triton."""
     from alignmixup.nets import _triton_norm_relu
 
-    with _device_of(x):
+    with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
         return _triton_norm_relu.forward(x, weight, bias, eps)
 
 
@@ -117,7 +111,7 @@ def _norm_relu_backward(
     """The gradients by x, weight and bias, by Triton."""
     from alignmixup.nets import _triton_norm_relu
 
-    with _device_of(x):
+    with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
         dy = dy.contiguous(memory_format=torch.channels_last)
         return _triton_norm_relu.backward(dy, x, weight, bias, mean, var, eps)
 
