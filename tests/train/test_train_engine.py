@@ -76,6 +76,27 @@ def lines(out):
     return [{k: v for k, v in e.items() if k not in ("seconds", "wall_seconds")} for e in events]
 
 
+def test_convolutions_are_tried_while_training_and_not_after_it(tmp_path):
+    during = []
+
+    def looking(net):
+        during.append(torch.backends.cudnn.benchmark)
+        return constant(net)
+
+    assert not torch.backends.cudnn.benchmark
+    run(tmp_path, evaluate=looking)
+    assert during
+    assert all(during)
+    assert not torch.backends.cudnn.benchmark
+
+    def failing(net):
+        raise OSError("no test images")
+
+    with pytest.raises(OSError, match="no test images"):
+        run(tmp_path / "failed", evaluate=failing)
+    assert not torch.backends.cudnn.benchmark
+
+
 def test_the_same_seed_gives_the_same_run_and_another_another(tmp_path):
     for name, seed in (("a", 5), ("b", 5), ("c", 6)):
         run(tmp_path / name, dataclasses.replace(SETTINGS, seed=seed))

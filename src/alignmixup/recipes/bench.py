@@ -34,6 +34,7 @@ from alignmixup.train.steps import (
     make_optimizer,
     make_step,
     prepared,
+    trying_convolutions,
 )
 
 __all__ = ["SHAPES", "CaseTime", "MethodTime", "bench", "write_rows"]
@@ -119,10 +120,11 @@ def time_recipe(recipe: Recipe, repeats: int) -> MethodTime:
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
     rows = loader.rows(0)[: recipe.train.batch_size]
-    cases = tuple(
-        CaseTime(case, share, *_percentiles(_time_case(step, rows, draw, device, repeats)))
-        for case, share, draw in _draws(recipe.mixer, recipe.train.batch_size)
-    )
+    with trying_convolutions():
+        cases = tuple(
+            CaseTime(case, share, *_percentiles(_time_case(step, rows, draw, device, repeats)))
+            for case, share, draw in _draws(recipe.mixer, recipe.train.batch_size)
+        )
     peak = torch.cuda.max_memory_allocated() / 2**20 if device.type == "cuda" else None
     return MethodTime(recipe.name, cases, _count(net), peak, step.path)
 

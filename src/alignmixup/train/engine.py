@@ -33,7 +33,15 @@ from alignmixup.train.progress import Reporter
 from alignmixup.train.schedule import learning_rate_share
 from alignmixup.train.settings import TrainSettings
 from alignmixup.train.signals import stop_signals
-from alignmixup.train.steps import Batch, PlainStep, Step, make_optimizer, make_step, prepared
+from alignmixup.train.steps import (
+    Batch,
+    PlainStep,
+    Step,
+    make_optimizer,
+    make_step,
+    prepared,
+    trying_convolutions,
+)
 
 __all__ = ["CHECKPOINT", "LEDGER", "Loader", "NonFiniteLoss", "Summary", "fit", "summarise"]
 
@@ -123,7 +131,11 @@ def fit(
             run.ledger.append(event, values)
     steps = len(loader)
     done = run.epoch * steps + run.step
-    with Reporter(settings.epochs * steps, done, quiet=quiet) as reporter, stop_signals() as stop:
+    with (
+        Reporter(settings.epochs * steps, done, quiet=quiet) as reporter,
+        stop_signals() as stop,
+        trying_convolutions(),
+    ):
         try:
             while run.epoch < settings.epochs and not team.any(bool(stop), run.device):
                 if not run.train_epoch(reporter, stop):

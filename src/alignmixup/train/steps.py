@@ -7,8 +7,8 @@ host's part, which on a small network is most of the time.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, cast
 
 import torch
@@ -17,7 +17,16 @@ from torch import Tensor, nn
 from alignmixup.contracts import Draw, Mixer, fusing
 from alignmixup.train.settings import TrainSettings
 
-__all__ = ["Batch", "CapturedStep", "PlainStep", "Step", "make_optimizer", "make_step", "prepared"]
+__all__ = [
+    "Batch",
+    "CapturedStep",
+    "PlainStep",
+    "Step",
+    "make_optimizer",
+    "make_step",
+    "prepared",
+    "trying_convolutions",
+]
 
 # What makes a batch (images, labels) out of the tensors the loader hands over: with a loader that
 # gathers on the device, the rows of the epoch's order; otherwise the batch itself.
@@ -143,18 +152,31 @@ def make_step(plain: PlainStep, device: torch.device) -> Step:
 
 def prepared(net: nn.Module, settings: TrainSettings) -> nn.Module:
     """Return the module that steps run: compiled if the settings say so."""
-    is_cuda = next(net.parameters()).is_cuda
-    if is_cuda:  # one shape for the whole run: try all there are once, keep the best
-        torch.backends.cudnn.benchmark = True
-        torch.backends.cudnn.benchmark_limit = 0
     if not settings.compile:
         return net
     # Compiled code is kept by class, not by module, and ignores hooks that come later: code of an
     # earlier network of this class, which knew no tap, must not serve this one.
     torch.compiler.reset()
     # The casts of all weights in one launch, and the counters of all batch norms.
+    is_cuda = next(net.parameters()).is_cuda
     options: dict[str, Any] | None = {"combo_kernels": True} if is_cuda else None
     return cast(nn.Module, torch.compile(net, options=options))
+
+
+@contextmanager
+def trying_convolutions() -> Iterator[None]:
+    """Let cuDNN try all the convolutions it has for a shape once, and keep the best.
+
+    Training has one shape for all its steps. What comes after it may have many (an attack goes on
+    with the images that are left), each of which would be tried anew: the settings are put back.
+    """
+    cudnn = torch.backends.cudnn
+    before = cudnn.benchmark, cudnn.benchmark_limit
+    cudnn.benchmark, cudnn.benchmark_limit = True, 0
+    try:
+        yield
+    finally:
+        cudnn.benchmark, cudnn.benchmark_limit = before
 
 
 def make_optimizer(net: nn.Module, settings: TrainSettings) -> torch.optim.SGD:
