@@ -225,7 +225,15 @@ def test_a_layer_trains_as_torch_would(is_compiled: bool) -> None:
 def test_one_launch_gives_what_two_give(shape: tuple[int, ...]) -> None:
     given = inputs(shape, torch.bfloat16)
     together, apart = by_kernel(*given), by_kernel(*given, phases=1)
-    assert all(torch.equal(a, b) for a, b in zip(together, apart, strict=True))
+    again = by_kernel(*given)
+    assert all(torch.equal(a, b) for a, b in zip(together, again, strict=True))
+    # Two programs may multiply and add in one rounding or in two: sums of rows differ in float32,
+    # and now and then a rounded output with them. A sum that nobody waited for would be far off.
+    for a, b in zip(together, apart, strict=True):
+        exact = a.dtype == torch.float32
+        scale = b.float().abs().max()
+        assert (a.float() - b.float()).abs().max() <= (1e-5 if exact else 2**-8) * scale
+        assert (a != b).float().mean() < (1 if exact else 1e-3)
 
 
 @pytest.mark.gpu

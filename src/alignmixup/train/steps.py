@@ -135,9 +135,16 @@ class CapturedStep:
             self._refused.add(draw.case)
             self.path = f"plain for {sorted(self._refused)}: {str(error).splitlines()[0]}"
             torch.cuda.synchronize()
+            self._leave_capture()
             return False
         self._graphs[draw.case] = (graph, static_batch, static_draw, loss)
         return True
+
+    def _leave_capture(self) -> None:
+        """A capture that failed leaves the random numbers of the device waiting for its end, and
+        the next dropout raises. The end of any other capture is as good."""
+        with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=self._stream):
+            torch.zeros(1, device="cuda")  # an empty one would be warned of
 
 
 Step = PlainStep | CapturedStep
