@@ -76,6 +76,7 @@ def plain(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 def measure() -> Iterator[Row]:
     where = torch.cuda.get_device_name()
     for shape in SHAPES:
+        torch.compiler.reset()  # past eight versions torch stops compiling, and says so in passing
         x, dy = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(2))
         x, dy = (t.to(memory_format=torch.channels_last) for t in (x, dy))
         weight, bias = (torch.randn(shape[1], device="cuda") for _ in range(2))
