@@ -285,6 +285,7 @@ class Result:
     recipe: str = ""
     seed: int | None = None
     epoch: int | None = None
+    trained: Mapping[str, object] = field(default_factory=dict)  # settings that are no defaults
     version: str = ""
     hardware: str = ""
     commit: str = ""

@@ -14,6 +14,7 @@ from alignmixup.recipes.run import Sets, open_run, train
 from alignmixup.recipes.run_folder import append_results
 from alignmixup.recipes.schema import DataSpec, Recipe
 from alignmixup.recipes.scoring import evaluate
+from alignmixup.recipes.styling import make_style_weights
 from alignmixup.report.tables import read_results
 from alignmixup.train import TrainSettings
 from alignmixup.train.engine import LEDGER
@@ -48,6 +49,18 @@ def test_a_finished_run_has_its_three_accuracies_with_where_they_come_from(finis
     for metric in ("top1_best", "top1_last", "top1_median10"):
         result = figures[metric]
         assert (result.recipe, result.seed, result.epoch) == ("shapes-r18-alignmixup", 0, 2)
+        assert result.trained == {
+            "mixer": "AlignMixup",
+            "mixer.num_iters": 10,
+            "data.name": "shapes",
+            "net.name": "preact_resnet18",
+            "net.width": 4,
+            "train.epochs": 2,
+            "train.batch_size": 16,
+            "train.lr": 0.02,
+            "train.schedule": "cosine",
+            "train.milestones": [],
+        }
         assert torch.__version__ in result.version
         assert result.date
         assert result.hardware
@@ -222,6 +235,23 @@ def test_a_file_in_the_place_of_the_folder_is_named_before_anything_is_loaded(tm
     (tmp_path / "run").write_text("mine")
     with pytest.raises(ValueError, match="run is a file, where the folder"):
         train(RECIPE, tmp_path / "run", data_root=tmp_path / "nowhere", quiet=True)
+
+
+def test_every_result_says_which_style_weights_were_used(tmp_path, sets):
+    path = tmp_path / "style.safetensors"
+    made = make_style_weights("shapes", path, steps=4, num_images=60, width=3, seed=0).weights
+    settings = dataclasses.replace(RECIPE.train, epochs=1)
+    recipe = dataclasses.replace(RECIPE, mixer=StyleMix(weights=str(path)), train=settings)
+    run = tmp_path / "run"
+    train(recipe, run, sets=sets, quiet=True)
+    path.unlink()  # what was used stays known
+    evaluate(run, sets.test, tasks=["calibration"], device="cpu")
+    results = read_results([run])
+    assert {r.task for r in results} == {"accuracy", "calibration"}
+    for result in results:
+        assert result.trained["mixer.weights"] == "small"
+        assert result.trained["style_weights"]["sha256"] == made.sha256
+        assert str(tmp_path) not in result.to_json().replace(result.command, "")
 
 
 def test_style_weights_that_cannot_be_read_leave_no_run_behind(tmp_path, sets):

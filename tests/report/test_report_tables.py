@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from alignmixup.contracts import Result
-from alignmixup.report.render import Table, to_html, to_latex, to_markdown, to_rich
+from alignmixup.report.render import Table, in_width, to_html, to_latex, to_markdown, to_rich
 from alignmixup.report.tables import RecipeName, kinds_in, parse_recipe, read_results, table
 
 AWKWARD = Table(
@@ -250,6 +250,44 @@ def test_runs_of_different_length_are_rows_of_their_own():
     assert not any("repeated" in note for note in made.notes)
 
 
+def test_runs_trained_otherwise_are_rows_of_their_own():
+    def run(value, seed=0, epoch=200, **trained):
+        more = {f"train.{name}": value for name, value in trained.items()}
+        return accuracy(value, seed=seed, epoch=epoch, trained={"train.epochs": 200, **more})
+
+    results = [
+        *(run(96.0 + seed, seed, lr=0.2, milestones=[100, 150]) for seed in range(2)),
+        run(90.0, lr=0.4, milestones=[100, 150]),
+        run(91.0, lr=0.2, milestones=[50]),
+        run(92.0, milestones=[100, 150]),
+    ]
+    made = table(results, "accuracy", paper_rows=False)
+    assert made.rows == (
+        ("AlignMixup", "3.50 \u00b1 0.71, n=2 (2.95)"),
+        ("AlignMixup (train.lr=0.4)", "10.00 (2.95)"),
+        ("AlignMixup (train.lr=default)", "8.00 (2.95)"),
+        ("AlignMixup (train.milestones=[50])", "9.00 (2.95)"),
+    )
+    usual = "Where a row does not say otherwise: train.lr=0.2, train.milestones=[100, 150]."
+    assert usual in made.notes
+    # Scored on the way, a longer run is not the shorter one.
+    early = accuracy(80.0, epoch=200, trained={"train.epochs": 400})
+    names = [row[0] for row in table([results[0], early], "accuracy", paper_rows=False).rows]
+    assert len(names) == 2
+    assert any("train.epochs=400" in name for name in names)
+
+
+def test_style_networks_that_runs_train_for_themselves_do_not_split_seeds():
+    def styled(seed, **weights):
+        trained = {"mixer.weights": "small", "style_weights": {"sha256": str(seed)}, **weights}
+        return accuracy(95.0 + seed, recipe="cifar10-r18-stylemix", seed=seed, trained=trained)
+
+    made = table([styled(0), styled(1)], "accuracy", paper_rows=False)
+    assert made.rows == (("StyleMix", "4.50 \u00b1 0.71, n=2 (3.76)"),)
+    other = styled(0, **{"mixer.weights": "reference"})
+    assert len(table([styled(0), other], "accuracy", paper_rows=False).rows) == 2
+
+
 def test_measured_curves_and_attack_seeds_do_not_split_seeds():
     results = [
         Result(
@@ -437,6 +475,29 @@ def test_terminal_shows_names_as_they_are():
     Console(file=out, width=120).print(to_rich(AWKWARD))
     for word in ("[red]a|b[/red]", "\\bs", "<script>", "a*b_c`d`", "<b>cost</b>"):
         assert word in out.getvalue()
+
+
+def test_a_wide_table_is_cut_into_pieces_a_terminal_can_show():
+    from rich.console import Console
+
+    columns = tuple(f"some source, measure {i}" for i in range(7))
+    rows = tuple((f"method {r}", *(f"{r}.{i}00 (9.99)" for i in range(7))) for r in range(3))
+    wide = Table("Everything", ("Method", *columns), rows, ("a note",))
+    assert in_width(wide, 200) == [wide]
+    pieces = in_width(wide, 60)
+    assert len(pieces) > 1
+    assert sum((piece.columns[1:] for piece in pieces), ()) == columns
+    for r, row in enumerate(rows):
+        assert {piece.rows[r][0] for piece in pieces} == {row[0]}
+        assert sum((piece.rows[r][1:] for piece in pieces), ()) == row[1:]
+    assert [piece.notes for piece in pieces] == [()] * (len(pieces) - 1) + [("a note",)]
+    assert pieces[0].title == f"Everything (1 of {len(pieces)})"
+    for piece in pieces:  # no cell is cut or wrapped
+        out = io.StringIO()
+        Console(file=out, width=60).print(to_rich(piece))
+        for row in piece.rows:
+            assert any(all(c in line for c in row) for line in out.getvalue().splitlines())
+    assert len(in_width(wide, 5)) == 7  # not even one fits: one each
 
 
 def test_rich_is_loaded_only_to_render():

@@ -9,15 +9,18 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-__all__ = ["Watch", "print_table"]
+__all__ = ["Watch", "page_width", "print_table"]
 
 
 def print_table(table: Table) -> None:
     """Print a table, as wide as the terminal, or up to 200 characters where there is none."""
+    Console(width=page_width()).print(table)
+
+
+def page_width() -> int:
+    """The width of the terminal, or 200 characters where there is none to fit into."""
     console = Console()
-    if not console.is_terminal:  # a pipe has no width to fit into
-        console = Console(width=200)
-    console.print(table)
+    return console.width if console.is_terminal else 200
 
 
 class Watch:

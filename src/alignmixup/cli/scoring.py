@@ -9,7 +9,7 @@ from typing import Literal
 from rich.table import Table
 from tyro.conf import Positional, UseAppendAction
 
-from alignmixup.cli.printing import Watch, print_table
+from alignmixup.cli.printing import Watch, page_width, print_table
 
 __all__ = ["Evaluate", "Report"]
 
@@ -66,7 +66,7 @@ class Report:
 
     def __call__(self) -> None:
         from alignmixup.report.page import write_tables
-        from alignmixup.report.render import to_rich
+        from alignmixup.report.render import in_width, to_rich
         from alignmixup.report.tables import kinds_in, read_results, table
 
         results = read_results(self.runs)
@@ -79,7 +79,8 @@ class Report:
             )
         if self.out is None:
             for each in tables:
-                print_table(to_rich(each))
+                for piece in in_width(each, page_width()):
+                    print_table(to_rich(piece))
             return
         for path in write_tables(tables, self.out):
             print(path)

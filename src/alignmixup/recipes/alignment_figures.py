@@ -22,7 +22,7 @@ from alignmixup.recipes import built_in
 from alignmixup.recipes import pose as posing
 from alignmixup.recipes.built_in import DecodedSource, decoded_source, small_recipe, write_lines
 from alignmixup.recipes.gallery import different_pairs, floats, shown
-from alignmixup.recipes.provenance import provenance
+from alignmixup.recipes.provenance import origin, provenance
 from alignmixup.recipes.run import Sets, open_run, train
 from alignmixup.recipes.schema import Recipe
 from alignmixup.report import decoded_figures as drawing
@@ -128,7 +128,7 @@ def heads(
             recipe, out / f"heads-seed{seed}" / name, sets, network.layers
         )
         found[title] = [_layer_effect(effect) for effect in effects]
-        where = {"recipe": recipe.name, "seed": seed, "epoch": small.head_epochs, **provenance()}
+        where = {**origin(recipe, small.head_epochs), **provenance()}
         settings = {"network": title, "num_images": NUM_EFFECT_IMAGES, "top1": top1}
         results += [
             Result(

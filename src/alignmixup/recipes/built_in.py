@@ -13,7 +13,7 @@ from alignmixup.mixing import AlignMixup, AlignMixupAE, NoMix
 from alignmixup.nets.zoo import NetSpec
 from alignmixup.recipes.decoding import DecoderSettings, open_painter, train_decoder
 from alignmixup.recipes.painters import OwnDecoder, Painter
-from alignmixup.recipes.provenance import provenance
+from alignmixup.recipes.provenance import origin, provenance
 from alignmixup.recipes.run import Sets, train
 from alignmixup.recipes.run_folder import read_recipe
 from alignmixup.recipes.schema import DataSpec, Recipe
@@ -68,8 +68,7 @@ class DecodedSource:
 
     def where(self) -> dict[str, object]:
         """The provenance of what is measured on it."""
-        seed = self.recipe.train.seed
-        return {"recipe": self.recipe.name, "seed": seed, "epoch": self.epoch, **provenance()}
+        return {**origin(self.recipe, self.epoch), **provenance()}
 
 
 def built_in_run(folder: Path, seed: int = 0) -> Path:

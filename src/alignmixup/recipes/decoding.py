@@ -32,7 +32,7 @@ from alignmixup.recipes.painters import (
     Reconstruction,
     reconstruction,
 )
-from alignmixup.recipes.provenance import provenance
+from alignmixup.recipes.provenance import origin, provenance
 from alignmixup.recipes.run import Run, Sets, open_run
 from alignmixup.recipes.run_folder import append_results, read_recipe, write_json
 from alignmixup.train.checkpoint import load_checkpoint
@@ -227,7 +227,7 @@ def _record(run: Run, settings: DecoderSettings, measured: Reconstruction) -> No
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     there = [Result.from_json(line) for line in lines if '"reconstruction"' in line]
     how = {**dataclasses.asdict(settings), "num_images": measured.num_images}
-    where = {"recipe": run.recipe.name, "seed": run.recipe.train.seed, "epoch": run.epoch}
+    where = origin(run.recipe, run.epoch, run.folder)
     results = [
         Result("reconstruction", metric, getattr(measured, metric), how)
         for metric in ("error", "mean_image_error")

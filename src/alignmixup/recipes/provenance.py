@@ -1,4 +1,4 @@
-"""Where a figure comes from: versions, hardware, commit, date and command."""
+"""Where a figure comes from: the run; versions, hardware, commit, date and command."""
 
 from __future__ import annotations
 
@@ -13,7 +13,26 @@ from pathlib import Path
 
 import torch
 
-__all__ = ["provenance"]
+from alignmixup.mixing import StyleCutMix, StyleMix
+from alignmixup.recipes.schema import Recipe
+from alignmixup.train.engine import LEDGER
+from alignmixup.train.ledger import read_ledger
+
+__all__ = ["origin", "provenance"]
+
+
+def origin(recipe: Recipe, epoch: int, folder: Path | None = None) -> dict[str, object]:
+    """What a figure says of its run: recipe, seed, epoch, and the settings it was trained with.
+
+    Which weights a style network had, the ledger in ``folder`` knows.
+    """
+    trained = recipe.chosen()
+    if isinstance(recipe.mixer, StyleMix | StyleCutMix) and folder and (folder / LEDGER).exists():
+        events = read_ledger(folder / LEDGER)
+        for used in (event for event in events if event["event"] == "style_weights"):
+            trained["mixer.weights"] = used["kind"]
+            trained["style_weights"] = {k: used[k] for k in ("kind", "sha256", "metadata")}
+    return {"recipe": recipe.name, "seed": recipe.train.seed, "epoch": epoch, "trained": trained}
 
 
 def provenance() -> dict[str, object]:

@@ -41,7 +41,7 @@ from alignmixup.recipes.batches import (
     train_batches,
 )
 from alignmixup.recipes.catalogue import find_recipe
-from alignmixup.recipes.provenance import provenance
+from alignmixup.recipes.provenance import origin, provenance
 from alignmixup.recipes.run_folder import (
     RESULTS,
     alone_in,
@@ -139,7 +139,7 @@ def train(
             team=team,
         )
     if summary.is_complete and team.is_leader:
-        _record_accuracy(folder, recipe, summary)
+        _record_accuracy(folder, origin(recipe, summary.epochs, folder), summary)
     return summary
 
 
@@ -225,7 +225,7 @@ class _Evaluator:
         return {r.metric: r.value for r in results if r.metric in ("top1", "top5")}
 
 
-def _record_accuracy(folder: Path, recipe: Recipe, summary: Summary) -> None:
+def _record_accuracy(folder: Path, where: Mapping[str, object], summary: Summary) -> None:
     """Append best, last and median of the last ten, each once."""
     there = whole_lines(folder / RESULTS)
     figures = {
@@ -233,7 +233,6 @@ def _record_accuracy(folder: Path, recipe: Recipe, summary: Summary) -> None:
         "top1_last": summary.last,
         "top1_best": summary.best,
     }
-    where = {"recipe": recipe.name, "seed": recipe.train.seed, "epoch": summary.epochs}
     append_results(
         folder,
         [

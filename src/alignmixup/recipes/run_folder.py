@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from alignmixup.contracts import Result
-from alignmixup.recipes.schema import Recipe
+from alignmixup.recipes.schema import FREE_SETTINGS, Recipe
 
 __all__ = [
     "RESULTS",
@@ -30,9 +30,6 @@ __all__ = [
 
 RUN = "run.json"
 RESULTS = "results.jsonl"
-
-# Where and how often, not what: a run may go on with other values of these.
-FREE_SETTINGS = ("device", "capture", "compile", "eval_every")
 
 
 def read_recipe(folder: Path) -> Recipe:

@@ -20,7 +20,10 @@ from alignmixup.nets.zoo import NetSpec
 from alignmixup.report.paper import Published
 from alignmixup.train.settings import TrainSettings
 
-__all__ = ["DataSpec", "Recipe", "Row", "changed", "mixer_names", "on_data"]
+__all__ = ["FREE_SETTINGS", "DataSpec", "Recipe", "Row", "changed", "mixer_names", "on_data"]
+
+# Of training, where and how often, not what: a run may go on with other values of these.
+FREE_SETTINGS = ("device", "capture", "compile", "eval_every")
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,23 @@ class Recipe:
         record["mixer"]["kind"] = type(self.mixer).__name__
         return record
 
+    def chosen(self) -> dict[str, object]:
+        """The settings that are not the defaults, by the names they have on the command line.
+
+        Not those that say where and how often rather than what, nor the seed; the number of epochs
+        always: a run may not have come to its end.
+        """
+        found: dict[str, object] = {"mixer": type(self.mixer).__name__}
+        found["train.epochs"] = self.train.epochs
+        for part in ("data", "net", "mixer", "train"):
+            owner = getattr(self, part)
+            for setting in dataclasses.fields(owner):
+                value = getattr(owner, setting.name)
+                is_left = part == "train" and setting.name in (*FREE_SETTINGS, "seed")
+                if not is_left and value != _default(setting):
+                    found[f"{part}.{setting.name}"] = value
+        return found
+
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Self:
         """Undo ``to_json``; a setting this version does not know is an error that names it."""
@@ -99,6 +119,12 @@ class Recipe:
             mixer=_read(_mixers()[kind], mixer),
             train=_read(TrainSettings, record["train"]),
         )
+
+
+def _default(setting: dataclasses.Field[Any]) -> object:
+    if setting.default_factory is not dataclasses.MISSING:
+        return setting.default_factory()
+    return setting.default  # where there is none, MISSING, which equals no value
 
 
 @dataclass(frozen=True)

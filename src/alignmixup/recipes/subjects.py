@@ -17,6 +17,7 @@ from alignmixup.data.folder import BoxedFileSet, FileSet
 from alignmixup.data.stream import CENTRE
 from alignmixup.mixing import StyleCutMix, StyleMix
 from alignmixup.recipes.batches import eval_batches, load_split, side_of
+from alignmixup.recipes.provenance import origin
 from alignmixup.recipes.run import ADAIN, open_run, pick_device
 from alignmixup.recipes.run_folder import read_recipe
 from alignmixup.recipes.schema import Recipe
@@ -71,10 +72,10 @@ def open_subject(
     if not isinstance(own, ImageSet | FileSet):
         raise ValueError("a run is scored on an ImageSet, whose classes it must know")
     opened = open_run(run, own.num_classes, side_of(recipe.data, own), device)
-    where = {"recipe": recipe.name, "seed": recipe.train.seed, "epoch": opened.epoch}
     mixer = recipe.mixer
     if isinstance(mixer, StyleMix | StyleCutMix) and not mixer.weights:
         mixer = dataclasses.replace(mixer, weights=str(opened.folder / ADAIN))
+    where = origin(recipe, opened.epoch, opened.folder)
     return Subject(opened.net, mixer, where, recipe, opened.folder), own
 
 

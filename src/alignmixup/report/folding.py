@@ -1,14 +1,15 @@
 """Results folded into cells: which belong together, and which must not be averaged.
 
-A result's settings are part of what it is, and so is how long its network was trained: results that
-differ in them are never averaged, they make rows of their own that say in what they differ. Only
-plain values count for this: a list or an object in the settings is a curve that was measured along
-the way.
+A result's settings are part of what it is, and so are those its network was trained with: results
+that differ in them are never averaged, they make rows of their own that say in what they differ.
+Only plain values of a result's own settings count for this: a list or an object there is a curve
+that was measured along the way.
 """
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -38,15 +39,23 @@ class Row:
     settings: tuple[tuple[str, str], ...] = ()  # those in which results of one cell differ
 
 
+# A setting of training that a result does not name has its default.
+DEFAULT = "default"
+
 Cells = dict[tuple[Row, Column], dict[object, float]]
 
 
 @dataclass(frozen=True, slots=True)
 class Folded:
-    """The values of each cell by seed, and how many measurements a newer one has replaced."""
+    """The values of each cell by seed, and how many measurements a newer one has replaced.
+
+    ``usual`` has the settings of training that rows differ in, as most results have them: their
+    rows do not name them.
+    """
 
     cells: Cells
     num_repeated: int
+    usual: Mapping[str, str]
 
 
 def fold(
@@ -59,8 +68,8 @@ def fold(
     """Sort the results of these measures into cells; the arguments are those of ``table``."""
     chosen = _choose(results, measures, which, settings)
     newest = _newest(chosen, ignore)
-    cells = _cells(newest, measures, which, ignore)
-    return Folded(cells, len(chosen) - len(newest))
+    cells, usual = _cells(newest, measures, which, ignore)
+    return Folded(cells, len(chosen) - len(newest), usual)
 
 
 def _choose(
@@ -88,19 +97,20 @@ def _newest(results: list[Result], ignore: Sequence[str]) -> list[Result]:
 
 def _facts(result: Result, ignore: Sequence[str]) -> tuple[tuple[str, str], ...]:
     """What must agree for two results to be of the same thing."""
-    settings = dict(result.settings)
+    facts = dict(result.trained)
+    facts |= {k: v for k, v in result.settings.items() if not isinstance(v, list | tuple | dict)}
     if result.epoch is not None:
-        settings.setdefault("epochs", result.epoch)
+        facts.setdefault("epochs", result.epoch)
+        if facts.get("train.epochs") == result.epoch:  # else it has not been trained to its end
+            del facts["train.epochs"]
     return tuple(
-        (key, json.dumps(settings[key]))
-        for key in sorted(settings)
-        if key not in ignore and not isinstance(settings[key], list | tuple | dict)
+        (key, json.dumps(facts[key], sort_keys=True)) for key in sorted(facts) if key not in ignore
     )
 
 
 def _cells(
     results: list[Result], measures: Sequence[Measure], which: str, ignore: Sequence[str]
-) -> Cells:
+) -> tuple[Cells, dict[str, str]]:
     """Sort results into cells by seed, splitting rows where settings differ within a cell."""
     by_name = {(m.task, m.metric.format(which=which)): m for m in measures}
     places = []
@@ -118,9 +128,17 @@ def _cells(
         for key in {k for s in group for k in s}
         if len({s.get(key) for s in group}) > 1
     }
+    of_training = split & {key for r in results for key in r.trained}
+    usual = _usual([rest for _, _, _, rest in places], of_training)
     cells: Cells = {}
     for r, name, column, rest in places:
-        told = tuple(sorted((k, v) for k, v in rest.items() if k in split))
-        cell = cells.setdefault((Row(name.method, name.suffix, told), column), {})
+        facts = {**dict.fromkeys(of_training, DEFAULT), **rest}
+        told = sorted((k, v) for k, v in facts.items() if k in split and v != usual.get(k))
+        cell = cells.setdefault((Row(name.method, name.suffix, tuple(told)), column), {})
         cell[r.seed] = column.measure.ours(r.value)
-    return cells
+    return cells, usual
+
+
+def _usual(facts: Sequence[Mapping[str, str]], keys: Iterable[str]) -> dict[str, str]:
+    """The value of each key that most of the results have."""
+    return {key: Counter(f.get(key, DEFAULT) for f in facts).most_common(1)[0][0] for key in keys}

@@ -69,6 +69,7 @@ KINDS: Mapping[str, tuple[str, tuple[Measure, ...]]] = {
         (
             Measure("fgsm", "top1_error", ("adv",), "fgsm_error", label="FGSM"),
             Measure("pgd", "top1_error", ("adv",), "pgd_error", label="PGD"),
+            Measure("strong_attack", "top1_error", label="strong attack"),
         ),
     ),
     "ood": (

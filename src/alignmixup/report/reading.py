@@ -64,8 +64,9 @@ def _read_line(line: bytes) -> Result:
         raise ValueError(f"value must be a number, got {result.value!r}")
     if not isinstance(result.seed, int | None):
         raise ValueError(f"seed must be an integer or null, got {result.seed!r}")
-    if not isinstance(result.settings, dict):
-        raise ValueError(f"settings must be an object, got {result.settings!r}")
+    for name in ("settings", "trained"):
+        if not isinstance(getattr(result, name), dict):
+            raise ValueError(f"{name} must be an object, got {getattr(result, name)!r}")
     for name in ("task", "metric", "recipe", "date"):
         if not isinstance(getattr(result, name), str):
             raise ValueError(f"{name} must be a string, got {getattr(result, name)!r}")

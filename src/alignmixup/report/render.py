@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import html
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
-__all__ = ["Table", "to_html", "to_latex", "to_markdown", "to_rich"]
+__all__ = ["Table", "in_width", "to_html", "to_latex", "to_markdown", "to_rich"]
+
+HEADER_WIDTH = 12  # of a column on the terminal: longer names are wrapped
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,14 +100,50 @@ def to_html(table: Table) -> str:
     return "\n".join(lines) + "\n"
 
 
+def in_width(table: Table, width: int) -> list[Table]:
+    """Cut a table that a terminal of this width cannot show into tables of fewer columns.
+
+    Each has the names of the rows; the last has the notes. A column that is too wide even by itself
+    is left to be wrapped.
+    """
+    names, *widths = [wide + 3 for wide in _widths(table)]  # with the rule and a space each side
+    pieces: list[list[int]] = [[]]
+    for i, wide in enumerate(widths):
+        if pieces[-1] and names + sum(widths[k] for k in pieces[-1]) + wide + 1 > width:
+            pieces.append([])
+        pieces[-1].append(i)
+    if len(pieces) == 1:
+        return [table]
+    return [
+        Table(
+            f"{table.title} ({number} of {len(pieces)})",
+            _pick(table.columns, piece),
+            tuple(_pick(row, piece) for row in table.rows),
+            table.notes if number == len(pieces) else (),
+        )
+        for number, piece in enumerate(pieces, start=1)
+    ]
+
+
+def _widths(table: Table) -> list[int]:
+    return [
+        max([min(len(name), HEADER_WIDTH), *(len(row[i]) for row in table.rows)])
+        for i, name in enumerate(table.columns)
+    ]
+
+
+def _pick(cells: tuple[str, ...], piece: Sequence[int]) -> tuple[str, ...]:
+    return (cells[0], *(cells[i + 1] for i in piece))
+
+
 def to_rich(table: Table) -> RichTable:
     """Render for the terminal; names are shown as they are, not read as rich's markup."""
     from rich.table import Table as RichTable
     from rich.text import Text
 
     shown = RichTable(title=Text(table.title), caption=Text("\n".join(table.notes)))
-    for i, name in enumerate(table.columns):
-        shown.add_column(Text(name), justify="right" if i else "left")
+    for i, (name, wide) in enumerate(zip(table.columns, _widths(table), strict=True)):
+        shown.add_column(Text(name), justify="right" if i else "left", max_width=wide)
     for row in table.rows:
         shown.add_row(*[Text(cell) for cell in row])
     return shown

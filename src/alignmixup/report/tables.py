@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from alignmixup.contracts import Result
 from alignmixup.report import ablation, paper
-from alignmixup.report.folding import Column, Row, fold
+from alignmixup.report.folding import Column, Folded, Row, fold
 from alignmixup.report.measures import ACCURACIES, KINDS, Measure, kinds_in
 from alignmixup.report.names import RecipeName, parse_recipe
 from alignmixup.report.reading import read_results
@@ -36,15 +36,16 @@ def table(
     *,
     which: str = "median10",
     settings: Mapping[str, object] | None = None,
-    ignore: Sequence[str] = ("seed",),
+    ignore: Sequence[str] = ("seed", "note", "style_weights"),
     paper_rows: bool = True,
 ) -> Table:
     """Fold results into one of the paper's tables.
 
     ``which`` chooses the accuracy: best, last or median10. ``settings`` keeps the results that have
-    these settings; ``ignore`` names settings that do not tell results apart, such as the seed of
-    an attack's random start. ``paper_rows`` shows the methods we have not run as well, with their
-    published figure alone; of an ablation table only the competitors at its head.
+    these settings; ``ignore`` names settings that do not tell results apart: the seed of an
+    attack's random start, a note, the checksum of a style network each run trains for itself.
+    ``paper_rows`` shows the methods we have not run as well, with their published figure alone; of
+    an ablation table only the competitors at its head.
     """
     if kind not in KINDS:
         raise ValueError(f"unknown kind of table {kind!r}; choose from {', '.join(KINDS)}")
@@ -64,7 +65,7 @@ def table(
         for row in sorted(rows, key=_row_order)
     ]
     shown = ("Method", *_column_labels(columns))
-    notes = _notes(kind, which, columns, folded.num_repeated)
+    notes = _notes(kind, which, columns, folded)
     return Table(_full_title(title, kind, which, columns), shown, tuple(body), tuple(notes))
 
 
@@ -146,7 +147,7 @@ def _cell_text(row: Row, column: Column, seeds: Mapping[object, float] | None) -
     return f"{text} {theirs}".strip()
 
 
-def _notes(kind: str, which: str, columns: Sequence[Column], repeated: int) -> list[str]:
+def _notes(kind: str, which: str, columns: Sequence[Column], folded: Folded) -> list[str]:
     notes = [
         "In brackets: the figure published in the paper. "
         "\u00b1: standard deviation over n seeds; without n, one seed."
@@ -157,8 +158,11 @@ def _notes(kind: str, which: str, columns: Sequence[Column], repeated: int) -> l
             "it is the best test epoch of the authors' logs."
         )
         notes.extend(_log_notes(columns))
-    if repeated:
-        notes.append(f"{repeated} repeated measurements: the newest of each is shown.")
+    if folded.usual:
+        usual = ", ".join(f"{key}={value}" for key, value in sorted(folded.usual.items()))
+        notes.append(f"Where a row does not say otherwise: {usual}.")
+    if folded.num_repeated:
+        notes.append(f"{folded.num_repeated} repeated measurements: the newest of each is shown.")
     return notes
 
 
