@@ -12,6 +12,7 @@ import argparse
 import csv
 import datetime
 import math
+import os
 import platform
 import statistics
 import time
@@ -82,6 +83,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="append rows to this CSV file")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
+    commit = os.environ.get("ALIGNMIXUP_COMMIT", "")
     date = datetime.datetime.now(datetime.UTC).date().isoformat()
     rows = []
     for r in SIZES:
@@ -90,7 +92,7 @@ def main() -> None:
             error = (r * (SOLVERS[name](setup(r)) - exact)).abs().max().item()
             cuts = statistics.quantiles(times, n=10, method="inclusive")
             values = [round(x, 3) for x in (cuts[1], cuts[4], cuts[7], min(times))]
-            where = [processor(), torch.__version__, args.threads, "", date]
+            where = [processor(), torch.__version__, args.threads, commit, date]
             rows.append([name, r, BATCH, NUM_ITERS, *values, f"{error:.1e}", *where])
             print(name, r, *values, f"error {error:.1e}", flush=True)
     if args.out:

@@ -389,9 +389,12 @@ def test_a_tracer_sees_the_shape_type_and_layout_there_will_be(shape: tuple[int,
         ({"lam": torch.ones(2)}, r"lam must have shape \[\] or \[3\], got \[2\]"),
         ({"lam": torch.ones(3, 1)}, r"lam must have shape \[\] or \[3\], got \[3, 1\]"),
         ({"keep": "both"}, "keep must be 'anchor' or 'partner', got 'both'"),
-        ({"eps": 0.0}, "eps must be positive, got 0.0"),
-        ({"eps": float("nan")}, "eps must be positive, got nan"),
-        ({"num_iters": -1}, "num_iters must be 0 .* got -1"),
+        ({"eps": 0.0}, "eps must be a positive number, got 0.0"),
+        ({"eps": float("nan")}, "eps must be a positive number, got nan"),
+        ({"eps": "0.1"}, "eps must be a positive number, got '0.1'"),
+        ({"num_iters": 3.0}, "num_iters must be a whole number, .* got 3.0"),
+        ({"features": torch.rand(3, 5, 0, 4)}, r"must have positions and channels, got \[3, 5, 0"),
+        ({"num_iters": -1}, "num_iters must be a whole number, 0 .* got -1"),
         ({"tol": -1.0}, "tol must be positive, .* got -1.0"),
         ({"last": "both"}, "last must be 'rows' or 'columns', got 'both'"),
         ({"backend": "nonesuch"}, "unknown backend 'nonesuch'; choose from"),
@@ -401,3 +404,11 @@ def test_bad_input_is_named(changes: dict[str, object], message: str) -> None:
     good = {"features": maps(3, 4, 5), "perm": cycle(3), "lam": shares(3)}
     with pytest.raises(ValueError, match=message):
         align_mix(**{**good, **changes})
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int32])
+def test_a_permutation_may_be_of_any_whole_numbers(dtype: torch.dtype) -> None:
+    features = maps(4, 5, 3)
+    perm = torch.tensor([1, 2, 3, 1])
+    expected = align_mix(features, perm, shares(4))
+    assert torch.equal(align_mix(features, perm.to(dtype), shares(4)), expected)

@@ -23,7 +23,7 @@ from alignmixup.mixing.taps import tap
 from alignmixup.nets import Head, Normalize, PreActResNet18
 from alignmixup.nets.autoencoder import AutoencodingClassifier
 from alignmixup.train.settings import TrainSettings
-from alignmixup.train.steps import CapturedStep, PlainStep, make_optimizer
+from alignmixup.train.steps import PlainStep, make_optimizer, make_step
 from cases import NUM_CLASSES, draw_case, images, labels, with_lam
 
 MEAN, STD = (0.5, 0.375, 0.25), (0.25, 0.1875, 0.3125)
@@ -354,7 +354,7 @@ def test_a_captured_step_is_the_plain_one(kind: str) -> None:
         net = network_of(kind, ("e",)).to("cuda")
         optimizer = make_optimizer(net, settings)
         step = PlainStep(net, mixer, optimizer, settings, lambda x, y: (x, y))
-        take = CapturedStep(step) if is_captured else step
+        take = make_step(step, torch.device("cuda")) if is_captured else step
         losses.append(torch.stack([take((x, y), draw) for draw in draws]))
         assert take.path == ("captured" if is_captured else "plain")
     torch.testing.assert_close(losses[0], losses[1], atol=1e-3, rtol=1e-3)
@@ -490,8 +490,8 @@ class NarrowBackbone(nn.Module):
         (lambda: AE(layers=("x",), weights={"feat": 1.0}), r"unknown cases \['feat'\]"),
         (lambda: AE(weights={"feat": 0.0}), "not all zero"),
         (lambda: AE(alpha=0.0), "alpha must be positive, got 0.0"),
-        (lambda: AE(eps=0.0), "eps must be positive, got 0.0"),
-        (lambda: AE(num_iters=-1), "num_iters must be 0 .* got -1"),
+        (lambda: AE(eps=0.0), "eps must be a positive number, got 0.0"),
+        (lambda: AE(num_iters=-1), "num_iters must be a whole number, 0 .* got -1"),
         (lambda: AE(resolution=0), "resolution must be at least 1, got 0"),
         (lambda: AE(loss="mse"), "unknown loss 'mse'"),
         (lambda: AlignMixupVAE(embedding_dim=0), "embedding_dim must be at least 1, got 0"),

@@ -163,7 +163,16 @@ def test_on_a_cpu_it_is_the_plain_one() -> None:
 
 @pytest.mark.parametrize(
     "change",
-    ["eval", "hook", "no momentum", "no statistics", "layout", "subclass", "channels"],
+    [
+        "eval",
+        "hook",
+        "backward hook",
+        "no momentum",
+        "no statistics",
+        "layout",
+        "subclass",
+        "channels",
+    ],
 )
 def test_what_the_kernel_does_not_do_is_left_to_torch(change: str) -> None:
     norm, x = small_net(), torch.randn(4, 16, 5, 5).contiguous(memory_format=torch.channels_last)
@@ -172,6 +181,8 @@ def test_what_the_kernel_does_not_do_is_left_to_torch(change: str) -> None:
         norm.eval()
     elif change == "hook":
         norm.register_forward_hook(lambda *_: None)
+    elif change == "backward hook":
+        norm.register_full_backward_pre_hook(lambda *_: None)
     elif change == "no momentum":
         norm.momentum = None
     elif change == "no statistics":

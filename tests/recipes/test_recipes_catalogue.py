@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ import torch
 from alignmixup.contracts import ImageSet
 from alignmixup.mixing import AlignMixup
 from alignmixup.recipes import run
-from alignmixup.recipes.bench import SHAPES, bench, write_rows
+from alignmixup.recipes.bench import SHAPES, bench, check_rows, write_rows
 from alignmixup.recipes.catalogue import find_recipe, published_error, recipe_names
 from alignmixup.recipes.run import Sets, train
 from alignmixup.recipes.schema import Recipe, changed
@@ -211,6 +212,15 @@ def test_bench_times_every_case(tmp_path):
     rows = (tmp_path / "rows.csv").read_text().splitlines()
     assert len(rows) == 1 + 3 + 3
     assert rows[0].startswith("recipe,case,probability,p20,p50,p80,num_parameters")
+    (tmp_path / "rows.csv").write_text("recipe,ms\na,1\n")
+    with pytest.raises(ValueError, match=r"rows\.csv has other columns \(recipe, ms\)"):
+        write_rows(tmp_path / "rows.csv", measured)
+    with pytest.raises(FileNotFoundError, match=r"the folder of .* does not exist"):
+        write_rows(tmp_path / "missing" / "rows.csv", measured)
+
+
+def test_the_benchmarks_kept_here_can_be_appended_to():
+    check_rows(Path(__file__).parents[2] / "benchmarks" / "h200_steps.csv")
 
 
 def test_style_mixing_trains_its_own_small_network_once(tmp_path, monkeypatch):

@@ -75,12 +75,22 @@ def test_a_checkpoint_from_a_gpu_holds_the_moment_of_saving(tmp_path):
 
 def test_what_is_saved_is_the_moment_of_saving(tmp_path):
     path = tmp_path / "c.safetensors"
-    weights = torch.zeros(1000, 1000)
+    weights, cases = torch.zeros(1000, 1000), ["input"]
     writer = CheckpointWriter(path)
-    writer.save(Checkpoint({"model.w": weights}, {}))
+    writer.save(Checkpoint({"model.w": weights}, {"cases": cases}))
     weights.fill_(1)  # training goes on while the file is written
+    cases.append("feat")
     writer.close()
-    assert not load_checkpoint(path).tensors["model.w"].any()
+    there = load_checkpoint(path)
+    assert not there.tensors["model.w"].any()
+    assert there.facts == {"cases": ["input"]}
+
+
+def test_a_tensor_the_format_has_no_name_for_is_named_at_once(tmp_path):
+    writer = CheckpointWriter(tmp_path / "c.safetensors")
+    with pytest.raises(ValueError, match=r"cannot hold model\.z of torch\.complex64; it holds"):
+        writer.save(Checkpoint({"model.z": torch.zeros(2, dtype=torch.complex64)}, {}))
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_first_write_that_fails_leaves_nothing(tmp_path):

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import deque
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from torch import nn
 from alignmixup.contracts import ImageSet
 from alignmixup.data import DeviceLoader, shapes
 from alignmixup.mixing import AlignMixup, NoMix
-from alignmixup.train import NonFiniteLoss, TrainSettings, fit, summarise
+from alignmixup.train import NonFiniteLoss, TrainSettings, engine, fit, summarise
 from alignmixup.train.checkpoint import load_checkpoint
 from alignmixup.train.engine import CHECKPOINT, LEDGER
 from alignmixup.train.ledger import read_ledger
@@ -265,6 +266,47 @@ def test_a_loss_that_is_no_number_is_found_in_its_epoch(tmp_path, step, device):
     loader = DeviceLoader(shapes("train", 250), 1, 0, device)
     with pytest.raises(NonFiniteLoss, match=f"nan at step {step} of epoch 1"):
         fit(Net().to(device), Spoiling(step), loader, constant, settings, tmp_path, quiet=True)
+
+
+class Late:
+    """A CUDA event that is reached when the device is: many steps after the host."""
+
+    reached = 0
+    recorded = 0
+
+    def record(self):
+        Late.recorded += 1
+        self.number = Late.recorded
+
+    def query(self):
+        return self.number <= Late.reached
+
+
+def test_a_device_far_behind_is_asked_about_every_loss(monkeypatch):
+    """The answer to a look comes two looks later, when others have been asked."""
+    real = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *a, pin_memory=False, **k: real(*a, **k))
+    monkeypatch.setattr(torch.cuda, "Event", Late)
+    monkeypatch.setattr(Late, "recorded", 0)
+    looker = engine._Run.__new__(engine._Run)
+    looker.device, looker.asked, looker.losses = torch.device("cuda"), deque(), []
+
+    class Found(Exception):
+        pass
+
+    def found():
+        raise Found
+
+    looker._check_losses = found
+    for look in range(6):
+        first = float("nan") if look == 1 else 1.0
+        looker.losses += [torch.tensor(first), *[torch.tensor(1.0)] * (engine.CHECK_EVERY - 1)]
+        monkeypatch.setattr(Late, "reached", look - 2)
+        if look == 4:
+            with pytest.raises(Found):
+                looker._look_at_losses()
+            return
+        looker._look_at_losses()
 
 
 class Scores:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,10 +23,12 @@ class Bench:
     out: Path | None = None
     """A CSV file to append the rows to."""
     batch_size: int | None = None
+    repeats: int = 50
+    """How often each case is timed; on a GPU ten steps each."""
     device: str = "auto"
 
     def __call__(self) -> None:
-        from alignmixup.recipes.bench import bench, write_rows
+        from alignmixup.recipes.bench import check_rows
         from alignmixup.recipes.catalogue import recipe_names
 
         names = recipe_names(self.pattern)
@@ -34,10 +37,24 @@ class Bench:
         changes: dict[str, object] = {"train.device": self.device}
         if self.batch_size is not None:
             changes["train.batch_size"] = self.batch_size
+        if self.repeats < 1:
+            raise ValueError(f"--repeats must be at least 1, got {self.repeats}")
+        if self.out is not None:
+            check_rows(self.out)
         table = Table("recipe", "ms/step", "over first", "parameters", "peak MB", "path", box=None)
+        try:
+            self._measure(names, changes, table)
+        finally:  # what has been measured is shown, whatever ended it
+            if table.row_count:
+                print_table(table)
+
+    def _measure(self, names: list[str], changes: dict[str, object], table: Table) -> None:
+        from alignmixup.recipes.bench import bench, write_rows
+
         first = None
-        for method in bench(names, changes=changes):
+        for method in bench(names, changes=changes, repeats=self.repeats):
             first = first or method.mean()
+            print(f"{method.recipe}: {method.mean():.3f} ms", file=sys.stderr)
             table.add_row(
                 method.recipe,
                 f"{method.mean():.3f}",
@@ -48,4 +65,3 @@ class Bench:
             )
             if self.out is not None:
                 write_rows(self.out, [method])
-        print_table(table)

@@ -64,7 +64,7 @@ def align_mix(
     shares = lam.to(features.device, dtype).expand(len(features)).contiguous()
     mixed, _ = _align_mix(
         positions,
-        perm.to(features.device),
+        perm.to(features.device, torch.int64),  # to torch, uint8 would be a mask
         shares,
         keep == "partner",
         eps,
@@ -109,6 +109,8 @@ def _check_features(features: Tensor, perm: Tensor, lam: Tensor) -> None:
             "features must be float maps [b, c, h, w] or tokens [b, n, c], "
             f"got {features.dtype} {shape}; choose a layer that gives one of these"
         )
+    if 0 in shape[1:]:
+        raise ValueError(f"features must have positions and channels, got {shape}")
     for name, value in (("perm", perm), ("lam", lam)):
         if not isinstance(value, Tensor):
             raise ValueError(f"{name} must be a tensor, got {value!r}: wrap it in torch.tensor")

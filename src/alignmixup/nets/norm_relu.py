@@ -50,7 +50,13 @@ class NormReluSequential(nn.Sequential):
 
 
 def _has_hooks(layer: nn.Module) -> bool:
-    return bool(layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks)
+    kinds = (
+        layer._forward_hooks,
+        layer._forward_pre_hooks,
+        layer._backward_hooks,
+        layer._backward_pre_hooks,
+    )
+    return any(kinds)
 
 
 def _serves(norm: nn.BatchNorm2d, x: Tensor) -> bool:

@@ -77,7 +77,8 @@ def sinkhorn(
     With ``num_iters = 0`` it is the only one enforced, once: the paper's cross-attention case.
     ``tol`` stops each sample by itself once its other marginal is off by no more than ``tol`` in
     total; the default runs a fixed number of iterations. Half-precision costs are raised to
-    float32.
+    float32. To ``torch.compile`` this is Python, which may break the graph; ``align_mix`` is one
+    operator, which does not.
     """
     check_settings(eps, num_iters, tol, last)
     if cost.ndim < 2 or not cost.is_floating_point():
@@ -122,11 +123,13 @@ def _triton_refusal(device: torch.device, dtype: torch.dtype, size: int) -> str 
 
 def check_settings(eps: float, num_iters: int, tol: float | None, last: str) -> None:
     """Raise a ``ValueError`` that names the setting which no solver can honour."""
-    if not eps > 0:
-        raise ValueError(f"eps must be positive, got {eps}; the paper uses 0.1")
-    if num_iters < 0:
-        raise ValueError(f"num_iters must be 0 (normalise once) or more, got {num_iters}")
-    if tol is not None and not tol > 0:
-        raise ValueError(f"tol must be positive, or None for a fixed number of steps, got {tol}")
+    if not isinstance(eps, float | int) or not eps > 0:
+        raise ValueError(f"eps must be a positive number, got {eps!r}; the paper uses 0.1")
+    if not isinstance(num_iters, int) or num_iters < 0:
+        raise ValueError(
+            f"num_iters must be a whole number, 0 (normalise once) or more, got {num_iters!r}"
+        )
+    if tol is not None and (not isinstance(tol, float | int) or not tol > 0):
+        raise ValueError(f"tol must be positive, or None for a fixed number of steps, got {tol!r}")
     if last not in ("rows", "columns"):
         raise ValueError(f"last must be 'rows' or 'columns', got {last!r}")

@@ -37,7 +37,7 @@ from alignmixup.train.steps import (
     trying_convolutions,
 )
 
-__all__ = ["SHAPES", "CaseTime", "MethodTime", "bench", "write_rows"]
+__all__ = ["SHAPES", "CaseTime", "MethodTime", "bench", "check_rows", "write_rows"]
 
 # Image side and number of classes.
 SHAPES = {
@@ -129,16 +129,32 @@ def time_recipe(recipe: Recipe, repeats: int) -> MethodTime:
     return MethodTime(recipe.name, cases, _count(net), peak, step.path)
 
 
+def check_rows(path: Path) -> None:
+    """Raise where ``write_rows`` could not append to the file: better before hours of timing."""
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"the folder of {path} does not exist: make it, or other --out")
+    if not path.exists():
+        return
+    with path.open(newline="", encoding="utf-8") as file:
+        there = next(csv.reader(file), [])
+    if there != _header():
+        raise ValueError(f"{path} has other columns ({', '.join(there)}): choose another --out")
+
+
+def _header() -> list[str]:
+    times = [field.name for field in dataclasses.fields(CaseTime)]
+    return ["recipe", *times, "num_parameters", "peak_memory_mb", "step_path", *provenance()]
+
+
 def write_rows(path: Path, measured: Iterable[MethodTime]) -> None:
     """Append one row a case to a CSV file, with where it was measured."""
+    check_rows(path)
     is_new = not path.exists()
     where = {k: str(v) for k, v in provenance().items()}
     with path.open("a", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         if is_new:
-            names = [f.name for f in dataclasses.fields(CaseTime)]
-            more = ("num_parameters", "peak_memory_mb", "step_path", *where)
-            writer.writerow(("recipe", *names, *more))
+            writer.writerow(_header())
         for method in measured:
             peak = "" if method.peak_memory_mb is None else f"{method.peak_memory_mb:.0f}"
             for c in method.cases:

@@ -38,6 +38,8 @@ DTYPES = {
     torch.bfloat16: "BF16",
     torch.int64: "I64",
     torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
@@ -59,7 +61,7 @@ class Checkpoint:
 class CheckpointWriter:
     """Writes checkpoints in the background; the training loop waits only for the one before.
 
-    The tensors are copied at once on their own device, so training may go on changing them.
+    All is copied at once, the tensors on their own device, so training may go on changing it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -69,12 +71,13 @@ class CheckpointWriter:
 
     def save(self, checkpoint: Checkpoint) -> None:
         self.wait()
+        facts = json.dumps(checkpoint.facts)  # now: what they hold may change like the tensors
         runs = _joined(checkpoint.tensors)
         ready = None
         if any(run.values.is_cuda for run in runs):
             ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
             ready.record()
-        self._pending = self._thread.submit(self._write, runs, checkpoint.facts, ready)
+        self._pending = self._thread.submit(self._write, runs, facts, ready)
 
     def wait(self) -> None:
         """Wait for the last write and raise what went wrong in it."""
@@ -88,13 +91,11 @@ class CheckpointWriter:
         finally:
             self._thread.shutdown()
 
-    def _write(
-        self, runs: list[_Run], facts: Mapping[str, object], ready: torch.cuda.Event | None
-    ) -> None:
+    def _write(self, runs: list[_Run], facts: str, ready: torch.cuda.Event | None) -> None:
         partial = self.path.with_suffix(".partial")
         try:
             with partial.open("wb") as file:
-                _write_safetensors(file, _on_cpu(runs, ready), {"facts": json.dumps(facts)})
+                _write_safetensors(file, _on_cpu(runs, ready), {"facts": facts})
             os.replace(partial, self.path)
         except OSError as error:
             partial.unlink(missing_ok=True)
@@ -122,6 +123,9 @@ def _joined(tensors: Mapping[str, Tensor]) -> list[_Run]:
     """
     kinds: dict[tuple[torch.dtype, torch.device], dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
+        if tensor.dtype not in DTYPES:
+            kept = ", ".join(str(dtype) for dtype in DTYPES)
+            raise ValueError(f"a checkpoint cannot hold {name} of {tensor.dtype}; it holds {kept}")
         kinds.setdefault((tensor.dtype, tensor.device), {})[name] = tensor.detach()
     return [
         _Run(

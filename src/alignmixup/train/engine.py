@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -123,13 +123,28 @@ def fit(
     """
     team = team or Team()
     out.mkdir(parents=True, exist_ok=True)
-    run = _Run(net, mixer, loader, settings, out, team)
-    quiet = quiet or not team.is_leader
+    # Streams, events and captures belong to the current device, which must be the network's.
+    with torch.cuda.device_of(next(net.parameters())):  # type: ignore[no-untyped-call]
+        run = _Run(net, mixer, loader, settings, out, team)
+        _fit(run, evaluate, notes or {}, writer, quiet or not team.is_leader)
+    team.wait()  # for the leader's last line
+    return summarise(out)
+
+
+def _fit(
+    run: _Run,
+    evaluate: Evaluate,
+    notes: Mapping[str, Mapping[str, object]],
+    writer: Any | None,
+    quiet: bool,
+) -> None:
+    settings, team = run.settings, run.team
     if run.epoch == 0 and run.step == 0:
-        run.ledger.append("start", {"settings": asdict(settings), "cases": dict(mixer.cases)})
-        for event, values in (notes or {}).items():
+        cases = dict(run.mixer.cases)
+        run.ledger.append("start", {"settings": asdict(settings), "cases": cases})
+        for event, values in notes.items():
             run.ledger.append(event, values)
-    steps = len(loader)
+    steps = len(run.loader)
     done = run.epoch * steps + run.step
     with (
         Reporter(settings.epochs * steps, done, quiet=quiet) as reporter,
@@ -143,8 +158,6 @@ def fit(
                 run.close_epoch(evaluate, reporter, writer)
         finally:
             run.writer.close()
-    team.wait()  # for the leader's last line
-    return summarise(out)
 
 
 class _Run:
@@ -167,8 +180,8 @@ class _Run:
         self.epoch, self.step = 0, 0
         self.losses: list[Tensor] = []
         self.cases: list[str] = []
-        # Whether the losses of the last look are finite, and the moment that is known.
-        self.asked: tuple[Tensor, torch.cuda.Event] | None = None
+        # Whether the losses of each look are finite, and the moment that is known.
+        self.asked: deque[tuple[Tensor, torch.cuda.Event]] = deque()
         # An epoch and its rows, drawn ahead of it.
         self.drawn: tuple[int, Tensor] | None = None
         self.seconds = 0.0
@@ -241,7 +254,8 @@ class _Run:
         self.ledger.append("epoch", values)
         if writer is not None and self.team.is_leader:
             _log(writer, values)
-        self.step, self.seconds, self.losses, self.cases, self.asked = 0, 0.0, [], [], None
+        self.step, self.seconds, self.losses, self.cases = 0, 0.0, [], []
+        self.asked.clear()
         self._save()
         reporter.epoch(_epoch_line(values, self.settings.epochs))
 
@@ -264,22 +278,22 @@ class _Run:
                 group["lr"] = rate
 
     def _look_at_losses(self) -> None:
-        """Check the losses so far: on a GPU, which is steps behind, those of the last look.
+        """Check the losses so far: on a GPU, which is steps behind, as far as it has come.
 
-        What is asked now is answered by the time of the next look, and nothing waits for it.
+        What is asked now is answered at one of the next looks, and nothing waits for it.
         """
-        if self.device.type == "cpu":
+        if self.device.type != "cuda":
             self._check_losses()
             return
-        if self.asked is not None:
-            finite, answered = self.asked
-            if answered.query() and not bool(finite):  # type: ignore[no-untyped-call]
+        while self.asked and self.asked[0][1].query():  # type: ignore[no-untyped-call]
+            finite, _ = self.asked.popleft()
+            if not bool(finite):
                 self._check_losses()
         finite = torch.empty((), dtype=torch.bool, pin_memory=True)
         finite.copy_(torch.stack(self.losses[-CHECK_EVERY:]).isfinite().all(), non_blocking=True)
         answered = torch.cuda.Event()  # type: ignore[no-untyped-call]
         answered.record()
-        self.asked = finite, answered
+        self.asked.append((finite, answered))
 
     def _check_losses(self) -> None:
         """Raise if one of the losses is not finite; on a GPU this waits for the last of them."""
@@ -326,7 +340,7 @@ class _Run:
         facts = {
             "epoch": self.epoch,
             "step": self.step,
-            "cases": self.cases,
+            "cases": list(self.cases),
             "seconds": self.seconds,
             "ledger_length": self.ledger.length,
         }

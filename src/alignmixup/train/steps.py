@@ -80,13 +80,13 @@ class CapturedStep:
     cannot be captured is run plainly from then on, and ``path`` says so.
     """
 
-    def __init__(self, plain: PlainStep) -> None:
+    def __init__(self, plain: PlainStep, device: torch.device) -> None:
         self.plain = plain
         self.path = "captured"
         self._taken: dict[str, int] = {}
         self._graphs: dict[str, tuple[torch.cuda.CUDAGraph, Batch, Draw, Tensor]] = {}
         self._refused: set[str] = set()
-        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, batch: Batch, draw: Draw) -> Tensor:
@@ -124,7 +124,7 @@ class CapturedStep:
         # Copies, not moves: the draw's own tensors may be on the device already, and be shared.
         moved = {k: v.to(device, copy=True) for k, v in draw.tensors().items()}
         static_draw = draw.with_tensors(moved)
-        graph = torch.cuda.CUDAGraph()
+        graph, before = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
         torch.cuda.synchronize()
         try:
             self.plain.optimizer.zero_grad(set_to_none=True)
@@ -132,19 +132,22 @@ class CapturedStep:
                 loss = self.plain(static_batch, static_draw)
         except RuntimeError as error:
             # The network or the mixer does what a graph cannot hold, e.g. waits for the device.
+            # What it was is the error behind that of the capture's end.
+            why, *_ = [*str(error.__context__ or error).splitlines(), "no reason given"]
             self._refused.add(draw.case)
-            self.path = f"plain for {sorted(self._refused)}: {str(error).splitlines()[0]}"
-            torch.cuda.synchronize()
-            self._leave_capture()
+            self.path = f"plain for {sorted(self._refused)}: {why}"
+            self._leave_capture(before)
             return False
         self._graphs[draw.case] = (graph, static_batch, static_draw, loss)
         return True
 
-    def _leave_capture(self) -> None:
-        """A capture that failed leaves the random numbers of the device waiting for its end, and
-        the next dropout raises. The end of any other capture is as good."""
+    def _leave_capture(self, before: torch.cuda.Stream) -> None:
+        """A capture that failed leaves its stream current, and the random numbers of the device
+        waiting for its end: the next dropout raises. The end of any other capture is as good."""
+        torch.cuda.set_stream(before)
+        torch.cuda.synchronize()
         with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=self._stream):
-            torch.zeros(1, device="cuda")  # an empty one would be warned of
+            torch.zeros(1, device=self._stream.device)  # an empty one would be warned of
 
 
 Step = PlainStep | CapturedStep
@@ -153,7 +156,7 @@ Step = PlainStep | CapturedStep
 def make_step(plain: PlainStep, device: torch.device) -> Step:
     """Return the step the settings ask for; capture exists on CUDA alone."""
     if plain.settings.capture and device.type == "cuda":
-        return CapturedStep(plain)
+        return CapturedStep(plain, device)
     return plain
 
 
