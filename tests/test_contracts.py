@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from dataclasses import dataclass
 
 import pytest
@@ -220,6 +221,19 @@ def test_a_result_is_one_line_of_json_and_back() -> None:
 def test_a_line_without_provenance_is_a_result_too() -> None:
     short = '{"task": "accuracy", "metric": "top1", "value": 95.1}'
     assert Result.from_json(short) == Result("accuracy", "top1", 95.1)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_number_that_json_does_not_have_is_not_written(value):
+    with pytest.raises(ValueError, match=f"calibration ece = {value} of tiny cannot be recorded"):
+        Result("calibration", "ece", value, recipe="tiny").to_json()
+    with pytest.raises(ValueError, match=r"calibration ece = 1\.0 of no recipe cannot be recorded"):
+        Result("calibration", "ece", 1.0, {"bin_width": value}).to_json()
+
+
+def test_a_line_of_an_earlier_version_that_has_one_is_read():
+    line = '{"task": "reconstruction", "metric": "error", "value": NaN}'
+    assert math.isnan(Result.from_json(line).value)
 
 
 def test_what_is_not_known_is_an_error() -> None:

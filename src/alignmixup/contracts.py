@@ -297,7 +297,14 @@ class Result:
         return dataclasses.replace(self, **where)  # type: ignore[arg-type]
 
     def to_json(self) -> str:
-        return json.dumps(dataclasses.asdict(self), sort_keys=False)
+        """One line. JSON has neither NaN nor infinity: such a number is an error."""
+        try:
+            return json.dumps(dataclasses.asdict(self), allow_nan=False)
+        except ValueError as error:
+            raise ValueError(
+                f"{self.task} {self.metric} = {self.value} of {self.recipe or 'no recipe'} "
+                f"cannot be recorded: {error}"
+            ) from None
 
     @classmethod
     def from_json(cls, line: str) -> Self:

@@ -135,7 +135,7 @@ def test_reference_files_make_the_reference_network(tmp_path: Path) -> None:
     x = pictures(2, side=32)
     features = by_hand(x, tensors, "encoder", ENCODER)
     assert features.shape == (2, 512, 4, 4)
-    torch.testing.assert_close(net.encode(x, size=32), features, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(net.encode(x, input_size=32), features, atol=1e-4, rtol=1e-4)
     image = by_hand(features, tensors, "decoder", DECODER).clamp(0, 1)
     torch.testing.assert_close(net.decode(features, (32, 32)), image, atol=1e-4, rtol=1e-4)
     layers = net.to(torch.float32).encode_layers(F.interpolate(x, (64, 64)))
@@ -150,7 +150,7 @@ def test_reference_files_make_the_reference_network(tmp_path: Path) -> None:
     save_adain(net, one_file)
     again = load_adain(str(one_file))
     assert find_weights(str(one_file)).kind == again.kind == "reference"
-    assert torch.equal(again.encode(x, size=32), net.encode(x, size=32))
+    assert torch.equal(again.encode(x, input_size=32), net.encode(x, input_size=32))
 
 
 @pytest.mark.parametrize("side", [4, 15, 16, 33])
@@ -160,9 +160,32 @@ def test_small_networks_give_images_of_the_size_they_saw(side: int) -> None:
     assert image.shape == x.shape
     assert image.min() >= 0
     assert image.max() <= 1
+    # An odd side is cut, not squeezed: each pixel is where the decoder has put it.
+    assert torch.equal(image, net.decoder(net.encode(x))[..., :side, :side].clamp(0, 1))
     half = (side + 1) // 2
     assert [layer.shape[2] for layer in net.encode_layers(x)] == [side, half, half]
     assert torch.equal(net.encode_layers(x)[-1], net.encode(x))
+
+
+def test_what_was_resized_for_the_network_is_resized_back() -> None:
+    """Seen at 17 pixels, it comes back with 18: cut to 17, then brought to the images' size."""
+    net, x = untrained(), pictures(2, 16)
+    features = net.encode(x, input_size=17)
+    seen = net.decoder(features)[..., :17, :17]
+    expected = F.interpolate(seen, (16, 16), mode="bilinear", align_corners=False).clamp(0, 1)
+    torch.testing.assert_close(net.decode(features, (16, 16), input_size=17), expected)
+    # Seen at 16 pixels, images of 15 are squeezed to that, not cut.
+    features = net.encode(x[..., :15, :15], input_size=16)
+    whole = F.interpolate(net.decoder(features), (15, 15), mode="bilinear", align_corners=False)
+    torch.testing.assert_close(net.decode(features, (15, 15), input_size=16), whole.clamp(0, 1))
+
+
+@pytest.mark.parametrize("size", [(1, 1), (2, 8)])
+def test_images_that_are_too_small_to_mirror_are_named(size: tuple[int, int]) -> None:
+    with pytest.raises(ValueError, match=r"at least 3 x 3 pixels, got \[2, 3, .* with input_size"):
+        untrained().encode(torch.rand(2, 3, *size))
+    assert untrained().encode(torch.rand(2, 3, *size), input_size=16).shape[2:] == (8, 8)
+    assert untrained().encode(torch.rand(2, 3, 3, 3)).isfinite().all()
 
 
 def test_building_and_loading_touch_no_global_chance(weights: str) -> None:
@@ -217,6 +240,41 @@ def test_what_is_no_weights_is_named(tmp_path: Path) -> None:
         load_adain(str(tmp_path / "b.safetensors"))
     with pytest.raises(ValueError, match=r"name a .safetensors file to write to, got 'x.pth'"):
         save_adain(untrained(), "x.pth")
+
+
+@pytest.mark.parametrize("content", [b"", b"x" * 200, b"PK\x03\x04 a broken archive"])
+@pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
+def test_damaged_reference_files_are_named(tmp_path: Path, suffix: str, content: bytes) -> None:
+    for stem in ("vgg_normalised", "decoder"):
+        (tmp_path / f"{stem}{suffix}").write_bytes(content)
+    message = rf"vgg_normalised{suffix} is damaged, or holds more .* get the file again"
+    with pytest.raises(ValueError, match=message):
+        load_adain(str(tmp_path))
+
+
+def test_a_network_in_the_place_of_its_tensors_is_named(tmp_path: Path) -> None:
+    reference_files(tmp_path)
+    torch.save(torch.nn.Linear(2, 2), tmp_path / "decoder.pth")
+    with pytest.raises(ValueError, match=r"decoder\.pth is damaged, .* save the state dict alone"):
+        load_adain(str(tmp_path))
+
+
+def test_half_precision_weights_become_float32(tmp_path: Path) -> None:
+    tensors = reference_files(tmp_path)
+    for stem in ("vgg_normalised", "decoder"):
+        kept = torch.load(tmp_path / f"{stem}.pth", weights_only=True)
+        torch.save({k: v.half() for k, v in kept.items()}, tmp_path / f"{stem}.pth")
+    net = load_adain(str(tmp_path))
+    assert {p.dtype for p in net.parameters()} == {torch.float32}
+    assert torch.equal(net.encoder[0].weight, tensors["encoder.0.weight"].half().float())
+    assert net.decode(net.encode(pictures(1, 32), input_size=32), (32, 32)).isfinite().all()
+
+
+def test_a_file_of_ours_that_lacks_a_tensor_is_named(tmp_path: Path) -> None:
+    what = {"alignmixup-adain": json.dumps({"kind": "small"})}
+    save_file({"decoder.0.bias": torch.zeros(6)}, tmp_path / "a.safetensors", what)
+    with pytest.raises(ValueError, match=r"lacks tensors of the small network: .*encoder\.0\.bias"):
+        load_adain(tmp_path / "a.safetensors")
 
 
 def test_weights_of_another_network_are_named(tmp_path: Path) -> None:

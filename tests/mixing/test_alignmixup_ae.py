@@ -20,7 +20,7 @@ from alignmixup.mixing.alignmixup import AlignMixup
 from alignmixup.mixing.alignmixup_ae import AlignMixupAE, AlignMixupVAE, NoiseDraw, gaussian_kl
 from alignmixup.mixing.effect import alignment_effect
 from alignmixup.mixing.taps import tap
-from alignmixup.nets import Head, Normalize, PreActResNet18
+from alignmixup.nets import Head, Normalize
 from alignmixup.nets.autoencoder import AutoencodingClassifier
 from alignmixup.train.settings import TrainSettings
 from alignmixup.train.steps import PlainStep, make_optimizer, make_step
@@ -386,56 +386,39 @@ def test_taps_and_decoding_go_together() -> None:
 
 
 @pytest.mark.slow
-def test_reconstruction_falls_well_below_the_mean_image() -> None:
-    """Held-out shapes after 120 steps of the clean case at the paper's learning rate."""
-    train, test = (shapes(split, 600, image_size=16) for split in ("train", "test"))
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        backbone = PreActResNet18(10, train.mean, train.std, width=8)
-        net = AutoencodingClassifier(
-            backbone, 16, embedding_dim=64, decoder_channels=64, decoder_blocks=1
-        )
-    mixer = AlignMixupAE(weights={"clean": 1.0})
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4)
-    loader = DeviceLoader(train, batch_size=50, seed=0, pad=0, flip=False)
-    rng = torch.Generator().manual_seed(0)
-    for epoch in range(10):
-        for x, y in loader.epoch(epoch):
-            optimizer.zero_grad()
-            mixer(net, x, y, rng).loss().backward()
-            optimizer.step()
-    net.eval()
-    with torch.no_grad():
-        decoded = net(test.images / 255, decode=True)
-    error = (decoded.output - decoded.target).square().mean()
-    spread = (decoded.target - decoded.target.mean(0)).square().mean()
-    assert error < 0.6 * spread
-
-
-@pytest.mark.slow
 @pytest.mark.unchecked_shapes  # they are checked everywhere else, and cost a third of the time
-def test_reconstruction_does_not_cost_accuracy_beyond_noise() -> None:
-    """Equal epochs, though one step in five of the autoencoder's trains no classifier.
+def test_one_training_of_all_cases_reconstructs_without_costing_accuracy_beyond_noise() -> None:
+    """Held-out shapes; equal epochs, though one step in five trains no classifier.
 
-    Over seeds 0 to 7 the difference of a pair has a deviation of 1.4 points
-    (docs/methods/alignmixup_ae.md), so that the mean of two pairs has one of 1.0; three of these
-    are noise. After a third of these epochs the autoencoder is 3.7 points behind; see there.
+    Over seeds 0 to 7 (docs/methods/alignmixup_ae.md) 27 to 31 % of the mean image's error is left,
+    the accuracy is 32.0 to 37.5 % (chance is 10), and the difference of a pair has a deviation of
+    1.9 points, so that the mean of two pairs has one of 1.3; three of these are noise.
     """
-    differences = [
-        shapes_accuracy(clean=True, seed=seed) - shapes_accuracy(clean=False, seed=seed)
-        for seed in (0, 1)
+    pairs = [
+        [trained_on_shapes(clean=clean, seed=seed) for clean in (True, False)] for seed in (0, 1)
     ]
-    assert sum(differences) / 2 > -3.0
+    for full, _ in pairs:
+        assert full.error_left < 0.4
+        assert full.accuracy > 25
+    assert sum(full.accuracy - without.accuracy for full, without in pairs) / 2 > -4.0
 
 
-def shapes_accuracy(*, clean: bool, seed: int, epochs: int = 24, lr: float = 0.1) -> float:
-    """Held-out accuracy in percent, {x, A, e} mixed with the clean case or without it."""
+@dataclasses.dataclass(frozen=True)
+class Trained:
+    """Held-out accuracy in percent, and the reconstruction error as a part of the mean image's."""
+
+    accuracy: float
+    error_left: float
+
+
+def trained_on_shapes(*, clean: bool, seed: int, epochs: int = 24, lr: float = 0.1) -> Trained:
+    """Train {x, A, e} with the clean case or without it, the gradient clipped as in recipes."""
     train, test = shapes("train", 2000, image_size=16), shapes("test", 1000, image_size=16)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         backbone = NarrowBackbone(train.mean, train.std)
         net = AutoencodingClassifier(
-            backbone, 16, embedding_dim=64, decoder_channels=8, decoder_blocks=1
+            backbone, 16, embedding_dim=128, decoder_channels=48, decoder_blocks=1
         )
     mixer = AlignMixupAE(clean=clean, num_iters=10)
     loader = DeviceLoader(train, batch_size=100, seed=seed, pad=0, flip=False)
@@ -449,12 +432,16 @@ def shapes_accuracy(*, clean: bool, seed: int, epochs: int = 24, lr: float = 0.1
         for x, y in loader.epoch(epoch):
             optimizer.zero_grad()
             mixer(net, x, y, rng).loss().backward()
+            nn.utils.clip_grad_norm_(net.parameters(), 1.0)
             optimizer.step()
             schedule.step()
     net.eval()
+    x = test.images / 255
     with torch.no_grad():
-        guess = net(test.images / 255).argmax(1)
-    return 100 * float((guess == test.labels).float().mean())
+        guess, decoded = net(x).argmax(1), net(x, decode=True)
+    error = (decoded.output - decoded.target).square().mean()
+    spread = (decoded.target - decoded.target.mean(0)).square().mean()
+    return Trained(100 * float((guess == test.labels).float().mean()), float(error / spread))
 
 
 class NarrowBackbone(nn.Module):
@@ -484,7 +471,9 @@ class NarrowBackbone(nn.Module):
         (lambda: AE(layers=("x", "x")), "different ones"),
         (lambda: AE(layers=("x", "B")), r"got \('x', 'B'\)"),
         (lambda: AE(layers=("e", "E")), "a vector 'e' or a tensor 'E', got both"),
-        (lambda: AE(reconstruction_weight=0.0), "must be positive, got 0.0; .* clean=False"),
+        (lambda: AE(reconstruction_weight=0.0), "positive and finite, got 0.0; .* clean=False"),
+        (lambda: AE(reconstruction_weight=math.inf), "positive and finite, got inf"),
+        (lambda: AE(reconstruction_weight=math.nan), "positive and finite, got nan"),
         (lambda: AE(weights={"embed'": 1.0}), r"unknown cases \[\"embed'\"\]"),
         (lambda: AE(clean=False, weights={"clean": 1.0}), r"unknown cases \['clean'\]"),
         (lambda: AE(layers=("x",), weights={"feat": 1.0}), r"unknown cases \['feat'\]"),
@@ -495,7 +484,9 @@ class NarrowBackbone(nn.Module):
         (lambda: AE(resolution=0), "resolution must be at least 1, got 0"),
         (lambda: AE(loss="mse"), "unknown loss 'mse'"),
         (lambda: AlignMixupVAE(embedding_dim=0), "embedding_dim must be at least 1, got 0"),
-        (lambda: AlignMixupVAE(kl_weight=-1.0), "kl_weight must not be negative, got -1.0"),
+        (lambda: AlignMixupVAE(kl_weight=-1.0), "kl_weight must be 0 or more and finite, got -1.0"),
+        (lambda: AlignMixupVAE(kl_weight=math.inf), "kl_weight must be 0 .* got inf"),
+        (lambda: AlignMixupVAE(kl_weight=math.nan), "kl_weight must be 0 .* got nan"),
         (lambda: AlignMixupVAE(alpha=-1.0), "alpha must be positive, got -1.0"),
     ],
 )
@@ -519,7 +510,13 @@ def test_a_network_that_takes_no_noise_or_cannot_decode_is_named() -> None:
 @pytest.mark.parametrize(
     ("mixer", "case", "net", "message"),
     [
-        (AE(), "clean", lambda: network(decoder=False), "there is no layer 'decoder'"),
+        (
+            AE(),
+            "clean",
+            lambda: network(decoder=False),
+            "this AutoencodingClassifier has none: .* decoder=True, or set clean=False",
+        ),
+        (AE("layer1", layers=("x",)), "clean", Backbone, "this Backbone has none"),
         (AE(layer="layer9"), "feat", network, "there is no layer 'layer9'"),
         (AE(layers=("E",)), "embed", network, r"gives vectors \[6, 12\].* mix it as 'e'"),
         (AE(), "embed", lambda: network("tensor"), r"gives \[6, 3, 2, 2\].* mix it as 'E'"),

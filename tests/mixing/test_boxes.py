@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from alignmixup.contracts import Mixed
 from alignmixup.mixing import CutMix, Cutout
 from alignmixup.mixing.boxes import BoxDraw
+from learning import check_it_teaches
 
 # Shares k / 64 and centres k / 64: exact in float32, so both sides round the same way.
 sixty_fourths = st.integers(0, 63).map(lambda k: k / 64)
@@ -97,7 +98,7 @@ def test_a_clean_case_shows_and_labels_the_anchor() -> None:
 
 
 @given(
-    length=st.integers(1, 20),
+    length=st.integers(2, 20),
     size=st.tuples(st.integers(1, 12), st.integers(1, 12)),
     seed=st.integers(0, 1000),
 )
@@ -114,6 +115,7 @@ def test_cutout_is_a_loop(length: int, size: tuple[int, int], seed: int) -> None
             for z in range(max(column - half, 0), min(column + half, size[1])):
                 expected[i, :, y, z] = torch.tensor(fill)
     assert torch.equal(net.seen, expected)
+    assert (net.seen != x).any((1, 2, 3)).all()  # the shortest length there is hides something
     assert torch.equal(mixed.targets, torch.eye(3)[[2, 0, 1]])
 
 
@@ -131,6 +133,11 @@ def test_centres_cover_the_image_evenly() -> None:
     counts = torch.histc(centres[:, 0] * 4, 4, 0, 4), torch.histc(centres[:, 1] * 4, 4, 0, 4)
     for count in counts:
         assert ((count - 500).square() / 500).sum() < 21  # chi-square, one in ten thousand
+
+
+@pytest.mark.slow
+def test_cutout_learns_shapes() -> None:
+    check_it_teaches(Cutout(length=4), epochs=6)
 
 
 @pytest.mark.unchecked_shapes

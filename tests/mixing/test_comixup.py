@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from alignmixup.mixing.comixup import CoDraw, CoMixup, mix_blocks, mix_labels
 from alignmixup.mixing.joint_blocks import JointCosts, assign_blocks, joint_objective
 from cases import NUM_CLASSES, TinyNet, images, labels
 from gridcut_oracles import salient_pictures
-from learning import CHANCE, accuracy_on_shapes
+from learning import check_it_teaches
 
 
 def draw_from(mixer: CoMixup, batch_size: int, seed: int = 0) -> CoDraw:
@@ -38,7 +39,7 @@ def realistic_costs(
     windows = F.avg_pool2d(maps.unsqueeze(1), 8, 1).flatten(1).argmax(1).view(parts, inputs)
     peaks = torch.stack([windows // 25, windows % 25], dim=2).double()
     distance = torch.cdist(peaks, peaks, p=1)
-    distance = distance * inputs / distance.sum((1, 2), keepdim=True)
+    distance = distance * inputs / distance.sum((1, 2), keepdim=True).clamp_min(1e-12)
     compatibility = 0.999 * torch.eye(inputs).double() + 0.001 * distance
     is_real = torch.ones(parts, inputs, dtype=torch.bool)
     return JointCosts(unary, compatibility, is_real, 0.32 / n**2, 1 / n**2, 0.83 * n**2, penalty)
@@ -88,23 +89,35 @@ def test_objective_against_loops(penalty: str) -> None:
 
 
 @pytest.mark.parametrize("penalty", ["hard", "soft"])
-@pytest.mark.parametrize(("inputs", "parts"), [(2, 12), (3, 2)])
+@pytest.mark.parametrize(("inputs", "parts"), [(2, 120), (3, 2)])
 def test_tiny_parts_reach_the_minimum(inputs: int, parts: int, penalty: str) -> None:
-    """Two by two blocks: every assignment is tried, 256 of two inputs, 531,441 of three."""
+    """The parts of shapes tried do; with other saliency one in twenty does not."""
     costs = realistic_costs(parts, inputs, 2, penalty)
     shares = assigned(costs, random_start(8, costs), half_labels=False, resolve_ties=False)
-    found = joint_objective(costs, shares)
+    assert joint_objective(costs, shares).tolist() == pytest.approx(least_of_all(costs), abs=1e-6)
+
+
+# Measured: 2, 7 and 7 of 120 parts are above the minimum, by 5.3, 2.7 and 7.6 % at most.
+@pytest.mark.parametrize("sharpness", [2.0, 3.0, 4.0])
+def test_tiny_parts_with_sharp_saliency_come_near_the_minimum(sharpness: float) -> None:
+    costs = realistic_costs(120, 2, 2, sharpness=sharpness)
+    shares = assigned(costs, random_start(16, costs), half_labels=False, resolve_ties=False)
+    least = torch.tensor(least_of_all(costs), dtype=torch.float64)
+    above = joint_objective(costs, shares) - least
+    assert (above >= -1e-9).all()
+    assert (above > 1e-6).sum() <= 10
+    assert (above < 0.1 * least.abs()).all()
+
+
+def least_of_all(costs: JointCosts) -> list[float]:
+    """The least value on two by two blocks: of two inputs there are 256 ways, of three 531,441."""
+    parts, inputs, _ = costs.unary.shape
     every = torch.cartesian_prod(*[torch.arange(inputs)] * (4 * inputs)).view(-1, inputs, 4)
-    for part in range(parts):
-        least = torch.stack(
-            [
-                joint_objective(
-                    one_part(costs, part, len(some)), F.one_hot(some, inputs).double()
-                ).min()
-                for some in every.split(50_000)
-            ]
-        ).min()
-        assert float(found[part]) == pytest.approx(float(least), abs=1e-6)
+    ways = [F.one_hot(some, inputs).double() for some in every.split(50_000)]
+    return [
+        min(float(joint_objective(one_part(costs, part, len(w)), w).min()) for w in ways)
+        for part in range(parts)
+    ]
 
 
 # The saliency of the network as it is, and raised to powers that make it ever sharper.
@@ -360,12 +373,19 @@ def test_published_settings() -> None:
     ("settings", "message"),
     [
         ({"alpha": 0.0}, "alpha must be positive, got 0.0"),
-        ({"part_size": 0}, "part_size must be at least 1, got 0"),
-        ({"num_restarts": 0}, "num_restarts must be at least 1, got 0"),
+        ({"part_size": 0}, "part_size must be a whole number from 1 on, got 0"),
+        ({"num_restarts": 0}, "num_restarts must be a whole number from 1 on, got 0"),
         ({"grids": (0,)}, r"grids must be different numbers .* got \(0,\)"),
         ({"penalty": "firm"}, "penalty must be 'hard' or 'soft', got 'firm'"),
         ({"omega": 2.0}, "omega must lie in .* got 2.0"),
-        ({"beta": -1.0}, "must be 0 or more"),
+        ({"beta": -1.0}, "beta must be 0 or more, and finite, got -1.0"),
+        ({"eta": math.nan}, "eta must be 0 or more, and finite, got nan"),
+        ({"gamma": math.inf}, "gamma must be 0 or more, and finite, got inf"),
+        ({"threshold": math.nan}, "threshold must be 0 or more, and finite, got nan"),
+        ({"clean_lam": math.inf}, "clean_lam must be 0 .* got inf"),
+        ({"grids": 4}, r"grids must be a tuple of whole numbers, such as \(2, 4\), got 4"),
+        ({"grids": (4.0,)}, r"a tuple of whole numbers, .* got \(4.0,\)"),
+        ({"part_size": 8.0}, "part_size must be a whole number from 1 on, got 8.0"),
     ],
 )
 def test_bad_settings_are_named(settings: dict[str, object], message: str) -> None:
@@ -381,6 +401,11 @@ def test_bad_input_is_named() -> None:
         mixer.apply(TinyNet(), images(2), labels(2), bare)
     with pytest.raises(ValueError, match=r"4 blocks divide, got \[2, 3, 14, 14\]"):
         mixer.apply(TinyNet(), images(2)[..., :14, :14], labels(2), draw_from(mixer, 2))
+    # A grid that does not fit is named at once, not when it happens to be drawn.
+    several = CoMixup(grids=(2, 3))
+    start = dataclasses.replace(draw_from(CoMixup(grids=(2,)), 2), case="2")
+    with pytest.raises(ValueError, match=r"3 blocks divide, got \[2, 3, 16, 16\]"):
+        several.apply(TinyNet(), images(2), labels(2), start)
 
 
 # ---- training ------------------------------------------------------------------------------------
@@ -388,8 +413,8 @@ def test_bad_input_is_named() -> None:
 
 @pytest.mark.slow
 def test_learns_shapes() -> None:
-    mixer = CoMixup(part_size=10, grids=(2,), num_restarts=1, num_iters=3, loss="ce")
-    assert accuracy_on_shapes(mixer, epochs=4) > 2 * CHANCE
+    small = CoMixup(part_size=5, grids=(2,), num_restarts=1, num_iters=2, clean_lam=0.0, loss="ce")
+    check_it_teaches(small, epochs=8)
 
 
 @pytest.mark.gpu

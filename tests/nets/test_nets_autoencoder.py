@@ -228,6 +228,16 @@ def test_parameter_counts_and_code_shapes(net, options, code_shape, millions):
     assert f"{parts} = {count(net)}" == millions
 
 
+@pytest.mark.parametrize(("width", "reduced"), [(8, None), (16, None), (32, 128), (64, 128)])
+def test_large_maps_are_reduced_where_they_have_more_channels_than_that(width, reduced):
+    """Maps of 28 x 28 with 64, 128, 256 and 512 channels: all too large to be read whole."""
+    with torch.device("meta"):
+        net = AutoencodingClassifier(PreActResNet18(10, MEAN, STD, width=width), 224)
+    weights = net.embed.linear.weight
+    assert weights.shape[1] == (reduced or 8 * width) * 28 * 28
+    assert (net.embed.reduce is None) == (reduced is None)
+
+
 def test_widths_halve_down_to_an_eighth():
     with torch.device("meta"):
         decoder = ResidualDecoder((512,), 224, channels=256)
@@ -282,8 +292,11 @@ def test_fit_decoder_can_train_a_new_embedding_too():
 
 def test_fit_decoder_names_what_is_wrong():
     net, batches = small().float(), [(images(4).float(),)]
-    with pytest.raises(ValueError, match="steps must be at least 1 and lr positive, got steps=0"):
+    with pytest.raises(ValueError, match=r"steps must be at least 1 .* got steps=0"):
         fit_decoder(net, batches, steps=0)
+    for lr in (0.0, float("inf"), float("nan")):
+        with pytest.raises(ValueError, match=f"lr positive and finite, got steps=1, lr={lr}"):
+            fit_decoder(net, batches, steps=1, lr=lr)
     with pytest.raises(ValueError, match=r"no parts \['decode'\] to train; .*'decoder'"):
         fit_decoder(net, batches, steps=1, parts=("decode",))
     with pytest.raises(ValueError, match="batches ended after 1 epochs: pass a loader, or a list"):

@@ -1,5 +1,6 @@
 """The zoo: seeds, options, other people's models, default taps, and errors that help."""
 
+import dataclasses
 import sys
 
 import pytest
@@ -130,6 +131,33 @@ def test_options_reach_the_network(name):
     assert net.head.kind == "flatten"
     assert net(torch.rand(2, 3, 64, 64)).isfinite().all()
     assert net.get_submodule("stem.conv" if name == "preact_resnet18" else "stem").stride == (2, 2)
+
+
+@pytest.mark.parametrize("name", ["preact_resnet18", "wrn16_8", "resnet50", "vgg_gap"])
+@pytest.mark.parametrize("kind", ["vector", "pooled", "tensor"])
+def test_an_autoencoder_goes_around_every_network_that_erases_nothing(name, kind):
+    spec = dataclasses.replace(SMALL[name], autoencoder=kind)
+    net = make(spec, image_size=64)
+    assert default_tap(spec, net) == "encoder"
+    x = torch.rand(2, 3, 64, 64)
+    assert net(x).shape == (2, 3)
+    assert net(x, decode=True).image.shape == x.shape
+
+
+def test_the_decoders_norms_do_not_let_an_encoder_without_any_fade():
+    """VGG-GAP by torch's own law would bring the signal down by orders of magnitude."""
+    spec = NetSpec("vgg_gap", width=16)
+    alone, net = make(spec), make(dataclasses.replace(spec, autoencoder="vector"))
+    ours, theirs = net.encoder.state_dict(), alone.state_dict()
+    assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
+    bound = net.decoder.stages[0][0].conv1.weight[0].numel() ** -0.5  # the decoder keeps its law
+    assert net.decoder.stages[0][0].conv1.weight.abs().max() <= bound
+
+
+def test_an_autoencoder_has_no_head_to_choose():
+    spec = NetSpec("preact_resnet18", width=4, autoencoder="vector", head="flatten")
+    with pytest.raises(ValueError, match="head='flatten' does not go with autoencoder='vector'"):
+        make(spec)
 
 
 def test_stem_norm_reaches_the_network():

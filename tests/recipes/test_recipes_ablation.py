@@ -8,9 +8,13 @@ import torch
 import torch.nn.functional as F
 
 from alignmixup import nets
+from alignmixup.contracts import Result
 from alignmixup.mixing.align import align_mix
 from alignmixup.nets.autoencoder import AutoencodingClassifier
 from alignmixup.recipes.catalogue import find_recipe, published_cell, published_error, recipe_names
+from alignmixup.recipes.schema import on_data
+from alignmixup.report.ablation import published
+from alignmixup.report.tables import RecipeName, parse_recipe, table
 from cases import draw_case, with_lam
 
 # The paper's table, typed once more: layers, accuracy unaligned, accuracy aligned.
@@ -206,6 +210,22 @@ def test_headline_rows_are_those_of_the_classification_table():
     ):
         there = find_recipe(f"cifar100-r18-{theirs}")
         assert dataclasses.replace(recipe_of(ours), name=there.name) == there
+
+
+def test_a_row_on_other_data_is_named_after_them_and_has_no_published_figure():
+    recipe = on_data(recipe_of("ae-xAe-fast"), "shapes")
+    assert (recipe.name, recipe.data.name) == ("ablation-shapes-ae-xAe-fast", "shapes")
+    assert parse_recipe(recipe.name) == RecipeName("ablation", "shapes", "ae-xAe", "fast")
+    assert published("cifar100", "ae-xAe") is not None
+    assert published("shapes", "ae-xAe") is None
+    result = Result("accuracy", "top1_median10", 60.0, recipe=recipe.name, seed=0)
+    shown = table([result], "accuracy")
+    assert "shapes" in shown.title
+    assert [row for row in shown.rows if "40.00" in row[1]] == [
+        ("AlignMixup/AE {x, A, e} (fast)", "40.00")
+    ]
+    again = on_data(on_data(recipe, "folder:my/images@64"), "tiny")
+    assert again.name == "ablation-tiny-ae-xAe-fast"
 
 
 def test_a_fast_twin_differs_in_its_schedule_alone():

@@ -190,6 +190,13 @@ def test_a_record_with_an_unknown_setting_is_refused():
         Recipe.from_json(record)
 
 
+@pytest.mark.parametrize("setting", ["train.clip_norm", "mixer.tol"])
+def test_a_setting_that_no_result_could_name_is_refused(setting):
+    """JSON has no infinity: it would be found out when the run is over."""
+    with pytest.raises(ValueError, match=f"{setting} must be finite, got inf"):
+        changed(find_recipe("cifar10-r18-alignmixup"), {setting: float("inf")})
+
+
 def test_bench_times_every_case(tmp_path):
     small = {
         "train.device": "cpu",

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import shutil
 
 import pytest
@@ -17,6 +18,7 @@ from alignmixup.recipes.decoding import DECODER, DecoderSettings, open_painter, 
 from alignmixup.recipes.painters import (
     LayerDecoder,
     OwnDecoder,
+    Reconstruction,
     _as_map,
     features_at,
     reconstruction,
@@ -107,6 +109,44 @@ def test_what_cannot_be_decoded_is_refused(plain, decoded, sets, tmp_path):
         train_decoder(tmp_path, SMALL, sets=sets)
 
 
+def test_a_decoder_is_thrown_away_only_when_the_next_one_can_be_trained(decoded, sets):
+    folder, _ = decoded
+    before = {p.name: p.read_bytes() for p in folder.iterdir()}
+    for layer in ("layre3", "head"):
+        wrong = dataclasses.replace(SMALL, layer=layer)
+        with pytest.raises(ValueError, match=layer):
+            train_decoder(folder, wrong, sets=sets, again=True, quiet=True)
+    with pytest.raises(ValueError, match="has no decoder of its own"):
+        train_decoder(folder, DecoderSettings(kind="own"), sets=sets, again=True)
+    assert {p.name: p.read_bytes() for p in folder.iterdir()} == before
+
+
+def test_a_decoder_that_diverges_is_an_error_and_nothing_of_it_is_recorded(plain, sets, tmp_path):
+    folder = tmp_path / "copy"
+    shutil.copytree(plain, folder)
+    before = (folder / "results.jsonl").read_bytes()
+    wild = dataclasses.replace(SMALL, epochs=1, lr=1e30)
+    with pytest.raises(ValueError, match=r"diverged.* lower lr \(--lr\), which is 1e\+30"):
+        train_decoder(folder, wild, sets=sets, again=True, quiet=True)
+    assert (folder / "results.jsonl").read_bytes() == before
+    assert not list(folder.glob("decoder.*")), "the record of one that was thrown away is left"
+    for lr in (0.0, math.inf, math.nan):
+        with pytest.raises(ValueError, match=f"lr must be positive and finite, got {lr}"):
+            DecoderSettings(lr=lr)
+
+
+def test_one_that_diverges_in_its_last_step_is_an_error_too(plain, sets, tmp_path, monkeypatch):
+    folder = tmp_path / "copy"
+    shutil.copytree(plain, folder)
+    bad = Reconstruction(math.nan, 1.0, 50)
+    monkeypatch.setattr(decoding, "reconstruction", lambda *args: bad)
+    with pytest.raises(ValueError, match="on the test images is nan: train it --again with a low"):
+        train_decoder(
+            folder, dataclasses.replace(SMALL, epochs=1), sets=sets, again=True, quiet=True
+        )
+    assert not (folder / "decoder.json").exists()
+
+
 def test_a_run_that_goes_on_needs_its_decoder_again(sets, tmp_path):
     folder = run_of(tmp_path / "run", sets, NetSpec("preact_resnet18", width=4), NoMix())
     with pytest.raises(FileNotFoundError, match="has no decoder: train one with"):
@@ -166,8 +206,11 @@ def test_an_autoencoder_is_decoded_by_its_own_decoder_until_it_gets_another(
     net = NetSpec("preact_resnet18", width=4, autoencoder="vector", variational=variational)
     mixer = AlignMixupVAE(num_iters=5) if variational else AlignMixupAE(num_iters=5)
     folder = run_of(tmp_path / "run", sets, net, mixer)
-    measured = train_decoder(folder, DecoderSettings(kind="own"), sets=sets)
+    own = DecoderSettings(kind="own")
+    measured = train_decoder(folder, own, sets=sets)
     assert not (folder / DECODER).exists()
+    said = {r.metric: dict(r.settings) for r in read_results([folder])}
+    assert said["error"] == {"kind": "own", "layer": "encoder", "num_images": 50}
     opened, painter = open_painter(folder, 10, SIDE, "cpu")
     x = sets.test.images[:8] / 255
     with torch.no_grad():
@@ -180,6 +223,22 @@ def test_an_autoencoder_is_decoded_by_its_own_decoder_until_it_gets_another(
         _, painter = open_painter(folder, 10, SIDE, "cpu")
         assert isinstance(painter, LayerDecoder)
         assert painter.layer == "encoder"
+        assert train_decoder(folder, own, sets=sets) == measured
+        assert (folder / DECODER).exists(), "measuring the own one throws nothing away"
+        lines = (folder / "results.jsonl").read_bytes()
+        assert train_decoder(folder, own, sets=sets, again=True) == measured
+        assert not list(folder.glob("decoder.*"))
+        assert (folder / "results.jsonl").read_bytes() == lines, "recorded once"
+        assert isinstance(open_painter(folder, 10, SIDE, "cpu")[1], OwnDecoder)
+
+
+@pytest.mark.parametrize(
+    "given", [{"layer": "nonsense"}, {"epochs": 7}, {"lr": 0.1}, {"channels": 8}, {"seed": 1}]
+)
+def test_settings_of_a_training_do_not_go_with_the_own_decoder(given):
+    ((name, value),) = given.items()
+    with pytest.raises(ValueError, match=f"trains nothing, so {name}={value!r} would do nothing"):
+        DecoderSettings(kind="own", **given)
 
 
 @pytest.mark.parametrize("kind", ["map", "vector"])
@@ -199,6 +258,13 @@ def test_features_painted_are_those_of_the_layer_and_the_network_stays_as_it_is(
     painted = decoder(x)
     torch.testing.assert_close(painted.image, torch.full_like(x, 0.5))
     torch.testing.assert_close(painted.target, (x - 0.5) / 0.2)
+
+
+def test_a_vector_of_a_large_map_of_few_channels_reads_it_whole():
+    """64 x 32 x 32 are more numbers than it reads unreduced, and fewer channels than 128."""
+    net = PreActResNet18(10, (0.5,) * 3, (0.5,) * 3)
+    decoder = LayerDecoder(net, "layer1", 32, kind="vector", channels=4)
+    assert decoder.embed.linear.in_features == 64 * 32 * 32
 
 
 def test_tokens_are_laid_on_their_square():

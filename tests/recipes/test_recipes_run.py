@@ -1,15 +1,21 @@
 """A run from recipe to results: what is written, what is refused, what is scored."""
 
 import dataclasses
+import itertools
 import json
 
 import pytest
 import torch
+from PIL import Image
 
 import alignmixup as am
 from alignmixup.data import shapes
-from alignmixup.mixing import AlignMixup, NoMix, StyleMix
+from alignmixup.mixing import AlignMixup, NoMix, StyleCutMix, StyleMix
+from alignmixup.mixing.adain import load_adain, save_adain, small_adain
+from alignmixup.mixing.adain_fit import class_style_distances
 from alignmixup.nets.zoo import NetSpec
+from alignmixup.recipes import run as run_module
+from alignmixup.recipes.batches import load_split
 from alignmixup.recipes.run import Sets, open_run, train
 from alignmixup.recipes.run_folder import append_results
 from alignmixup.recipes.schema import DataSpec, Recipe
@@ -260,6 +266,69 @@ def test_style_weights_that_cannot_be_read_leave_no_run_behind(tmp_path, sets):
     with pytest.raises(ValueError, match=r"style\.safetensors is damaged or no \.safetensors file"):
         train(dataclasses.replace(RECIPE, mixer=mixer), tmp_path / "run", sets=sets, quiet=True)
     assert not (tmp_path / "run").exists()
+
+
+def test_style_weights_with_another_checksum_leave_no_run_behind(tmp_path, sets):
+    path = tmp_path / "style.safetensors"
+    make_style_weights("shapes", path, steps=4, num_images=60, width=3)
+    recipe = dataclasses.replace(RECIPE, mixer=StyleMix(str(path), sha256="0" * 64))
+    with pytest.raises(ValueError, match=r"has sha256 .*, expected 0000"):
+        train(recipe, tmp_path / "run", sets=sets, quiet=True)
+    assert not (tmp_path / "run").exists()
+
+
+def test_style_weights_without_distances_leave_no_run_of_automatic_gamma_behind(tmp_path, sets):
+    path = tmp_path / "style.safetensors"
+    save_adain(small_adain(2, torch.Generator().manual_seed(0)), path)
+    recipe = dataclasses.replace(RECIPE, mixer=StyleCutMix(str(path), gamma="auto"))
+    with pytest.raises(ValueError, match="hold no class distances, which gamma='auto' needs"):
+        train(recipe, tmp_path / "run", sets=sets, quiet=True)
+    assert not (tmp_path / "run").exists()
+
+
+def test_automatic_gamma_without_weights_gets_the_distances_of_the_training_set(
+    tmp_path, sets, monkeypatch
+):
+    monkeypatch.setattr(run_module, "ADAIN_STEPS", 2)
+    settings = dataclasses.replace(RECIPE.train, epochs=1)
+    mixer = StyleCutMix(prob=1.0, gamma="auto")
+    train(
+        dataclasses.replace(RECIPE, mixer=mixer, train=settings),
+        tmp_path / "run",
+        sets=sets,
+        quiet=True,
+    )
+    made = load_adain(tmp_path / "run" / "adain.safetensors")
+    assert made.class_distances is not None
+    expected = class_style_distances(made, sets.train.images, sets.train.labels, 10)
+    off_diagonal = expected.sum() / 90
+    torch.testing.assert_close(made.class_distances, expected / off_diagonal)
+    (metadata,) = {
+        json.dumps(r.trained["style_weights"]["metadata"]) for r in read_results([tmp_path / "run"])
+    }
+    assert json.loads(metadata) == {
+        "data": "shapes/train",
+        "num_images": str(len(sets.train)),
+        "steps": "2",
+        "seed": str(settings.seed),
+        "width": "32",
+    }
+
+
+def test_of_streamed_files_every_class_has_its_share_in_the_style_network(tmp_path, monkeypatch):
+    for split, (name, count) in itertools.product(("train", "val"), {"cat": 9, "dog": 1}.items()):
+        folder = tmp_path / "data" / split / name
+        folder.mkdir(parents=True)
+        for i in range(count):
+            Image.new("RGB", (20, 20), (25 * i, 80, 160)).save(folder / f"{i}.png")
+    monkeypatch.setattr(run_module, "ADAIN_STEPS", 2)
+    monkeypatch.setattr(run_module, "ADAIN_IMAGES", 4)
+    spec = DataSpec(f"folder:{tmp_path / 'data'}@16", stream=True)
+    recipe = dataclasses.replace(RECIPE, data=spec, mixer=StyleCutMix(gamma="auto"))
+    files = load_split(spec, "train", None)
+    mixer = run_module.with_style_weights(recipe, files, tmp_path, torch.device("cpu"))
+    assert mixer.describe()["metadata"]["num_images"] == "4"
+    assert mixer.network(torch.device("cpu")).class_distances.shape == (2, 2)
 
 
 @pytest.mark.parametrize("name", ["gpu", "cuda:x"])

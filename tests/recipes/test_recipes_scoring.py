@@ -1,7 +1,9 @@
 """Evaluation: sources of outliers, progress, users' own loaders, and what is left out."""
 
 import dataclasses
+import time
 from functools import partial
+from threading import Thread
 
 import numpy as np
 import pytest
@@ -16,11 +18,14 @@ from alignmixup.data import shapes, sources
 from alignmixup.data.tiny_imagenet import TinyLayout, load_tiny
 from alignmixup.mixing import NoMix, StyleMix
 from alignmixup.nets.zoo import NetSpec
-from alignmixup.recipes import outliers, run
+from alignmixup.recipes import outliers, run, run_folder
 from alignmixup.recipes.outliers import find_outliers, sources_for
+from alignmixup.recipes.provenance import provenance
 from alignmixup.recipes.run import Sets, train
+from alignmixup.recipes.run_folder import append_results
 from alignmixup.recipes.schema import DataSpec, Recipe
-from alignmixup.recipes.scoring import evaluate, task_names
+from alignmixup.recipes.scoring import TASKS, evaluate, task_names
+from alignmixup.report.tables import read_results, table
 from alignmixup.tasks.localization import localization
 from alignmixup.train import TrainSettings
 from tiny_folder import LAYOUT, make_tiny
@@ -88,7 +93,8 @@ def test_what_is_held_against_what():
     assert sources_for("cifar10") == [*PAPER, "cifar100"]
     assert sources_for("cifar100") == [*PAPER, "cifar10"]
     assert sources_for("shapes") == PAPER
-    assert [n for n in PAPER if n not in sources_for("tiny")] == ["tiny-crop", "tiny-resize"]
+    for dataset in ("tiny", "imagenet"):  # the classes of the first are among the second's
+        assert [n for n in PAPER if n not in sources_for(dataset)] == ["tiny-crop", "tiny-resize"]
 
 
 def test_every_source_is_found_and_scored(two_tone, root):
@@ -112,6 +118,8 @@ def test_every_source_is_found_and_scored(two_tone, root):
     assert done.value("ood", "auroc", "tiny-crop") < 100
     with pytest.raises(ValueError, match="no result ood/auroc of mars"):
         done.value("ood", "auroc", "mars")
+    with pytest.raises(ValueError, match=r"several sources: name one of \['folder:.*'uniform'\]"):
+        done.value("ood", "auroc")
 
 
 def test_cifar_is_held_against_the_other_cifar(two_tone, monkeypatch, tmp_path):
@@ -132,11 +140,11 @@ def test_crops_are_central_pixels_and_resizing_keeps_the_whole_square(root):
     pixels = np.zeros((12, 12, 3), np.uint8)
     pixels[2:10, 2:10] = 200
     Image.fromarray(pixels).save(root / "LSUN" / "test" / "0.png")
-    (batch,) = find_outliers("lsun-crop", 8, root=root).read(1)
+    (batch,) = find_outliers("lsun-crop", (3, 8, 8), root=root).read(1)
     assert (batch == 200 / 255).flatten(1).all(1).sum() == 1
-    (batch,) = find_outliers(f"folder:{root / 'LSUN'}", 12, root=root).read(1)
+    (batch,) = find_outliers(f"folder:{root / 'LSUN'}", (3, 12, 12), root=root).read(1)
     assert torch.equal(batch[1], torch.from_numpy(pixels).permute(2, 0, 1).float() / 255)
-    (batch,) = find_outliers("tiny-crop", 8, root=root).read(1)
+    (batch,) = find_outliers("tiny-crop", (3, 8, 8), root=root).read(1)
     assert batch.shape == (4, 3, 8, 8)
 
 
@@ -364,3 +372,292 @@ def test_sources_are_named_on_the_command_line(tmp_path, capsys, images):
     }
     assert main([*args, "--ood", "folder:/nowhere"]) == 1
     assert capsys.readouterr().err.strip() == "alignmixup: there is no folder /nowhere"
+
+
+# What a result says of itself.
+
+
+def test_two_that_append_at_once_lose_no_line(tmp_path, monkeypatch):
+    read = run_folder.whole_lines
+
+    def read_slowly(path):
+        found = read(path)
+        time.sleep(0.05)  # so that all have read before any writes, if they can
+        return found
+
+    monkeypatch.setattr(run_folder, "whole_lines", read_slowly)
+    results = [am.Result("accuracy", "top1", float(i)) for i in range(4)]
+    threads = [Thread(target=append_results, args=(tmp_path, [r])) for r in results]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(r.value for r in read_results([tmp_path])) == [0, 1, 2, 3]
+
+
+def test_noise_has_its_seed_among_the_settings_and_seeds_are_still_averaged(two_tone, root):
+    done = evaluate(
+        Brightness(), two_tone, tasks=["ood"], ood=["uniform", "gaussian", "isun"], seed=5,
+        data_root=root,
+    )  # fmt: skip
+    seeds = {r.settings["source"]: r.settings.get("seed") for r in done.results}
+    assert seeds == {"uniform": 5, "gaussian": 5, "isun": None}
+    (uniform,) = [
+        r for r in done.results if (r.metric, r.settings["source"]) == ("auroc", "uniform")
+    ]
+    runs = [
+        dataclasses.replace(
+            uniform, recipe="cifar100-r18-input", seed=s, settings={**uniform.settings, "seed": s}
+        )
+        for s in (0, 1)
+    ]
+    (row,) = table(runs, "ood", paper_rows=False).rows
+    assert "n=2" in row[1]
+
+
+def test_results_on_other_images_say_on_which(tmp_path):
+    few = Sets(shapes("train", 8), shapes("test", 8))
+    train(recipe_on("shapes"), tmp_path / "run", sets=few, quiet=True)
+    dark = dataclasses.replace(few.test, name="dark", images=few.test.images // 8)
+    evaluate(tmp_path / "run", dark, tasks=["calibration"], device="cpu")
+    on_which = [r.settings.get("images") for r in read_results([tmp_path / "run"])]
+    assert on_which[:3] == [None] * 3  # recorded by training
+    assert set(on_which[3:]) == {"dark/test, 8 images"}
+
+
+def test_the_hardware_is_that_of_the_device(two_tone, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: f"GPU {device}")
+    assert provenance()["hardware"] == "GPU None"
+    assert provenance(torch.device("cuda:1"))["hardware"] == "GPU cuda:1"
+    for result in evaluate(Brightness(), two_tone, device="cpu").results:
+        assert "GPU" not in result.hardware
+
+
+# Options of tasks.
+
+
+def test_options_reach_their_task_and_its_settings(images):
+    net = nets.build(NetSpec("preact_resnet18", width=4), 10, images.mean, images.std, 32, seed=0)
+    options = {
+        "fgsm": {"eps": 2 / 255},
+        "pgd": {"num_steps": 2, "loss": "margin", "restarts": 2},
+        "strong_attack": {"num_steps": 3},
+        "calibration": {"num_bins": 7},
+        "temperature": {"held_out": 0.25},
+        "ood": {"score": "energy"},
+        "localization": {"convention": "exact", "layer": "layer4", "classifier": "head.linear"},
+        "cost": {"num_steps": 2, "num_warmup": 0},
+    }
+    done = evaluate(net, images, tasks=list(options), options=options, ood=["uniform"])
+    assert done.left_out == done.failed == {}
+    for task, chosen in options.items():
+        settings = [r.settings for r in done.results if r.task == task and r.metric != "params"]
+        for name, value in chosen.items():
+            assert {s[name] for s in settings} == {value}, (task, name)
+    plain = evaluate(net, images, tasks=["ood"], ood=["uniform"])
+    assert done.value("ood", "auroc") != plain.value("ood", "auroc")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"pdg": {"num_steps": 2}}, r"unknown task 'pdg'; there are \['accuracy', 'fgsm', 'pgd'"),
+        ({"pgd": {"steps": 2}}, r"pgd has no option 'steps'; it has \['chunk', 'eps', 'loss'"),
+        ({"accuracy": {"k": 2}}, "accuracy has no option 'k'; it has none"),
+        ({"pgd": {"seed": 2}}, "pgd has no option 'seed'"),
+        (
+            {"ood": {"score": "energy"}},
+            r"'ood', which is not among the tasks \['accuracy', 'pgd'\]",
+        ),
+        ({"pgd": {"num_steps": "many"}}, "pgd.num_steps must be int, got 'many'"),
+        ({"pgd": 4}, "must be a dictionary of names and values, got 4"),
+    ],
+)
+def test_wrong_options_are_explained_before_anything_runs(two_tone, options, message):
+    told = []
+    with pytest.raises(ValueError, match=message):
+        evaluate(
+            Brightness(), two_tone, tasks=["accuracy", "pgd"], options=options, on_task=told.append
+        )
+    assert told == []
+
+
+def test_every_option_of_every_task_has_a_type():
+    assert {name for name, task in TASKS.items() if not task.options()} == {"accuracy"}
+    assert set(TASKS["ood"].options()) == {"score", "prior"}
+    assert set(TASKS["localization"].options()) == {
+        "cam_threshold",
+        "iou_threshold",
+        "v2_iou_thresholds",
+        "threshold_step",
+        "convention",
+        "layer",
+        "classifier",
+    }
+
+
+def test_options_and_detection_on_the_command_line(tmp_path, capsys):
+    few = Sets(shapes("train", 8), shapes("test", 8))
+    train(recipe_on("shapes"), tmp_path / "run", sets=few, quiet=True)
+    args = ["evaluate", str(tmp_path / "run"), "--data", str(tmp_path), "--device", "cpu"]
+    words = ["pgd.num_steps=2", "pgd.eps=3/255", "calibration.num_bins=10"]
+    assert main([*args, "--tasks", "pgd", "calibration", "--set", *words]) == 0
+    newest = {r.task: r.settings for r in read_results([tmp_path / "run"])}
+    assert newest["pgd"]["num_steps"] == 2
+    assert newest["pgd"]["eps"] == 3 / 255
+    assert newest["calibration"]["num_bins"] == 10
+    assert main([*args, "--set", "pgd.num_steps"]) == 1
+    assert "--set takes NAME=VALUE, e.g. pgd.num_steps=40" in capsys.readouterr().err
+    assert main([*args, "--tasks", "detection"]) == 1
+    assert "fine_tune and detection of alignmixup.tasks.detection" in capsys.readouterr().err
+
+
+def test_detection_is_among_what_all_leaves_out(two_tone, tmp_path):
+    done = evaluate(Brightness(), two_tone, tasks=["all"], data_root=tmp_path)
+    assert "alignmixup.tasks.detection" in done.left_out["detection"]
+    assert "detection" not in evaluate(Brightness(), two_tone, tasks=["accuracy"]).left_out
+
+
+# Data of other shapes and types, and tasks that fail.
+
+
+class AnyShape(nn.Module):
+    """Takes images of one shape alone, and remembers what it was given."""
+
+    def __init__(self, shape, num_classes=2):
+        super().__init__()
+        self.seen = set()
+        self.linear = nn.Linear(int(np.prod(shape)), num_classes)
+
+    def forward(self, x):
+        self.seen.add(tuple(x.shape[1:]))
+        return self.linear(x.flatten(1))
+
+
+def test_outliers_have_the_height_and_width_of_the_images(root):
+    model = AnyShape((3, 6, 8))
+    loader = [(torch.rand(5, 3, 6, 8), torch.tensor([0, 1, 0, 1, 0]))]
+    sources = ["all", f"folder:{root / 'iSUN'}"]
+    done = evaluate(model, loader, tasks=["ood"], ood=sources, data_root=root)
+    assert done.left_out == {}
+    assert len({r.settings["source"] for r in done.results}) == 8
+    assert model.seen == {(3, 6, 8)}
+
+
+def test_images_of_one_channel_are_held_against_noise_alone(root):
+    model = AnyShape((1, 8, 8))
+    loader = [(torch.rand(6, 1, 8, 8), torch.tensor([0, 1] * 3))]
+    done = evaluate(model, loader, tasks=["all"], data_root=root)
+    assert done.failed == {}
+    assert {r.settings["source"] for r in done.results if r.task == "ood"} == {
+        "uniform",
+        "gaussian",
+    }
+    assert done.left_out["ood isun"] == "isun has images of 3 channels, where yours have 1"
+    assert model.seen == {(1, 8, 8)}
+    with pytest.raises(ValueError, match="isun has images of 3 channels"):
+        evaluate(model, loader, tasks=["ood"], ood=["isun"], data_root=root)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_a_model_of_another_type_takes_pixels_and_noise(images, dtype, tmp_path):
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Conv2d(3, 6, 5, 2), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 10)
+    )
+    expected = evaluate(net, images, tasks=["calibration"]).value("calibration", "nll")
+    net.to(dtype)
+    quick = {"strong_attack": {"num_steps": 2}, "pgd": {"num_steps": 2}}
+    done = evaluate(net, images, tasks=["all"], options=quick, data_root=tmp_path)
+    assert done.failed == {}
+    assert {r.task for r in done.results} == set(TASKS)
+    assert done.value("calibration", "nll") == pytest.approx(expected, rel=2e-3)
+    pixels = [(images.images.to(dtype) / 255, images.labels)]
+    assert evaluate(net, pixels).value("accuracy", "top1") >= 0
+
+
+def test_pixels_that_are_called_normalised_are_refused(images):
+    x, y = images.images.float() / 255, images.labels
+    net = AnyShape((3, 32, 32), 10)
+    score = partial(evaluate, net, tasks=["accuracy"], normalised_by=(MEAN, STD))
+    with pytest.raises(
+        ValueError, match=r"all their values lie in \[0, 1\].*leave normalised_by out"
+    ):
+        score([(x[:20], y[:20]), (x[20:], y[20:])])
+    score(images)  # pixels, which are normalised for the model
+    mean, std = (torch.tensor(v).view(3, 1, 1) for v in (MEAN, STD))
+    score([((x - mean) / std, y)])
+    score([(x / x.amax() * 0.3, y)])  # dark images may well be what they are said to be
+    evaluate(net, [(x, y)], normalised_by=((0,) * 3, (1,) * 3))  # the same as none
+    bright = dataclasses.replace(images, images=128 + images.images // 6)
+    # Once it is normalised, all of it lies in [0, 1], but nobody has called it normalised.
+    evaluate(net, bright, normalised_by=((0.5,) * 3, (0.2,) * 3))
+
+
+def test_a_task_that_fails_leaves_the_figures_of_the_others(images):
+    class Fussy(AnyShape):
+        """Breaks where it is asked for gradients."""
+
+        def forward(self, x):
+            if x.requires_grad:
+                raise RuntimeError("no such thing")
+            return super().forward(x)
+
+    net = Fussy((3, 32, 32), 10)
+    done = evaluate(net, images, tasks=["accuracy", "fgsm", "calibration"])
+    assert {r.task for r in done.results} == {"accuracy", "calibration"}
+    assert done.failed == {"fgsm": "RuntimeError: no such thing"}
+    with pytest.raises(
+        ValueError, match=r"no result fgsm/top1_error \(RuntimeError: no such thing"
+    ):
+        done.value("fgsm", "top1_error")
+    with pytest.raises(RuntimeError, match="no such thing"):
+        evaluate(net, images, tasks=["fgsm", "accuracy"])
+
+
+def test_a_failed_task_is_told_on_the_command_line(tmp_path, capsys, monkeypatch):
+    few = Sets(shapes("train", 8), shapes("test", 8))
+    train(recipe_on("shapes"), tmp_path / "run", sets=few, quiet=True)
+
+    def fail(scene, chosen):
+        raise RuntimeError("out of luck")
+
+    monkeypatch.setitem(TASKS, "fgsm", dataclasses.replace(TASKS["fgsm"], run=fail))
+    args = ["evaluate", str(tmp_path / "run"), "--tasks", "calibration", "fgsm", "accuracy"]
+    assert main([*args, "--device", "cpu", "--data", str(tmp_path)]) == 1
+    said = capsys.readouterr()
+    assert "failed fgsm: RuntimeError: out of luck" in said.out
+    assert "top1_error" in said.out
+    assert "some tasks failed" in said.err
+
+
+def test_noise_added_to_the_images_is_a_source_for_who_asks(two_tone, tmp_path):
+    added = ["uniform-added", "gaussian-added"]
+    assert not set(added) & set(sources_for("shapes"))
+    score = partial(evaluate, Brightness(), tasks=["ood"], ood=added, data_root=tmp_path, seed=2)
+    done = score(two_tone)
+    assert {(r.settings["source"], r.settings["num_ood"]) for r in done.results} == {
+        (name, 10) for name in added
+    }
+    assert {r.settings["seed"] for r in done.results} == {2}
+    # White stays white under a sum that is clipped, black becomes noise.
+    assert done.value("ood", "auroc", "uniform-added") == pytest.approx(75, abs=1)
+    with pytest.raises(ValueError, match="uniform-added needs images to add noise to"):
+        find_outliers("uniform-added", (3, 8, 8))
+
+
+def test_more_of_what_users_may_get_wrong_is_explained(images):
+    x, y = images.images.float() / 255, images.labels
+    net = AnyShape((3, 32, 32), 10)
+    with pytest.raises(ValueError, match=r"ood must be a list of names: write \['uniform'\]"):
+        evaluate(net, images, tasks=["ood"], ood="uniform")
+    with pytest.raises(ValueError, match=r"image 0: its boxes must be a tensor \[k, 4\], got \[\["):
+        evaluate(net, [(x, y)], tasks=["localization"], boxes=[[[0, 0, 9, 9]]] * 40)
+    for wrong in ((0.5, 0.5), (0.5,) * 3, 0.5, ("a", "b")):
+        with pytest.raises(ValueError, match=r"normalised_by must be \(mean, std\).*got "):
+            evaluate(net, images, normalised_by=wrong)
+    with torch.inference_mode(), pytest.raises(ValueError, match="forbids: call it outside"):
+        evaluate(net, images, tasks=["fgsm"])
+    with pytest.raises(ValueError, match="got ndarray"):
+        evaluate(net, [(x.numpy(), y)])

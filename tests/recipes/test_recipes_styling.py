@@ -13,7 +13,7 @@ from alignmixup.cli import main
 from alignmixup.data import shapes
 from alignmixup.mixing import StyleCutMix
 from alignmixup.mixing.adain import find_weights, load_adain
-from alignmixup.recipes import styling
+from alignmixup.recipes import batches, styling
 from alignmixup.recipes.styling import make_style_weights, some_images
 
 
@@ -91,9 +91,9 @@ def test_files_are_decoded_only_as_far_as_they_are_wanted(
         for i in range(6):
             Image.new("RGB", (20, 24), (40 * i, 0, 0)).save(folder / f"{i}.png")
     decoded: list[str] = []
-    decode = styling.decode_files
+    decode = batches.decode_files
     monkeypatch.setattr(
-        styling, "decode_files", lambda paths, size: (decoded.extend(paths), decode(paths, size))[1]
+        batches, "decode_files", lambda paths, size: (decoded.extend(paths), decode(paths, size))[1]
     )
     images = some_images(f"folder:{tmp_path}@16", 4)
     assert len(decoded) == 4

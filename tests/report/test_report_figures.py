@@ -1,5 +1,7 @@
 """Drawing: what comes in is what is on the axes, and both files are written."""
 
+import itertools
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -65,6 +67,27 @@ def test_the_effect_bars_are_as_high_as_the_changes():
     assert [t.get_text() for t in bottom.get_xticklabels()] == ["layer1", "layer2"]
     assert top.get_yscale() == "log"
     assert any("left out: layer0" in text for text in texts(figure))
+
+
+@pytest.mark.parametrize(
+    ("layers", "shown", "is_slanted"),
+    [
+        ([f"encoder.layer{i}" for i in (1, 2, 3, 4)], ["layer1", "layer2", "layer3", "layer4"], 0),
+        (["encoder.layer3", "encoder"], ["encoder.layer3", "encoder"], 0),
+        ([f"encoder.layer{i}" for i in (1, 2, 3)] + ["encoder"], None, 1),
+    ],
+)
+def test_names_of_layers_do_not_touch(layers, shown, is_slanted):
+    effects = [LayerEffect(layer, 0.4, 1e-7, 0.05, 0.9) for layer in layers]
+    figure = figures.effect_by_layer({"net": effects}, "effect", 1e-3)
+    for axes in figure.axes:
+        labels = axes.get_xticklabels()
+        assert [label.get_text() for label in labels] == (shown or layers)
+        assert all(bool(label.get_rotation()) == is_slanted for label in labels)
+    figure.draw_without_rendering()
+    # Slanted ones begin below the others; level ones must leave a gap.
+    boxes = [label.get_window_extent() for label in figure.axes[0].get_xticklabels()]
+    assert is_slanted or all(a.x1 < b.x0 for a, b in itertools.pairwise(boxes))
 
 
 def test_correspondences_join_each_position_to_its_strongest_match():

@@ -209,6 +209,40 @@ def test_the_strong_attack_is_no_weaker_than_pgd_and_breaks_saturated_models(tra
     assert error(strong_attack(Saturated(), single, 0.04)) >= true - 1
 
 
+def test_an_image_that_is_wrong_without_an_attack_is_broken_under_any():
+    class WrongAtFirst(nn.Module):
+        """Wrong about the images themselves, right about all that an attack makes of them."""
+
+        calls = 0
+
+        def forward(self, x):
+            self.calls += 1
+            right = torch.tensor([1.0, 0.0]) if self.calls > 1 else torch.tensor([0.0, 1.0])
+            return right + 0 * x.sum(dim=(1, 2, 3), keepdim=True).flatten(1)
+
+    data = [(torch.rand(4, 3, 2, 2), torch.zeros(4, dtype=torch.long))]
+    for keep, expected in (("any", 100), ("last", 0)):
+        attack = Attack(0.1, 0.05, 3, True, 2, "margin", keep)
+        result, clean = run_attack("made", WrongAtFirst(), data, attack)
+        assert (result.value, clean.value) == (expected, 100)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_images_are_attacked_within_the_ball(dtype):
+    seen = []
+    linear = nn.Linear(27, 4).to(dtype)
+
+    class Half(nn.Module):
+        def forward(self, x):
+            seen.append(x.detach())
+            return linear(x.flatten(1).to(dtype))
+
+    x = torch.rand(30, 3, 3, 3, generator=torch.Generator().manual_seed(0)).to(dtype)
+    pgd(Half(), [(x, torch.arange(30) % 4)], eps=4 / 255, step=2 / 255, num_steps=5)
+    gaps = [float((points.double() - x.double()).abs().max()) for points in seen]
+    assert 4 / 255 - 1e-6 <= max(gaps) <= 4 / 255 + 1e-6
+
+
 # Agreements
 
 

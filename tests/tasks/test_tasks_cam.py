@@ -146,9 +146,47 @@ def test_names_given_are_checked():
         find_pool_head(net, x, classifier="pool")
     with pytest.raises(ValueError, match=r"gives \[3, 6, 10, 10\]"):
         class_maps(net, x, head=PoolHead("trunk.1", "fc"))
-    net.act = nn.ReLU()  # in place, it would make its input what is pooled
+    net.act = nn.Sigmoid()
     with pytest.raises(ValueError, match="does not read"):
         class_maps(net, x, head=PoolHead("trunk", "fc"))
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_relu_that_is_no_layer_belongs_to_the_map(in_place):
+    class Functional(Pooled):
+        def forward(self, x):
+            return self.fc(nn.functional.relu(self.trunk(x), inplace=in_place).mean((2, 3)))
+
+    torch.manual_seed(0)
+    net, x = Functional(), images(size=12)
+    with torch.no_grad():
+        features = net.trunk(x)
+    assert features.min() < 0 < features.max()
+    assert find_pool_head(net, x) == PoolHead("trunk", "fc")
+    found = class_maps(net, x, torch.tensor([2, 0, 1]))
+    expected = torch.einsum("bc,bchw->bhw", net.fc.weight[[2, 0, 1]], features.relu())
+    torch.testing.assert_close(found.maps, expected)
+
+
+def test_a_normalisation_behind_the_pool_is_named_as_what_is_in_the_way():
+    net = nn.Sequential(
+        nn.Conv2d(3, 5, 3), nn.AdaptiveAvgPool2d(1), nn.GroupNorm(1, 5), nn.Flatten(),
+        nn.Linear(5, 3),
+    )  # fmt: skip
+    with pytest.raises(ValueError, match="'4' reads what '2' makes of the pooled features"):
+        find_pool_head(net, images(size=12))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_maps_in_other_precisions(dtype):
+    torch.manual_seed(0)
+    net, x = Pooled(), images(size=12)
+    expected = class_maps(net, x, torch.tensor([2, 0, 1]))
+    net.to(dtype)
+    assert find_pool_head(net, x) == PoolHead("act", "fc")
+    found = class_maps(net, x, torch.tensor([2, 0, 1]))
+    wide = torch.promote_types(dtype, torch.float32)
+    torch.testing.assert_close(found.maps, expected.maps.to(wide), atol=1e-2, rtol=0)
 
 
 def test_labels_out_of_range_are_an_error():

@@ -186,6 +186,10 @@ def test_coco_crowds_are_ignored_and_nothing_found_is_zero(capsys):
     inside = found([(60, 0, 70, 10), A], [0.9, 0.5])  # wholly inside the crowd
     assert coco_average_precision(truths, [inside], 1)["map"] == pytest.approx(1.0)
     assert coco_average_precision(truths, [found([], [])], 1)["map"] == 0
+    for nothing in (truth([]), truth([A], ignored=[True])):
+        for said in (found([], []), found([A], [0.9])):
+            with pytest.raises(ValueError, match="no class has a true box that counts"):
+                coco_average_precision([nothing], [said], 1)
     assert capsys.readouterr().out == ""
 
 

@@ -198,6 +198,12 @@ def test_bad_normalisation_and_bad_models_are_explained():
         collect_logits(small_net()[:1], batches())
 
 
+@pytest.mark.parametrize("name", TASKS)
+def test_pixels_under_the_name_of_normalised_images_are_refused(name):
+    with pytest.raises(ValueError, match="pass the images as they come out of your normalising"):
+        TASKS[name](small_net(), batches(), normalised_by=(MEAN, STD))
+
+
 def test_a_tiny_overshoot_is_clipped_and_more_is_refused():
     class Extremes(nn.Module):
         def forward(self, x):

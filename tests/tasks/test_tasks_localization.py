@@ -440,3 +440,17 @@ def test_labels_out_of_range_and_models_without_a_head_are_errors():
 def test_bad_settings(options):
     with pytest.raises(ValueError, match=next(iter(options)).split("_")[-1].rstrip("s")):
         LocalizationSettings(**options)
+
+
+def test_the_box_of_nothing_counts_only_where_there_is_no_contour():
+    # Rounded down, the true box is the pixel that the benchmark takes for the box of nothing.
+    corner, elsewhere = box(0, 0, 0.9, 0.9), drawn(12, (6, 6, 10, 10, 1.0))
+    found = score([elsewhere], [corner], LocalizationSettings())
+    assert found["maxboxacc_v2"].value == 0
+    assert found["maxboxacc"].value == 0
+    assert score([drawn(12)], [corner], LocalizationSettings())["maxboxacc_v2"].value == 100
+
+
+def test_boxes_that_are_no_tensors_are_explained():
+    with pytest.raises(ValueError, match=r"must be a tensor \[k, 4\], got \[\[0, 0, 3, 3\]\]"):
+        score([drawn(12, (6, 6, 10, 10, 1.0))], [[[0, 0, 3, 3]]])

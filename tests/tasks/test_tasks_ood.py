@@ -252,6 +252,19 @@ def test_noise_repeats_by_its_seed():
     assert len(first.unique()) > 400  # no batch repeats another
 
 
+def test_noise_takes_any_size_and_number_of_channels_and_says_its_seed():
+    noise = uniform_noise(7, (4, 6), seed=5, channels=1)
+    assert torch.cat(list(noise)).shape == (7, 1, 4, 6)
+    square = torch.cat(list(gaussian_noise(7, (4, 4), seed=5)))
+    assert torch.equal(square, torch.cat(list(gaussian_noise(7, 4, seed=5))))
+    x = torch.rand(6, 3, 4, 4)
+    for made in (uniform_noise(6, 4, seed=9), noisy_images([x], "uniform", seed=9)):
+        assert {r.settings["seed"] for r in ood(Brightness(), [x], made, "made")} == {9}
+    assert all("seed" not in r.settings for r in ood(Brightness(), [x], [x], "itself"))
+    with pytest.raises(ValueError, match="channels=0"):
+        uniform_noise(3, 4, seed=0, channels=0)
+
+
 def test_noisy_images_add_in_pixel_space():
     x = torch.rand(6, 3, 4, 4)
     mean, std = (0.4, 0.5, 0.6), (0.2, 0.25, 0.3)
@@ -289,6 +302,7 @@ def test_centre_crop_takes_the_middle():
     image = torch.arange(36).view(1, 1, 6, 6)
     assert centre_crop(image, 2).flatten().tolist() == [14, 15, 20, 21]
     assert torch.equal(centre_crop(image, 6), image)
+    assert centre_crop(image, (2, 4)).flatten().tolist() == [13, 14, 15, 16, 19, 20, 21, 22]
     with pytest.raises(ValueError, match="cannot crop 7 x 7 pixels from 6 x 6"):
         centre_crop(image, 7)
 

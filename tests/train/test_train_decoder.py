@@ -68,6 +68,15 @@ def test_an_interrupted_training_goes_on_as_if_nothing_had_been(tmp_path):
         assert torch.equal(value, after[key]), key
 
 
+def test_one_that_diverges_is_an_error_and_leaves_nothing(tmp_path):
+    path = tmp_path / "decoder.safetensors"
+    with pytest.raises(
+        ValueError, match=r"has diverged: .* is (inf|nan) by step \d+ of 20; lower lr"
+    ):
+        fit_decoder(Net(), Loader(), steps=20, lr=1e30, checkpoint=path)
+    assert not path.exists(), "one to go on from, and to diverge again"
+
+
 def test_one_that_is_done_is_only_read(tmp_path):
     path, net = tmp_path / "decoder.safetensors", Net()
     fit = fit_decoder(net, Loader(), steps=6, checkpoint=path, facts={"layer": "encoder"})

@@ -49,22 +49,23 @@ class Decoder:
 
     It is kept in the run's folder and serves 'alignmixup figure interpolations --run RUN' and the
     like; training that was interrupted goes on. A run of AlignMixup/AE has a decoder of its own:
-    --kind own says how well it does."""
+    --kind own says how well it does, and with --again it serves the figures again."""
 
     run: Positional[Path]
     """Folder of the run."""
     layer: str | None = None
-    """Layer whose features are decoded; None: the one the run mixes at."""
+    """Layer whose features are decoded; None: the one whose map the run mixes, else the paper's."""
     kind: Literal["map", "vector", "own"] = "map"
-    """map: of the layer's map; vector: of a fully connected embedding of it, as in the paper."""
+    """map: of the layer's map; vector: of a fully connected embedding of it, as in the paper; own:
+    the autoencoder's, which is measured and not trained."""
     epochs: int = 30
     batch_size: int = 128
     lr: float = 2e-3
     channels: int | None = None
-    """Channels of the decoder's first map; None: the layer's, between 64 and 512."""
+    """Channels of the decoder's first map; None: the layer's, 64 to 512 (to 256 at 224 px)."""
     seed: int = 0
     again: bool = False
-    """Throw away the decoder that is there and start afresh."""
+    """Throw away the decoder that was trained here before."""
     data: Path | None = None
     """Folder of the data sets; else ALIGNMIXUP_DATA, else ./datasets."""
     device: str = "auto"

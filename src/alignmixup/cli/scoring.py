@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from rich.table import Table
 from tyro.conf import Positional, UseAppendAction
 
+from alignmixup.cli.parsing import parse_setting
 from alignmixup.cli.printing import Watch, page_width, print_table
 
 __all__ = ["Evaluate", "Report"]
@@ -22,6 +23,8 @@ class Evaluate:
     """Folder of the run."""
     tasks: tuple[str, ...] = ("accuracy",)
     """Which evaluations; 'all' for everything the data allow."""
+    set: tuple[str, ...] = ()
+    """Settings of tasks, e.g. pgd.num_steps=40 fgsm.eps=4/255 ood.score=energy."""
     ood: UseAppendAction[tuple[tuple[str, ...], ...]] = ()
     """Out-of-distribution images: folder:PATH, lsun-crop, ..., or all, which is without it."""
     data: Path | None = None
@@ -37,6 +40,7 @@ class Evaluate:
             done = evaluate(
                 self.run,
                 tasks=self.tasks,
+                options=_options(self.set),
                 ood=[name for names in self.ood for name in names] or ["all"],
                 data_root=self.data,
                 seed=self.seed,
@@ -51,6 +55,20 @@ class Evaluate:
         print_table(table)
         for name, why in done.left_out.items():
             print(f"left out {name}: {why}")
+        for name, why in done.failed.items():
+            print(f"failed {name}: {why}")
+        if done.failed:
+            raise RuntimeError("some tasks failed; the figures above are whole")
+
+
+def _options(texts: tuple[str, ...]) -> dict[str, dict[str, Any]]:
+    """pgd.num_steps=40 as {"pgd": {"num_steps": 40}}."""
+    options: dict[str, dict[str, Any]] = {}
+    for text in texts:
+        path, value = parse_setting(text, "pgd.num_steps=40")
+        task, _, name = path.partition(".")
+        options.setdefault(task, {})[name] = value
+    return options
 
 
 @dataclass

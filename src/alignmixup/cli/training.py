@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import os
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ import tyro
 from rich.table import Table
 from tyro.conf import Positional
 
-from alignmixup.cli.parsing import PROGRAM, Call
+from alignmixup.cli.parsing import PROGRAM, Call, parse_setting
 from alignmixup.cli.printing import print_table
 
 __all__ = ["Demo", "Recipes", "Sweep", "Train", "parse_train"]
@@ -154,7 +153,7 @@ class Sweep:
         jobs = sweep(
             recipes_of(self.patterns),
             self.out,
-            changes=dict(_setting(text) for text in self.set),
+            changes=dict(parse_setting(text, "train.epochs=200") for text in self.set),
             dataset=self.dataset,
             seeds=self.seeds,
             tasks=self.tasks,
@@ -167,14 +166,3 @@ class Sweep:
         print(f"{len(jobs) - len(undone)} of {len(jobs)} done in {self.out}")
         if any(job.state.startswith("failed") for job in undone):
             raise RuntimeError("some runs failed; their logs are beside their folders")
-
-
-def _setting(text: str) -> tuple[str, object]:
-    """train.epochs=200 as a name and a value; what is no Python value is a word."""
-    name, sign, value = text.partition("=")
-    if not sign:
-        raise ValueError(f"--set takes NAME=VALUE, e.g. train.epochs=200, got {text!r}")
-    try:
-        return name, ast.literal_eval(value)
-    except (ValueError, SyntaxError):
-        return name, value

@@ -22,6 +22,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from pickle import UnpicklingError
 
 import torch
 import torch.nn.functional as F
@@ -47,6 +48,7 @@ METADATA_KEY = "alignmixup-adain"
 REFERENCE_SIZE = 224
 REFERENCE_TAPS = (3, 10, 17, 30)  # relu1_1, relu2_1, relu3_1, relu4_1
 SMALL_TAPS = (1, 3, 5)
+SMALLEST = 3  # two pixels once halved, the fewest that can be mirrored
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +102,9 @@ class AdaIN(nn.Module):
         self.encoder, self.decoder = encoder, decoder
         self.register_buffer("class_distances", None)
 
-    def encode(self, images: Float[Tensor, "b 3 h w"], size: int | None = None) -> Tensor:
-        """Return the last layer's features of images in [0, 1]; ``size`` is another input size."""
-        features: Tensor = self.encoder(self._resized(images, size))
+    def encode(self, images: Float[Tensor, "b 3 h w"], input_size: int | None = None) -> Tensor:
+        """Return the last layer's features of images in [0, 1]; ``input_size`` replaces its own."""
+        features: Tensor = self.encoder(self._resized(images, input_size))
         return features
 
     def encode_layers(self, images: Float[Tensor, "b 3 h w"]) -> list[Tensor]:
@@ -114,15 +116,28 @@ class AdaIN(nn.Module):
                 layers.append(features)
         return layers
 
-    def decode(self, features: Float[Tensor, "b c p q"], size: tuple[int, int]) -> Tensor:
-        """Return images of ``size``, in [0, 1] and float32."""
-        images: Tensor = self.decoder(features).float()
+    def decode(
+        self,
+        features: Float[Tensor, "b c p q"],
+        size: tuple[int, int],
+        input_size: int | None = None,
+    ) -> Tensor:
+        """Return images of ``size``, in [0, 1] and float32; ``input_size`` as it was for encode."""
+        side = input_size or self.input_size
+        seen = size if side is None else (side, side)
+        # Halving rounds up, so an odd side comes back longer: cut, as in training, then resize.
+        images: Tensor = self.decoder(features)[..., : seen[0], : seen[1]].float()
         if images.shape[2:] != size:
             images = F.interpolate(images, size, mode="bilinear", align_corners=False)
         return images.clamp(0, 1)
 
     def _resized(self, images: Tensor, size: int | None) -> Tensor:
         side = size or self.input_size
+        if side is None and min(images.shape[2:]) < SMALLEST:
+            raise ValueError(
+                f"the style network needs images of at least {SMALLEST} x {SMALLEST} pixels, got "
+                f"{list(images.shape)}; with input_size they are enlarged for it"
+            )
         if side is None or images.shape[2:] == (side, side):
             return images.float()
         return F.interpolate(images.float(), (side, side), mode="bilinear", align_corners=False)
@@ -206,7 +221,7 @@ class WeightsFile:
     metadata: Mapping[str, str]
 
 
-def find_weights(weights: str) -> WeightsFile:
+def find_weights(weights: str | Path) -> WeightsFile:
     """Say what ``weights`` names; reads the whole file for its checksum."""
     files = _files(weights)
     digest = hashlib.sha256()
@@ -214,10 +229,10 @@ def find_weights(weights: str) -> WeightsFile:
         digest.update(path.read_bytes())
     metadata = {} if len(files) > 1 else _metadata(files[0])
     kind = metadata.pop("kind", "reference")
-    return WeightsFile(weights, kind, digest.hexdigest(), metadata)
+    return WeightsFile(str(weights), kind, digest.hexdigest(), metadata)
 
 
-def _files(weights: str) -> list[Path]:
+def _files(weights: str | Path) -> list[Path]:
     """One file of ours, or encoder and decoder of the reference."""
     if not weights:
         raise ValueError(
@@ -228,7 +243,7 @@ def _files(weights: str) -> list[Path]:
     if path.is_dir():
         return [_one_of(path, stem) for stem in ("vgg_normalised", "decoder")]
     if not path.is_file():
-        raise FileNotFoundError(f"there are no AdaIN weights at {weights!r}; fit_adain makes them")
+        raise FileNotFoundError(f"there are no AdaIN weights at '{path}'; fit_adain makes them")
     return [path]
 
 
@@ -261,7 +276,9 @@ def _metadata(path: Path) -> dict[str, str]:
 _loaded: dict[tuple[object, ...], AdaIN] = {}
 
 
-def load_adain(weights: str, *, sha256: str = "", device: torch.device | str = "cpu") -> AdaIN:
+def load_adain(
+    weights: str | Path, *, sha256: str = "", device: torch.device | str = "cpu"
+) -> AdaIN:
     """Return the frozen network of ``weights`` on ``device``, read once.
 
     With ``sha256`` a file with another checksum is a ``ValueError``. A file that changes on disk
@@ -287,8 +304,9 @@ def _read(files: list[Path], found: WeightsFile) -> AdaIN:
             tensors |= {f"{prefix}.{name}": t for name, t in _tensors(path).items()}
     else:
         tensors = _tensors(files[0])
-        is_small = found.kind == "small"
-        net = small_adain(len(tensors["encoder.0.bias"])) if is_small else reference_adain()
+        first = tensors.get("encoder.0.bias")
+        width = 1 if first is None else len(first)  # where it lacks, that is said below
+        net = small_adain(width) if found.kind == "small" else reference_adain()
     net.class_distances = tensors.get("class_distances")
     wanted = {name: tensors[name] for name in net.state_dict() if name in tensors}
     missing = sorted(set(net.state_dict()) - set(wanted))
@@ -302,12 +320,20 @@ def _read(files: list[Path], found: WeightsFile) -> AdaIN:
 
 
 def _tensors(path: Path) -> dict[str, Tensor]:
-    if path.suffix == ".safetensors":
-        return load_file(path)
-    loaded = torch.load(path, map_location="cpu", weights_only=True)  # runs no code of the file
+    """The tensors of a file in float32, whatever it holds them in."""
+    try:
+        if path.suffix == ".safetensors":
+            loaded: object = load_file(path)
+        else:  # weights_only: runs no code of the file
+            loaded = torch.load(path, map_location="cpu", weights_only=True)
+    except (SafetensorError, UnpicklingError, EOFError, RuntimeError) as error:
+        raise ValueError(
+            f"{path} is damaged, or holds more than the state dict of a network: get the file "
+            "again, or save the state dict alone"
+        ) from error
     if not isinstance(loaded, Mapping):
         raise ValueError(f"{path} must hold a state dict, got {type(loaded).__name__}")
-    return dict(loaded)
+    return {name: t.float() for name, t in loaded.items() if isinstance(t, Tensor)}
 
 
 def save_adain(net: AdaIN, path: str | Path, metadata: Mapping[str, str] | None = None) -> None:

@@ -73,17 +73,21 @@ def fit_adain(
     device: torch.device | str = "cpu",
     width: int = 32,
     on_step: OnStep | None = None,
+    class_distances: bool = True,
 ) -> AdainFit:
     """Train a small AdaIN network on ``image_set`` and write it to ``out_path`` (.safetensors).
 
-    The class style distances for StyleCutMix's automatic gamma go into the same file. ``on_step``
-    is told how many steps are done, of how many.
+    With ``class_distances``, which needs an image of each class, the style distances for
+    StyleCutMix's automatic gamma go into the same file. ``on_step`` is told how many steps are
+    done, of how many.
     """
-    _count_classes(image_set.labels, image_set.num_classes)  # an empty one would cost the training
+    if class_distances:  # an empty class would cost the training
+        _count_classes(image_set.labels, image_set.num_classes)
     net = train_small_adain(
         image_set.images, steps=steps, seed=seed, device=device, width=width, on_step=on_step
     )
-    net.class_distances = _distances_of(net, image_set)
+    if class_distances:
+        net.class_distances = _distances_of(net, image_set)
     shown = _batch(image_set.images[:512], device)
     metadata = {
         "data": f"{image_set.name}/{image_set.split}",

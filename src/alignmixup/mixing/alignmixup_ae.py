@@ -21,6 +21,7 @@ takes its place in front of g and D; without noise, as in evaluation, z is mu.
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -42,7 +43,7 @@ from alignmixup.mixing.blend import (
 )
 from alignmixup.mixing.layersets import CLEAN, Layer, cases_of, check_layers, is_kept_partner
 from alignmixup.mixing.sampling import check_weights, probabilities, sample_pairs
-from alignmixup.mixing.taps import check_rows, find_layer, plain_module, tap
+from alignmixup.mixing.taps import check_rows, plain_module, tap
 from alignmixup.ot.sinkhorn import Backend, Side
 
 __all__ = ["AlignMixupAE", "AlignMixupVAE", "NoiseDraw", "gaussian_kl"]
@@ -90,10 +91,10 @@ class AlignMixupAE(Mixer):
         check_layers(self.layers)
         if self.weights is not None:
             check_weights(self.weights, cases_of(self.layers, clean=self.clean))
-        if not self.reconstruction_weight > 0:
+        if not 0 < self.reconstruction_weight < math.inf:
             raise ValueError(
-                f"reconstruction_weight must be positive, got {self.reconstruction_weight}; "
-                "to leave the decoder out set clean=False"
+                "reconstruction_weight must be positive and finite, got "
+                f"{self.reconstruction_weight}; to leave the decoder out set clean=False"
             )
         _ = self._by_layer  # checks what AlignMixup checks: alpha, eps, num_iters, ...
 
@@ -174,8 +175,11 @@ class AlignMixupAE(Mixer):
         return {"reconstruction": self.reconstruction_weight * error.square().mean()}
 
     def _check_net(self, net: nn.Module, draw: Draw) -> None:
-        if draw.case == CLEAN:
-            find_layer(net, "decoder")  # or a ValueError that lists the layers there are
+        if draw.case == CLEAN and getattr(plain_module(net), "decoder", None) is None:
+            raise ValueError(
+                f"the clean case needs a decoder, and this {type(plain_module(net)).__name__} has "
+                "none: build an AutoencodingClassifier with decoder=True, or set clean=False"
+            )
         is_variational = getattr(plain_module(net), "variational", None)
         if is_variational is not None and is_variational != self._is_variational:
             wanted = "AlignMixupVAE" if is_variational else "AlignMixupAE"
@@ -256,8 +260,8 @@ class AlignMixupVAE(AlignMixupAE):
         super().__post_init__()
         if self.embedding_dim < 1:
             raise ValueError(f"embedding_dim must be at least 1, got {self.embedding_dim}")
-        if not self.kl_weight >= 0:
-            raise ValueError(f"kl_weight must not be negative, got {self.kl_weight}")
+        if not 0 <= self.kl_weight < math.inf:
+            raise ValueError(f"kl_weight must be 0 or more and finite, got {self.kl_weight}")
 
     def draw(self, batch_size: int, rng: torch.Generator) -> NoiseDraw:
         plain = super().draw(batch_size, rng)

@@ -32,6 +32,7 @@ from alignmixup.mixing.blend import (
 from alignmixup.mixing.gradient_saliency import (
     Rgb,
     block_saliency,
+    check_grids,
     check_saliency_settings,
     gradient_saliency,
 )
@@ -96,14 +97,14 @@ class CoMixup(Mixer):
         check_alpha(self.alpha)
         check_loss(self.loss)
         check_saliency_settings(self.clean_lam, self.saliency_std)
-        if not self.grids or len(set(self.grids)) < len(self.grids) or min(self.grids) < 1:
-            raise ValueError(f"grids must be different numbers of blocks >= 1, got {self.grids}")
+        check_grids(self.grids, least=1)
         if self.penalty not in ("hard", "soft"):
             raise ValueError(f"penalty must be 'hard' or 'soft', got {self.penalty!r}")
         if not 0 <= self.omega <= 1:
             raise ValueError(f"omega must lie in [0, 1], got {self.omega}")
-        if min(self.beta, self.gamma, self.eta, self.threshold) < 0:
-            raise ValueError("beta, gamma, eta and threshold must be 0 or more")
+        for name in ("beta", "gamma", "eta", "threshold"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be 0 or more, and finite, got {getattr(self, name)}")
         for name in ("part_size", "compat_size", "compat_stride"):
             _check_count(name, getattr(self, name))
         for name in ("num_iters", "num_sweeps", "num_restarts"):
@@ -130,7 +131,8 @@ class CoMixup(Mixer):
         check_case(draw.case, self.cases)
         if not isinstance(draw, CoDraw):
             raise ValueError("Co-Mixup needs a draw with a prior and a start: use its own draw()")
-        self._check_size(x, int(draw.case))
+        for n in self.grids:  # all of them: one that does not fit would else stop a later step
+            self._check_size(x, n)
         saliency = gradient_saliency(
             net, x, y, clean_lam=self.clean_lam, loss=self.loss, std=self.saliency_std
         )
@@ -196,8 +198,8 @@ class CoMixup(Mixer):
 
 
 def _check_count(name: str, value: int) -> None:
-    if value < 1:
-        raise ValueError(f"{name} must be at least 1, got {value}")
+    if not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name} must be a whole number from 1 on, got {value}")
 
 
 def mix_blocks(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -23,7 +24,8 @@ class Cutout(Mixer):
 
     ``fill`` is the colour of the hole in the space of the images: for images in [0, 1] the mean of
     the data set, as the original fills with zero after normalisation; 0 for normalised images. The
-    original uses length 16 on CIFAR-10 and 8 on CIFAR-100.
+    original uses length 16 on CIFAR-10 and 8 on CIFAR-100. Of an odd length it hides, as here, one
+    pixel less: length // 2 on either side of the centre.
     """
 
     length: int = 16
@@ -32,8 +34,15 @@ class Cutout(Mixer):
 
     def __post_init__(self) -> None:
         check_loss(self.loss)
-        if self.length < 1:
-            raise ValueError(f"length must be at least 1 pixel, got {self.length}")
+        if not isinstance(self.length, int) or self.length < 2:
+            raise ValueError(
+                f"length must be a whole number of pixels, 2 or more, got {self.length!r}"
+            )
+        if not isinstance(self.fill, tuple | list) or not all(map(math.isfinite, self.fill)):
+            raise ValueError(
+                "fill must be a tuple of one number a channel, such as (0.5, 0.5, 0.5), "
+                f"got {self.fill!r}"
+            )
 
     @property
     def cases(self) -> Mapping[str, float]:

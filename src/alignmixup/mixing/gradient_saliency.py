@@ -9,6 +9,7 @@ its gradients count in the step).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +26,7 @@ __all__ = [
     "Saliency",
     "block_saliency",
     "channel_values",
+    "check_grids",
     "check_saliency_settings",
     "gradient_saliency",
 ]
@@ -168,7 +170,17 @@ def block_saliency(maps: Float[Tensor, "b h w"], side: int) -> Float[Tensor, "b 
 
 
 def check_saliency_settings(clean_lam: float, std: Rgb | None) -> None:
-    if not clean_lam >= 0:
-        raise ValueError(f"clean_lam must be 0 (clean gradients discarded) or more: {clean_lam}")
+    if not 0 <= clean_lam < math.inf:
+        raise ValueError(
+            f"clean_lam must be 0 (clean gradients discarded) or more, and finite, got {clean_lam}"
+        )
     if std is not None and not min(std) > 0:
         raise ValueError(f"saliency_std must be positive in each channel, got {std}")
+
+
+def check_grids(grids: tuple[int, ...], least: int) -> None:
+    """Raise a ``ValueError`` for what are no numbers of blocks to draw from."""
+    if not isinstance(grids, tuple | list) or not all(isinstance(n, int) for n in grids):
+        raise ValueError(f"grids must be a tuple of whole numbers, such as (2, 4), got {grids!r}")
+    if not grids or len(set(grids)) < len(grids) or min(grids) < least:
+        raise ValueError(f"grids must be different numbers of blocks >= {least}, got {grids}")

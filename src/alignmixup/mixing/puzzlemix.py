@@ -12,6 +12,7 @@ sample is the share its pixels have: lam is the prior, the mean of the mask is w
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
@@ -32,6 +33,7 @@ from alignmixup.mixing.blend import (
 from alignmixup.mixing.gradient_saliency import (
     Rgb,
     block_saliency,
+    check_grids,
     check_saliency_settings,
     gradient_saliency,
 )
@@ -103,12 +105,12 @@ class PuzzleMix(Mixer):
         check_alpha(self.alpha)
         check_loss(self.loss)
         check_saliency_settings(self.clean_lam, self.saliency_std)
-        if not self.grids or len(set(self.grids)) < len(self.grids) or min(self.grids) < 2:
-            raise ValueError(f"grids must be different numbers of blocks >= 2, got {self.grids}")
-        if self.num_labels < 2:
-            raise ValueError(f"num_labels must be at least 2, got {self.num_labels}")
-        if min(self.eta, self.beta, self.gamma, self.t_eps, self.adv_eps) < 0:
-            raise ValueError("eta, beta, gamma, t_eps and adv_eps must be 0 or more")
+        check_grids(self.grids, least=2)
+        if not isinstance(self.num_labels, int) or self.num_labels < 2:
+            raise ValueError(f"num_labels must be a whole number from 2 on, got {self.num_labels}")
+        for name in ("eta", "beta", "gamma", "t_eps", "adv_eps"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be 0 or more, and finite, got {getattr(self, name)}")
         if self.neigh_size < 1 or (self.t_size < 1 and self.t_size != -1):
             raise ValueError(
                 f"neigh_size must be at least 1 and t_size at least 1 (or -1: the mask's own "
@@ -167,7 +169,8 @@ class PuzzleMix(Mixer):
         check_batch(x, y, draw.perm, draw.lam)
         check_case(draw.case, self.cases)
         num_blocks = int(draw.case.removesuffix(ADVERSARIAL))
-        self._check_size(x, num_blocks)
+        for n in self.grids:  # all of them: one that does not fit would else stop a later step
+            self._check_size(x, n)
         pixels = to_pixels(x, self.mean, self.std)
         is_noisy = draw.case.endswith(ADVERSARIAL)
         noise = _uniform_noise(draw, x, self.adv_eps) if is_noisy else None
@@ -277,8 +280,10 @@ def _uniform_noise(draw: Draw, x: Tensor, eps: float) -> Tensor:
     z = (z ^ _shift(z, 30)) * -0x40A7B892E31B1A47
     z = (z ^ _shift(z, 27)) * -0x6B2FB644ECCEEE15
     z = z ^ _shift(z, 31)
-    unit = _shift(z, 40).to(x.dtype) * 2.0**-24
-    return (2 * unit - 1).view_as(x) * eps
+    # The numbers go up to 2^24, which float16 does not reach and bfloat16 does not tell apart.
+    wide = torch.promote_types(x.dtype, torch.float32)
+    unit = _shift(z, 40).to(wide) * 2.0**-24
+    return ((2 * unit - 1) * eps).view_as(x).to(x.dtype)
 
 
 def _shift(bits: Tensor, places: int) -> Tensor:

@@ -96,6 +96,15 @@ class StyleCutMix(StyleMixer):
         gamma, centre = sample_share(self.gamma_alpha, None, rng), sample_unit((2,), rng)
         return StyleCutDraw(case, perm, lam, centre, style, gamma)
 
+    def network(self, device: torch.device) -> AdaIN:
+        style = StyleMixer.network(self, device)
+        if self.gamma == "auto" and style.class_distances is None:
+            raise ValueError(
+                f"the weights {self.weights!r} hold no class distances, which gamma='auto' needs: "
+                "write a file that does with add_distances, or use gamma='beta'"
+            )
+        return style
+
     def apply(self, net: nn.Module, x: Tensor, y: Tensor, draw: Draw) -> Mixed:
         draw = draw.to(x.device)
         check_batch(x, y, draw.perm, draw.lam)
@@ -123,7 +132,7 @@ class StyleCutMix(StyleMixer):
         other, partner = own.of(draw.perm), x[draw.perm]
         # Both directions in one pass of the decoder.
         both = torch.cat([adain(features, other, own), adain(features[draw.perm], own, other)])
-        stylised = self.like(style.decode(both, image_size(x)), x)
+        stylised = self.like(style.decode(both, image_size(x), self.input_size), x)
         like_partner, like_anchor = stylised.chunk(2)
         outside = blend(x, blend(x, like_partner, gamma), draw.style)
         inside = blend(blend(partner, like_anchor, gamma), partner, draw.style)
@@ -131,23 +140,16 @@ class StyleCutMix(StyleMixer):
 
     def _auto_gamma(self, style: AdaIN, y: Tensor, perm: Tensor) -> Float[Tensor, " b"]:
         """tanh(D / delta) of each pair; of soft labels the mean over their classes."""
-        distances = self._distances(style, y.device)
-        _check_classes(y, len(distances))
+        assert style.class_distances is not None  # or network() would have raised
+        k = len(style.class_distances)
+        _check_classes(y, k)
+        distances = style.class_distances + SAME_CLASS * torch.eye(k, device=y.device)
         if y.is_floating_point():
             with torch.autocast(y.device.type, enabled=False):
                 apart = ((y.float() @ distances) * y[perm]).sum(1)
         else:
             apart = distances[y, y[perm]]
         return torch.tanh(apart / self.delta)
-
-    def _distances(self, style: AdaIN, device: torch.device) -> Float[Tensor, "k k"]:
-        kept = style.class_distances
-        if kept is None:
-            raise ValueError(
-                f"the weights {self.weights!r} hold no class distances, which gamma='auto' needs: "
-                "write a file that does with add_distances, or use gamma='beta'"
-            )
-        return kept + SAME_CLASS * torch.eye(len(kept), device=device)
 
 
 def _check_classes(y: Tensor, num_classes: int) -> None:

@@ -72,6 +72,12 @@ class StyleMixer(Mixer):
     loss: Loss = "ce"
 
     def __post_init__(self) -> None:
+        # A Path will do; as a string it can be written with the other settings.
+        object.__setattr__(self, "weights", str(self.weights))
+        if self.sha256 and not self.weights:
+            raise ValueError(
+                f"sha256 {self.sha256!r} is that of no weights: name them, too, or leave it out"
+            )
         check_loss(self.loss)
         check_scale(self.mean, self.std)
         if not 0 <= self.content_weight <= 1:
@@ -84,7 +90,7 @@ class StyleMixer(Mixer):
         return asdict(find_weights(self.weights))
 
     def network(self, device: torch.device) -> AdaIN:
-        """The frozen style network on ``device``, read once."""
+        """The frozen style network on ``device``, read once; a ``ValueError`` if it will not do."""
         return load_adain(self.weights, sha256=self.sha256, device=device)
 
     def pixels(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c h w"]:
@@ -137,7 +143,7 @@ class StyleMix(StyleMixer):
             style = self.network(x.device)
             features = style.encode(self.pixels(x), self.input_size)
             mixed = mix_styles(features, draw.perm, draw.content, draw.style, draw.joint)
-            image = self.like(style.decode(mixed, image_size(x)), x)
+            image = self.like(style.decode(mixed, image_size(x), self.input_size), x)
         return mixed_batch(net(image), y, draw.perm, draw.lam, self.loss)
 
 

@@ -70,9 +70,10 @@ class AutoencodingClassifier(nn.Module):
     code of the variational form; without it the code is mu, in training and evaluation alike.
 
     A vector has ``embedding_dim`` numbers and reads A flattened, or ``pooled`` (where alignment
-    before it has no effect). Where A has more than 32,768 numbers a 1 x 1 convolution first reduces
-    it to ``reduced_channels``, 128 by default. A tensor has ``embedding_channels`` and half the
-    side of A, rounded down: 2 x 2 from 4 x 4, 4 x 4 from 8 x 8, 3 x 3 from 7 x 7.
+    before it has no effect). Where A has more than 32,768 numbers and more than 128 channels, a
+    1 x 1 convolution first reduces it to that many; ``reduced_channels`` asks for another number. A
+    tensor has ``embedding_channels`` and half the side of A, rounded down: 2 x 2 from 4 x 4, 4 x 4
+    from 8 x 8, 3 x 3 from 7 x 7.
     """
 
     def __init__(
@@ -215,7 +216,8 @@ class VectorEmbedding(nn.Module):
             raise ValueError(f"embedding_dim must be at least 1, got {dim}")
         if pooled and reduced_channels is not None:
             raise ValueError("a pooled embedding reads little already: leave out reduced_channels")
-        if reduced_channels is None and not pooled and channels * height * width > MOST_INPUTS:
+        is_large = channels * height * width > MOST_INPUTS and channels > REDUCED_CHANNELS
+        if reduced_channels is None and not pooled and is_large:
             reduced_channels = REDUCED_CHANNELS
         self.pooled = pooled
         self.out_shape: tuple[int, ...] = (dim,)

@@ -41,8 +41,8 @@ class NetSpec:
     which want ImageNet's mean and deviation.
 
     ``autoencoder`` puts an embedding of that kind (a vector that reads the flattened or the pooled
-    map, or a tensor) and a decoder beside the network, whose own head goes; ``variational`` and
-    ``decoder`` are for it alone.
+    map, or a tensor) and a decoder beside the network, whose own head goes and cannot be chosen
+    then; ``variational`` and ``decoder`` are for it alone.
     """
 
     name: str
@@ -97,6 +97,11 @@ def _autoencoding(spec: NetSpec, backbone: nn.Module, image_size: int) -> nn.Mod
         if spec.variational or not spec.decoder:
             raise ValueError("variational and decoder need autoencoder='vector', for instance")
         return backbone
+    if spec.head != "pool":
+        raise ValueError(
+            f"head={spec.head!r} does not go with autoencoder={spec.autoencoder!r}, which takes "
+            "the head's place: leave one of them out"
+        )
     return AutoencodingClassifier(
         backbone,
         image_size,
@@ -117,14 +122,16 @@ def initialise(net: nn.Module, generator: torch.Generator) -> None:
 
     Convolutions and linear layers: uniform in +-1 / sqrt(fan-in), torch's own law, which the
     networks released with AlignMixup keep. BN: the identity, with fresh running statistics. A
-    network without any BN needs convolutions that keep the scale of the signal, or it fades on the
-    way: He's normal law over the fan-out, biases zero.
+    network without any BN, or such an encoder of an autoencoder, needs convolutions that keep the
+    scale of the signal, or it fades on the way: He's normal law over the fan-out, biases zero.
     """
-    has_norm = any(isinstance(module, nn.BatchNorm2d) for module in net.modules())
+    encoder = net.encoder if isinstance(net, AutoencodingClassifier) else net
+    has_norm = any(isinstance(module, nn.BatchNorm2d) for module in encoder.modules())
+    without_norm = set() if has_norm else set(encoder.modules())
     for name, module in net.named_modules():
         if isinstance(module, ToImage):
             module.reset_parameters()  # it starts at zero, see there
-        elif isinstance(module, nn.Conv2d) and not has_norm:
+        elif isinstance(module, nn.Conv2d) and module in without_norm:
             nn.init.kaiming_normal_(
                 module.weight, mode="fan_out", nonlinearity="relu", generator=generator
             )
@@ -251,7 +258,7 @@ _OWN: Mapping[str, _Own] = {
     "resnet50": _Own(
         _resnet50, frozenset({"width", "last_stride", "pretrained"}) | _AUTOENCODER, tap="layer4"
     ),
-    "vgg_gap": _Own(_vgg_gap, frozenset({"width", "pretrained"}), tap="conv6"),
+    "vgg_gap": _Own(_vgg_gap, frozenset({"width", "pretrained"}) | _AUTOENCODER, tap="conv6"),
     # Made for localisation; see wsol.
     "acol_vgg": _Own(_acol_vgg, frozenset({"width", "pretrained"}), tap="body"),
     "adl_vgg": _Own(_vgg_gap, frozenset({"width", "pretrained"}), tap="conv6", has_adl=True),

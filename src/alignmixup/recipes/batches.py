@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from jaxtyping import UInt8
+from jaxtyping import Int
 from torch import Tensor
 
 from alignmixup import data
@@ -127,12 +127,33 @@ class _Again:
         return self.loader.epoch(0)
 
 
-def sample_images(
-    spec: DataSpec, images: ImageSet | FileSet, count: int, seed: int
-) -> UInt8[Tensor, "n 3 h w"]:
-    """Images to fit a small network to: all of a set in memory, or ``count`` files by chance."""
+def sample_images(images: ImageSet | FileSet, count: int, side: int, seed: int) -> ImageSet:
+    """At most ``count`` images in memory; where there are more, all classes get equal shares.
+
+    Of sets with one file an image, no other file is decoded.
+    """
+    chosen = _equal_shares(images.labels, count, seed)
     if isinstance(images, ImageSet):
-        return images.images
+        pixels = images.images[chosen]
+    else:
+        pixels = decode_files([images.paths[i] for i in chosen.tolist()], side)
+    return ImageSet(
+        images.name,
+        images.split,
+        pixels,
+        images.labels[chosen],
+        images.class_names,
+        images.mean,
+        images.std,
+    )
+
+
+def _equal_shares(labels: Int[Tensor, " n"], count: int, seed: int) -> Int[Tensor, " m"]:
+    """Up to ``count`` rows by chance: the first of every class, then the second, and so on."""
     rng = torch.Generator().manual_seed(seed)
-    chosen = torch.randperm(len(images), generator=rng)[:count].tolist()
-    return decode_files([images.paths[i] for i in chosen], side_of(spec, images))
+    order = torch.randperm(len(labels), generator=rng)
+    by_class = order[labels[order].argsort(stable=True)]
+    sizes = labels.bincount()
+    first = sizes.cumsum(0) - sizes
+    turn = torch.arange(len(labels)) - first[labels[by_class]]
+    return by_class[turn.argsort(stable=True)[:count]]

@@ -7,13 +7,16 @@ as the paper does for its pictures. The decoder lies in the run's folder:
     RUN/decoder.safetensors   its weights; while it is being trained, everything to go on from
     RUN/decoder.json          its settings and errors, for reading
 
-A run of AlignMixup/AE has a decoder of its own, which serves where none was trained.
+A run of AlignMixup/AE has a decoder of its own, which serves where none was trained, or where the
+trained one was thrown away.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -55,8 +58,10 @@ class DecoderSettings:
 
     ``kind`` is ``map`` (D reads the layer's map as it lies), ``vector`` (the paper's: a fully
     connected f makes 512 numbers of it first) or ``own`` (the decoder an autoencoder was trained
-    with: nothing is trained). ``layer`` is the one the run mixes at unless given. ``channels`` is
-    the width of D's first map; None: the layer's, within bounds.
+    with: nothing is trained, and the other settings must be left out). ``layer`` is, unless given,
+    the one whose map the run mixes or, if it mixes none, the paper's in such a network:
+    ``encoder`` of an autoencoder. ``channels`` is the width of D's first map; None: the layer's,
+    within bounds.
     """
 
     layer: str | None = None
@@ -74,8 +79,17 @@ class DecoderSettings:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
-        if not self.lr > 0:
-            raise ValueError(f"lr must be positive, got {self.lr}")
+        if not 0 < self.lr < math.inf:
+            raise ValueError(f"lr must be positive and finite, got {self.lr}")
+        given = [
+            f"{field.name}={getattr(self, field.name)!r}"
+            for field in dataclasses.fields(self)
+            if field.name != "kind" and getattr(self, field.name) != field.default
+        ]
+        if self.kind == "own" and given:
+            raise ValueError(
+                f"kind='own' trains nothing, so {', '.join(given)} would do nothing: leave it out"
+            )
 
 
 def train_decoder(
@@ -91,7 +105,9 @@ def train_decoder(
     """Train a decoder for the run in this folder, or go on with the one begun there.
 
     One that is done is only read, and one with other settings refused, unless ``again`` throws it
-    away. The error on the test images is appended to the run's results, once.
+    away. Of kind ``own``, the autoencoder's decoder is measured, and ``again`` throws away the one
+    that was trained in its place. The error on the test images is appended to the run's results,
+    once.
     """
     folder = Path(run)
     settings = settings or DecoderSettings()
@@ -99,25 +115,36 @@ def train_decoder(
     train_set = sets.train if sets else load_split(recipe.data, "train", data_root)
     test_set = sets.test if sets else load_split(recipe.data, "test", data_root)
     opened = _open_finished(folder, train_set, device)
-    settings = dataclasses.replace(settings, layer=settings.layer or mixed_layer(opened))
     place = next(opened.net.parameters()).device
     test_batches = eval_batches(recipe.data, recipe.train, test_set, place)
     if settings.kind == "own":
         measured = reconstruction(OwnDecoder(opened.net), test_batches)
-        _record(opened, settings, measured)
+        _check_finite(measured, "the run has diverged")
+        if again:
+            _throw_away(folder)
+        _record(opened, {"kind": "own", "layer": OwnDecoder.layer}, measured)
         return measured
-    path = folder / DECODER
-    if again:
-        path.unlink(missing_ok=True)
+    settings = dataclasses.replace(settings, layer=settings.layer or mixed_layer(opened))
     decoder = _layer_decoder(opened, settings, side_of(recipe.data, train_set))
     try:
-        fit = _fit(decoder, opened, settings, train_set, path, quiet)
+        fit = _fit(decoder, opened, settings, train_set, again, quiet)
     except OtherSettings as error:
         raise ValueError(f"{error}; --again throws it away and starts afresh") from None
     measured = reconstruction(decoder.eval(), test_batches)
-    _describe(path, settings, fit, measured)
-    _record(opened, settings, measured)
+    _check_finite(measured, "train it --again with a lower --lr")
+    _describe(folder / DECODER, settings, fit, measured)
+    _record(opened, dataclasses.asdict(settings), measured)
     return measured
+
+
+def _check_finite(measured: Reconstruction, remedy: str) -> None:
+    if not math.isfinite(measured.error):
+        raise ValueError(f"the decoder's error on the test images is {measured.error}: {remedy}")
+
+
+def _throw_away(folder: Path) -> None:
+    for path in (folder / DECODER, (folder / DECODER).with_suffix(".json")):
+        path.unlink(missing_ok=True)
 
 
 def _open_finished(folder: Path, images: ImageSet | FileSet, device: str) -> Run:
@@ -152,7 +179,7 @@ def _fit(
     run: Run,
     settings: DecoderSettings,
     images: ImageSet | FileSet,
-    path: Path,
+    again: bool,
     quiet: bool,
 ) -> DecoderFit:
     # Without a crop of the padded image: its black border is nothing to learn to paint.
@@ -162,6 +189,8 @@ def _fit(
     )
     loader = train_batches(spec, how, images, next(run.net.parameters()).device)
     facts = {key: value for key, value in dataclasses.asdict(settings).items() if key != "seed"}
+    if again:  # now that nothing more can be found wrong with the settings
+        _throw_away(run.folder)
     return fit_decoder(
         decoder,
         loader,
@@ -169,7 +198,7 @@ def _fit(
         lr=settings.lr,
         seed=settings.seed,
         parts=("embed", "decoder"),
-        checkpoint=path,
+        checkpoint=run.folder / DECODER,
         facts={**facts, "data": images.name, "run_epoch": run.epoch},
         quiet=quiet,
     )
@@ -221,12 +250,12 @@ def _describe(
     write_json(path.with_suffix(".json"), record)
 
 
-def _record(run: Run, settings: DecoderSettings, measured: Reconstruction) -> None:
+def _record(run: Run, settings: Mapping[str, object], measured: Reconstruction) -> None:
     """Append the two errors to the run's results, unless these very ones are there."""
     path = run.folder / "results.jsonl"
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     there = [Result.from_json(line) for line in lines if '"reconstruction"' in line]
-    how = {**dataclasses.asdict(settings), "num_images": measured.num_images}
+    how = {**settings, "num_images": measured.num_images}
     where = origin(run.recipe, run.epoch, run.folder)
     results = [
         Result("reconstruction", metric, getattr(measured, metric), how)

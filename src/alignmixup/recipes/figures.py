@@ -34,7 +34,6 @@ from alignmixup.contracts import ImageSet
 from alignmixup.mixing import (
     AlignMixup,
     AlignMixupAE,
-    CoMixup,
     align_mix,
     alignment_effect,
 )
@@ -50,6 +49,8 @@ from alignmixup.recipes.decoded_figures import interpolations, teaser
 from alignmixup.recipes.evaluation_figures import localization, reliability
 from alignmixup.recipes.gallery import (
     ADAIN_STEPS,
+    CO_DRAWS,
+    CO_OTHERS,
     SHARE,
     different_pairs,
     floats,
@@ -165,9 +166,9 @@ def methods(
     note = (
         f"Below each image: its soft label. Chosen, not drawn: lam = {SHARE}, CutMix's box, "
         "PuzzleMix's 8 x 8 grid, the shares of style.\n"
-        f"Saliency of PuzzleMix and Co-Mixup: {source.what}. Co-Mixup mixes a whole part: of its "
-        f"outputs for up to {CoMixup.part_size} images\n"
-        "with the pair among them, the one with most of the anchor that is no copy is shown. "
+        f"Saliency of PuzzleMix and Co-Mixup: {source.what}. Co-Mixup got {CO_OTHERS} "
+        "images more than\n"
+        f"the pair and {CO_DRAWS} draws; of its outputs the one with most of both is shown. "
         f"Styles: a small AdaIN network after {adain_steps} steps.\n"
         "Manifold mixup and AlignMixup mix features and show no image."
     )
@@ -293,13 +294,17 @@ def layer_effects(source: Source, seed: int = 0) -> tuple[list[figures.LayerEffe
     stages = [
         name for name, _ in source.net.named_modules() if re.fullmatch(r"(\w+\.)?layer\d", name)
     ]
-    layers = [*stages, *([] if source.layer in stages else [source.layer])]
     rng = torch.Generator().manual_seed(seed)
     chosen = torch.randperm(len(source.images), generator=rng)[:EFFECT_IMAGES].tolist()
     x = floats(source.images, chosen).to(next(source.net.parameters()).device)
     measured, left_out = [], []
-    for layer in layers:
-        if to_positions(features_at(source.net, layer, x[:1])).shape[1] > MOST_POSITIONS:
+    maps: list[Tensor] = []
+    for layer in dict.fromkeys([*stages, source.layer]):
+        A = features_at(source.net, layer, x[:1])
+        if any(torch.equal(A, other) for other in maps):
+            continue  # one map by two names, as an autoencoder's encoder and its last stage
+        maps.append(A)
+        if to_positions(A).shape[1] > MOST_POSITIONS:
             left_out.append(layer)
             continue
         found = alignment_effect(source.net, layer, x, eps=source.eps, num_iters=source.num_iters)

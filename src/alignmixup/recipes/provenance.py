@@ -35,11 +35,15 @@ def origin(recipe: Recipe, epoch: int, folder: Path | None = None) -> dict[str, 
     return {"recipe": recipe.name, "seed": recipe.train.seed, "epoch": epoch, "trained": trained}
 
 
-def provenance() -> dict[str, object]:
-    """Where a figure comes from: versions, hardware, commit, date, command."""
+def provenance(device: torch.device | None = None) -> dict[str, object]:
+    """Where a figure comes from: versions, hardware, commit, date, command.
+
+    The hardware is that of ``device``; unless it is given, a GPU where there is one.
+    """
     hardware = platform.processor() or platform.machine()
-    if torch.cuda.is_available():
-        hardware = torch.cuda.get_device_name()
+    is_gpu = device.type == "cuda" if device is not None else torch.cuda.is_available()
+    if is_gpu:
+        hardware = torch.cuda.get_device_name(device)
     try:
         ours = version("alignmixup")
     except PackageNotFoundError:  # run from a source tree that is not installed

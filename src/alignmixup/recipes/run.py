@@ -31,8 +31,7 @@ from alignmixup.mixing import (
     StyleMix,
     alignment_effect,
 )
-from alignmixup.mixing.adain import save_adain
-from alignmixup.mixing.adain_fit import train_small_adain
+from alignmixup.mixing.adain_fit import fit_adain
 from alignmixup.recipes.batches import (
     eval_batches,
     load_split,
@@ -119,7 +118,7 @@ def train(
             print(f"note: {effect}: the aligned cases train as manifold mixup at this layer would")
     writer = _tensorboard(folder) if tensorboard and team.is_leader else None
     if isinstance(recipe.mixer, StyleMix | StyleCutMix) and recipe.mixer.weights:
-        recipe.mixer.describe()  # or an error that says what is wrong with them
+        recipe.mixer.network(device)  # or an error that says what is wrong with them
     with team.leader_first():
         claim(folder, recipe)  # nothing that can be missing is missing: the folder is ours now
         mixer = with_style_weights(recipe, train_set, folder, device)
@@ -192,12 +191,20 @@ def with_style_weights(
         return mixer
     path = folder / ADAIN
     if not path.exists():
-        some = sample_images(recipe.data, images, ADAIN_IMAGES, seed)
-        net = train_small_adain(some, steps=ADAIN_STEPS, seed=seed, device=device)
+        needs_distances = isinstance(mixer, StyleCutMix) and mixer.gamma == "auto"
+        some = _style_images(recipe, images)
         partial = path.with_name("partial-" + ADAIN)
-        save_adain(net, partial, {"data": images.name, "steps": str(ADAIN_STEPS)})
+        fit_adain(some, partial, ADAIN_STEPS, seed, device, class_distances=needs_distances)
         os.replace(partial, path)
     return dataclasses.replace(mixer, weights=str(path))
+
+
+def _style_images(recipe: Recipe, images: ImageSet | FileSet) -> ImageSet:
+    """What a style network is trained on: a set in memory, or so many of its files."""
+    if isinstance(images, ImageSet):
+        return images
+    count = max(ADAIN_IMAGES, images.num_classes)
+    return sample_images(images, count, side_of(recipe.data, images), recipe.train.seed)
 
 
 def pick_device(name: str) -> torch.device:
@@ -210,6 +217,9 @@ def pick_device(name: str) -> torch.device:
         raise ValueError(f"there is no device {name!r}; use cpu, cuda, cuda:1 or auto") from None
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device {name!r} was asked for, but torch sees no GPU; use cpu or auto")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        count = torch.cuda.device_count()
+        raise ValueError(f"device {name!r} was asked for; the GPUs are cuda:0 to cuda:{count - 1}")
     return device
 
 

@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from alignmixup.contracts import Result
 from alignmixup.recipes.schema import FREE_SETTINGS, Recipe
@@ -91,29 +91,36 @@ def claim(folder: Path, recipe: Recipe) -> None:
 
 @contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
-    """Keep a second process out of the folder: the two would write each other's checkpoints.
+    """Keep a second process out of the folder: the two would write each other's checkpoints."""
+    with (folder / RUN).open("rb") as file:
+        if not _lock(file, wait=False):
+            raise ValueError(
+                f"another process is training in {folder}: wait for it, or take another --out"
+            )
+        yield
 
-    The lock is the system's and goes with the process, however that ends.
+
+def _lock(file: IO[bytes], *, wait: bool) -> bool:
+    """Lock an open file for ourselves; False where another has it and we do not ``wait``.
+
+    The lock is the system's and goes with the open file or the process, however that ends. Where
+    there are no such locks, it is as if nobody else were there.
     """
     try:
         import fcntl
-    except ImportError:  # a system without such locks
-        yield
-        return
-    with (folder / RUN).open("rb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(
-                f"another process is training in {folder}: wait for it, or take another --out"
-            ) from None
-        except OSError:  # a file system without locks
-            pass
-        yield
+    except ImportError:  # a system without them
+        return True
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without them
+        pass
+    return True
 
 
 def append_results(folder: Path, results: list[Result]) -> None:
-    """Append results to the run's file; nothing is ever overwritten.
+    """Append results to the run's file; nothing is ever overwritten, whoever else appends.
 
     A last line that a kill or a full disk has cut short goes: what is appended behind it would be
     part of it.
@@ -121,7 +128,8 @@ def append_results(folder: Path, results: list[Result]) -> None:
     path = folder / RESULTS
     try:
         with path.open("ab") as file:
-            kept, size = whole_lines(path), file.tell()
+            _lock(file, wait=True)
+            kept, size = whole_lines(path), file.seek(0, os.SEEK_END)
             file.truncate(min(len(kept), size))
             lines = "".join(result.to_json() + "\n" for result in results)
             file.write(kept[size:] + lines.encode())

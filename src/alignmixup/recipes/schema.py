@@ -7,6 +7,7 @@ every setting, so that a run can be read again whatever the recipe of that name 
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,7 +21,16 @@ from alignmixup.nets.zoo import NetSpec
 from alignmixup.report.paper import Published
 from alignmixup.train.settings import TrainSettings
 
-__all__ = ["FREE_SETTINGS", "DataSpec", "Recipe", "Row", "changed", "mixer_names", "on_data"]
+__all__ = [
+    "FREE_SETTINGS",
+    "DataSpec",
+    "Recipe",
+    "Row",
+    "changed",
+    "check_kind",
+    "mixer_names",
+    "on_data",
+]
 
 # Of training, where and how often, not what: a run may go on with other values of these.
 FREE_SETTINGS = ("device", "capture", "compile", "eval_every")
@@ -64,6 +74,15 @@ class Recipe:
     net: NetSpec
     mixer: Mixer
     train: TrainSettings
+
+    def __post_init__(self) -> None:
+        for part in ("mixer", "train"):
+            owner = getattr(self, part)
+            for setting in dataclasses.fields(owner):
+                value = getattr(owner, setting.name)
+                if isinstance(value, float) and not math.isfinite(value):
+                    # JSON has no such number, so no result could be written at the end.
+                    raise ValueError(f"{part}.{setting.name} must be finite, got {value}")
 
     def shrunk(self) -> Self:
         """The same recipe as a run of two steps on a CPU: a narrow network, tiny batches."""
@@ -150,7 +169,7 @@ def changed(recipe: Recipe, changes: Mapping[str, object]) -> Recipe:
         names = [f.name for f in dataclasses.fields(owner)]
         if name not in names:
             raise ValueError(f"unknown setting {path!r}; {part} has {names}")
-        _check_kind(path, value, get_type_hints(type(owner))[name])
+        check_kind(path, value, get_type_hints(type(owner))[name])
         parts.setdefault(part, {})[name] = value
     replaced = {
         part: dataclasses.replace(getattr(recipe, part), **values) for part, values in parts.items()
@@ -161,11 +180,15 @@ def changed(recipe: Recipe, changes: Mapping[str, object]) -> Recipe:
 def on_data(recipe: Recipe, name: str) -> Recipe:
     """Return the recipe for other data, under a name that says so: a figure must not say it is for
     the recipe's own."""
-    rest = recipe.name.removeprefix(f"{recipe.data.name}-")
+    ours, theirs = (re.sub("[^A-Za-z0-9]+", "_", data) for data in (recipe.data.name, name))
+    words = recipe.name.split("-")
+    # The data come first, or after the family: ablation-cifar100-ae-xAe.
+    if ours in words:
+        words[words.index(ours)] = theirs
+    else:
+        words.insert(0, theirs)
     return dataclasses.replace(
-        recipe,
-        name=f"{re.sub('[^A-Za-z0-9]+', '_', name)}-{rest}",
-        data=dataclasses.replace(recipe.data, name=name),
+        recipe, name="-".join(words), data=dataclasses.replace(recipe.data, name=name)
     )
 
 
@@ -190,11 +213,11 @@ def _read(kind: Any, record: Mapping[str, Any]) -> Any:
     values = {k: tuple(v) if isinstance(v, list) else v for k, v in record.items()}
     hints = get_type_hints(kind)
     for name, value in values.items():
-        _check_kind(name, value, hints[name])
+        check_kind(name, value, hints[name])
     return kind(**values)
 
 
-def _check_kind(name: str, value: object, hint: Any) -> None:
+def check_kind(name: str, value: object, hint: Any) -> None:
     """Raise for a value of another type than its setting: comparisons would fail further on."""
     if not _fits(value, hint):
         wanted = getattr(hint, "__name__", None) if get_origin(hint) is None else None

@@ -10,15 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-from jaxtyping import Int
-from torch import Tensor
-
 from alignmixup import data
 from alignmixup.contracts import ImageSet
-from alignmixup.data.decode import decode_files
 from alignmixup.mixing.adain import WeightsFile
 from alignmixup.mixing.adain_fit import OnStep, add_distances, fit_adain
+from alignmixup.recipes.batches import sample_images
 from alignmixup.recipes.run import pick_device
 
 __all__ = ["STYLE_IMAGES", "StyleWeights", "make_style_weights", "some_images"]
@@ -98,28 +94,4 @@ def some_images(
             f"{count} images are fewer than the {whole.num_classes} classes of {dataset}: each "
             "class needs one at least"
         )
-    chosen = _equal_shares(whole.labels, count, seed)
-    if isinstance(whole, ImageSet):
-        images = whole.images[chosen]
-    else:
-        images = decode_files([whole.paths[i] for i in chosen.tolist()], source.image_size)
-    return ImageSet(
-        whole.name,
-        whole.split,
-        images,
-        whole.labels[chosen],
-        whole.class_names,
-        whole.mean,
-        whole.std,
-    )
-
-
-def _equal_shares(labels: Int[Tensor, " n"], count: int, seed: int) -> Int[Tensor, " m"]:
-    """Up to ``count`` rows by chance: the first of every class, then the second, and so on."""
-    rng = torch.Generator().manual_seed(seed)
-    order = torch.randperm(len(labels), generator=rng)
-    by_class = order[labels[order].argsort(stable=True)]
-    sizes = labels.bincount()
-    first = sizes.cumsum(0) - sizes
-    turn = torch.arange(len(labels)) - first[labels[by_class]]
-    return by_class[turn.argsort(stable=True)[:count]]
+    return sample_images(whole, count, source.image_size, seed)

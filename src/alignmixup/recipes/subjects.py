@@ -21,7 +21,15 @@ from alignmixup.recipes.provenance import origin
 from alignmixup.recipes.run import ADAIN, open_run, pick_device
 from alignmixup.recipes.run_folder import read_recipe
 from alignmixup.recipes.schema import Recipe
-from alignmixup.tasks._forward import Batches, Normalisation, Pixels, model_device
+from alignmixup.tasks._forward import (
+    Batches,
+    Normalisation,
+    Pixels,
+    check_images,
+    labelled_pixels,
+    model_device,
+)
+from alignmixup.tasks.localization import check_boxes
 
 __all__ = ["Pictures", "Subject", "open_pictures", "open_subject"]
 
@@ -42,14 +50,15 @@ class Subject:
 
 @dataclass(frozen=True)
 class Pictures:
-    """What it is scored on. Batches are as the model wants them, by ``normalised_by`` if given.
+    """What it is scored on: batches of pixels, which the model wants normalised if it says by what.
 
-    ``num_images`` is None where only reading them all would tell.
+    ``shape`` is an image's, channels first. ``num_images`` is None where only reading them all
+    would tell.
     """
 
     batches: Batches
     name: str
-    image_size: int
+    shape: tuple[int, int, int]
     num_images: int | None
     boxes: Sequence[Tensor] | None
     normalised_by: Normalisation | None
@@ -87,12 +96,15 @@ def open_pictures(
     batch_size: int,
 ) -> Pictures:
     """Return the images as batches that can be read again, with what is known of them."""
+    if normalised_by is not None:
+        normalised_by = Pixels.of(normalised_by)
+    if boxes is not None:
+        check_boxes(boxes)
     if isinstance(images, ImageSet):
         plain = data.eval_batches(images, batch_size, subject.device())
-        batches = plain if normalised_by is None else _Normalised(plain, normalised_by)
         found = images.boxes if boxes is None else boxes
-        size = images.images.shape[-1]
-        return Pictures(batches, images.name, size, len(images), found, normalised_by)
+        shape = _shape(images.images)
+        return Pictures(plain, images.name, shape, len(images), found, normalised_by)
     if isinstance(images, FileSet):
         assert subject.recipe is not None, "only a run has files"
         return _streamed(subject.recipe, images, subject.device())
@@ -101,19 +113,28 @@ def open_pictures(
     first = next(iter(images), None)
     if not isinstance(first, tuple | list) or len(first) < 2:
         raise ValueError("pass an ImageSet or batches (x, y), such as a DataLoader gives")
-    return Pictures(images, "images", first[0].shape[-1], None, boxes, normalised_by)
+    check_images(first[0])
+    batches = images
+    if normalised_by is not None:
+        batches = _Restored(images, normalised_by, subject.device())
+    return Pictures(batches, "images", _shape(first[0]), None, boxes, normalised_by)
+
+
+def _shape(images: Tensor) -> tuple[int, int, int]:
+    _, channels, height, width = images.shape
+    return channels, height, width
 
 
 @dataclass(frozen=True)
-class _Normalised:
-    """Pixels normalised on their way to a model that does not do so itself."""
+class _Restored:
+    """The pixels of batches that a loader has normalised."""
 
     batches: Batches
     by: Normalisation
+    device: torch.device
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        pixels = Pixels(*self.by)
-        return ((pixels.normalise(x), y) for x, y in self.batches)
+        return labelled_pixels(self.batches, self.by, self.device)
 
 
 def _streamed(recipe: Recipe, files: FileSet, device: torch.device) -> Pictures:
@@ -125,4 +146,4 @@ def _streamed(recipe: Recipe, files: FileSet, device: torch.device) -> Pictures:
         fraction = CENTRE if spec.eval_resize is None else size / spec.eval_resize
         boxes = boxes_in_view(files.boxes, files.paths, size, fraction, squash=spec.squash)
     batches = eval_batches(spec, recipe.train, files, device)
-    return Pictures(batches, files.name, size, len(files), boxes, None)
+    return Pictures(batches, files.name, (3, size, size), len(files), boxes, None)

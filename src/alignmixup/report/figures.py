@@ -36,6 +36,7 @@ Image = NDArray[np.floating[Any]]
 BLUE, RED, PURPLE, GREEN = "#0072b2", "#d55e00", "#8f4b9c", "#009e73"
 PARTS = {"features": BLUE, "pooled": RED, "logits": GREEN}
 SMALLEST = 1e-9  # foot of the axis of changes: below what float32 can tell
+MOST_LETTERS = 45  # names of layers side by side under a column of a figure
 
 
 @dataclass(frozen=True)
@@ -206,13 +207,24 @@ def effect_by_layer(
         bottom.bar(where, [effect.plan_entropy for effect in effects], 0.5, color="0.5")
         bottom.set_ylim(0, 1)
         for axes in (top, bottom):
-            axes.set_xticks(where, [effect.layer for effect in effects])
+            _name_layers(axes, [effect.layer for effect in effects])
             axes.grid(axis="y", alpha=0.3)
     grid[0, 0].set_ylabel("|aligned - unaligned| / |unaligned|")
     grid[1, 0].set_ylabel("plan entropy\n(0 matched, 1 not)")
     figure.legend(*grid[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
     figure.suptitle(title + (f"\n{note}" if note else ""), fontsize=11)
     return figure
+
+
+def _name_layers(axes: Any, layers: Sequence[str]) -> None:
+    """Names below the bars, without the module they all lie in, slanted where they would touch."""
+    owners = {layer.rpartition(".")[0] for layer in layers}
+    if len(owners) == 1:
+        layers = [layer.rpartition(".")[2] for layer in layers]
+    axes.set_xticks(np.arange(len(layers)), layers)
+    if max(map(len, layers), default=0) * len(layers) > MOST_LETTERS:
+        for name in axes.get_xticklabels():
+            name.set(rotation=20, horizontalalignment="right")
 
 
 def save(figure: Figure, path: Path) -> list[Path]:

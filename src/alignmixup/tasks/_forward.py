@@ -10,7 +10,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from itertools import chain
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -21,16 +22,19 @@ __all__ = [
     "Forward",
     "ImageBatches",
     "Normalisation",
+    "PixelBatches",
     "Pixels",
     "Predictions",
     "amp_name",
     "check_finite",
+    "check_images",
     "check_labels",
     "check_range",
     "collect_logits",
     "evaluating",
     "labelled_pixels",
     "model_device",
+    "model_dtype",
     "pixel_batches",
     "predict",
 ]
@@ -43,11 +47,33 @@ Normalisation = tuple[Sequence[float], Sequence[float]]
 RANGE_TOLERANCE = 1e-4
 
 
+@dataclass(frozen=True, slots=True)
+class PixelBatches:
+    """Batches that are plain pixels, although the model expects images normalised."""
+
+    batches: ImageBatches | Batches
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.batches)
+
+
 class Pixels(NamedTuple):
     """The mean and deviation a loader normalises by, per channel; a plain pair serves as well."""
 
     mean: Sequence[float]
     std: Sequence[float]
+
+    @classmethod
+    def of(cls, normalised_by: Normalisation) -> Pixels:
+        """Read the pair as a user gives it; anything else is an error that shows how."""
+        try:
+            mean, std = (tuple(float(v) for v in part) for part in normalised_by)
+        except (TypeError, ValueError):
+            raise ValueError(
+                "normalised_by must be (mean, std), each with one number a channel, such as "
+                f"((0.5, 0.5, 0.5), (0.25, 0.25, 0.25)); got {normalised_by!r}"
+            ) from None
+        return cls(mean, std)
 
     def normalise(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c h w"]:
         """Map pixels to what the model expects."""
@@ -58,6 +84,21 @@ class Pixels(NamedTuple):
         """Map normalised images back to pixels."""
         mean, std = self._as_maps(x)
         return x * std + mean
+
+    def check_normalised(self, ranges: Float[Tensor, "batches 2"]) -> None:
+        """Raise where all values of a set, said to be normalised, look like pixels.
+
+        To lie within [0, 1] and fill it, normalised images would have to be above the mean in all
+        of their pixels; unless the normalisation never leads out of [0, 1].
+        """
+        low, high = float(ranges[:, 0].min()), float(ranges[:, 1].max())
+        leads_out = any(m > 0 or 1 - m > s for m, s in zip(self.mean, self.std, strict=True))
+        if leads_out and low >= 0 and high <= 1 and high - low > 0.5:
+            raise ValueError(
+                "normalised_by says that the images are normalised, but all their values lie in "
+                "[0, 1], as those of pixels do: pass the images as they come out of your "
+                "normalising loader, or leave normalised_by out"
+            )
 
     def _as_maps(self, x: Tensor) -> tuple[Tensor, Tensor]:
         if not len(self.mean) == len(self.std) == x.shape[1]:
@@ -100,9 +141,14 @@ class Forward:
     normalised_by: Normalisation | None = None
     amp_dtype: torch.dtype | None = None
 
-    def __call__(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b k"]:
+    def prepared(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c h w"]:
+        """Return pixels as the model takes them: normalised, and in the type of its weights."""
         if self.normalised_by is not None:
-            x = Pixels(*self.normalised_by).normalise(x)
+            x = Pixels.of(self.normalised_by).normalise(x)
+        return x.to(model_dtype(self.model) or x.dtype)
+
+    def __call__(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b k"]:
+        x = self.prepared(x)
         with torch.autocast(
             x.device.type, dtype=self.amp_dtype, enabled=self.amp_dtype is not None
         ):
@@ -143,17 +189,11 @@ def predict(
     *,
     normalised_by: Normalisation | None = None,
     amp_dtype: torch.dtype | None = None,
-    given_pixels: bool = False,
 ) -> Float[Tensor, "n k"]:
-    """Return the logits of images with or without labels; labels, if any, are not looked at.
-
-    ``given_pixels`` says that these batches are plain pixels even though the model expects
-    images normalised by ``normalised_by``.
-    """
+    """Return the logits of images with or without labels; labels, if any, are not looked at."""
     forward = Forward(model, normalised_by, amp_dtype)
-    undo = None if given_pixels else normalised_by
     with evaluating(model), torch.no_grad():
-        images = pixel_batches(batches, undo, model_device(model))
+        images = pixel_batches(batches, normalised_by, model_device(model))
         logits = torch.cat([forward(x) for x, _ in images])
     check_finite(logits)
     return logits
@@ -179,33 +219,50 @@ def pixel_batches(
     normalised_by: Normalisation | None,
     device: torch.device | None,
 ) -> Iterator[tuple[Tensor, Tensor | None]]:
-    """Give each batch as pixels in [0, 1], with its labels where it has any.
+    """Give each batch as pixels in [0, 1], in float32 or better, with its labels if it has any.
 
-    Without a ``device`` the images stay where they are. Having no image at all is an error.
+    Without a ``device`` the images stay where they are. Having no image at all is an error, and so
+    is having pixels all along where ``normalised_by`` says otherwise.
     """
     if isinstance(batches, Tensor):
         raise ValueError(
             f"batches must be an iterable of batches, got one tensor of shape "
             f"{list(batches.shape)}; pass tensor.split(256)"
         )
-    pixels = None if normalised_by is None else Pixels(*normalised_by)
+    undo = None
+    if normalised_by is not None and not isinstance(batches, PixelBatches):
+        undo = Pixels.of(normalised_by)
     num_images = 0
+    ranges = []
     for batch in batches:
         x, y = (batch, None) if isinstance(batch, Tensor) else (batch[0], batch[1])
-        if not x.is_floating_point() or x.ndim != 4:
-            raise ValueError(
-                f"images must be floats in [0, 1] of shape [b, 3, h, w], got {x.dtype} of shape "
-                f"{list(x.shape)}; divide bytes by 255"
-            )
+        check_images(x)
         if not len(x):
             continue
         num_images += len(x)
-        x = x.to(device or x.device, non_blocking=True)
-        yield _checked_pixels(x, pixels), y
+        # An attack moves pixels by less than half precision can tell apart.
+        wide = torch.promote_types(x.dtype, torch.float32)
+        x = x.to(device or x.device, wide, non_blocking=True)
+        if undo is not None:
+            ranges.append(torch.stack(torch.aminmax(x)))
+        yield _checked_pixels(x, undo), y
     if not num_images:
         raise ValueError(
             "there are no images: the batches are empty; a generator can be read only once, "
             "so pass a list or a loader"
+        )
+    if undo is not None:
+        undo.check_normalised(torch.stack(ranges))
+
+
+def check_images(x: Tensor) -> None:
+    """Raise unless this is a batch of images in floats."""
+    if not isinstance(x, Tensor) or not x.is_floating_point() or x.ndim != 4:
+        is_tensor = isinstance(x, Tensor)
+        found = f"{x.dtype} of shape {list(x.shape)}" if is_tensor else type(x).__name__
+        raise ValueError(
+            f"images must be floats in [0, 1] of shape [b, 3, h, w], got {found}; divide bytes by "
+            "255"
         )
 
 
@@ -214,6 +271,12 @@ def model_device(model: nn.Module) -> torch.device | None:
     for tensor in (*model.parameters(), *model.buffers()):
         return tensor.device
     return None
+
+
+def model_dtype(model: nn.Module) -> torch.dtype | None:
+    """Return the type of the model's first floating parameter or buffer; None without one."""
+    tensors = chain(model.parameters(), model.buffers())
+    return next((t.dtype for t in tensors if t.is_floating_point()), None)
 
 
 def _checked_pixels(x: Tensor, pixels: Pixels | None) -> Tensor:

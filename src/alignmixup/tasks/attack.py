@@ -197,6 +197,10 @@ def run_attack(
     """
     if chunk < 1:
         raise ValueError(f"chunk must be at least 1 image, got {chunk}")
+    if torch.is_inference_mode_enabled():
+        raise ValueError(
+            "an attack needs gradients, which torch.inference_mode() forbids: call it outside"
+        )
     forward = Forward(model, normalised_by, amp_dtype)
     starts = _start_generators(attack, seed)
     n, num_clean, num_broken = 0, 0, torch.zeros(attack.num_steps, dtype=torch.int64)

@@ -28,6 +28,7 @@ from alignmixup.tasks.boxes import box_iou
 __all__ = ["Detected", "Truth", "VocPrecision", "coco_average_precision", "voc_average_precision"]
 
 Floats = NDArray[np.float64]
+NOTHING_TO_FIND = "no class has a true box that counts: there is no mean AP"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,7 @@ class VocPrecision:
         """Return the mean over the classes that have one."""
         known = [value for value in values if value is not None]
         if not known:
-            raise ValueError("no class has a true box that counts: there is no mean AP")
+            raise ValueError(NOTHING_TO_FIND)
         return sum(known) / len(known)
 
 
@@ -137,6 +138,8 @@ def coco_average_precision(
 ) -> dict[str, float]:
     """Return ``map``, ``map50`` and ``map75`` in [0, 1], as pycocotools computes them."""
     _check(truths, detected, num_classes)
+    if all(truth.is_ignored.all() for truth in truths):
+        raise ValueError(NOTHING_TO_FIND)  # pycocotools would say -1
     try:
         from pycocotools.coco import COCO
         from pycocotools.cocoeval import COCOeval

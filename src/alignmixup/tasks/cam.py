@@ -5,7 +5,8 @@
 F is the map before global average pooling, W and b the linear layer after it; so the mean of CAM_k
 over positions plus b_k is the logit of class k. The pair is found by running one image through
 the model: the linear layer that gives the logits, and the layer whose mean over positions that
-linear layer reads. A network that makes its maps in its own way offers a method
+linear layer reads. Where a ReLU that is no layer comes between the two, F is the map after it. A
+network that makes its maps in its own way offers a method
 
     class_maps(x, classes) -> (logits [b, k], maps [b, h, w])
 
@@ -26,7 +27,6 @@ from torch import Tensor, nn
 from alignmixup.tasks._forward import (
     Forward,
     Normalisation,
-    Pixels,
     check_finite,
     check_labels,
     evaluating,
@@ -79,7 +79,7 @@ def class_maps(
             hooks.enter_context(_watch(layer, lambda out, _: seen.update(features=out)))
             hooks.enter_context(_watch(linear, lambda _, given: seen.update(pooled=given)))
             logits = forward(x)
-        features = _checked_features(seen, head, linear, amp_dtype)
+        features = _checked_features(seen, head, linear)
         chosen = _chosen(logits, classes)
         maps = torch.einsum("bc,bchw->bhw", linear.weight[chosen].to(features), features)
     return ClassMaps(logits, maps, chosen)
@@ -139,17 +139,24 @@ class _Trace:
     def __init__(self) -> None:
         self.linear_inputs: dict[str, Tensor] = {}
         self.linear_outputs: dict[str, Tensor] = {}
-        self.means: dict[str, Tensor] = {}
+        self.means: dict[str, _Means] = {}
+        self.pooled: list[Tensor] = []
+        self.behind_pool: set[str] = set()
         self.sizes: dict[str, tuple[int, int]] = {}
 
     def recorder(self, name: str, module: nn.Module) -> Callable[[Any, Any], None]:
         def record(out: Any, given: Any) -> None:
             if isinstance(module, nn.Linear) and isinstance(given, Tensor) and given.ndim == 2:
                 self.linear_inputs[name], self.linear_outputs[name] = given, out
-            elif isinstance(out, Tensor) and out.ndim == 4 and not _pools(module, given, out):
+            elif isinstance(out, Tensor) and out.ndim == 4:
+                if _pools(module, given, out):
+                    self.pooled.append(out)
+                    return
+                if any(given is pooled for pooled in self.pooled):
+                    self.behind_pool.add(name)
                 # The mean is taken at once: a ReLU in place may change the map afterwards.
                 self.means.pop(name, None)
-                self.means[name] = out.float().mean(dim=(2, 3))
+                self.means[name] = _Means.of(out)
                 self.sizes[name] = (out.shape[2], out.shape[3])
 
         return record
@@ -165,15 +172,20 @@ class _Trace:
         )
 
     def find_layer(self, classifier: str) -> str:
-        pooled = self.linear_inputs[classifier].float()
+        pooled = self.linear_inputs[classifier]
         fitting = [
             name
-            for name, mean in self.means.items()
-            if mean.shape == pooled.shape and _is_close(mean, pooled, 1e-4)
+            for name, means in self.means.items()
+            if means.give(pooled) or means.give(pooled, after_relu=True)
         ]
         for name in reversed(fitting):
             if self.sizes[name] != (1, 1):
                 return name
+        if fitting and fitting[-1] in self.behind_pool:
+            raise ValueError(
+                f"the model has no pooling head: {classifier!r} reads what {fitting[-1]!r} makes "
+                "of the pooled features, so its logits are not a mean over positions"
+            )
         if fitting:
             raise ValueError(
                 f"the map before the pooling is {fitting[-1]!r}, of 1 x 1: there is nothing to "
@@ -184,6 +196,34 @@ class _Trace:
             "of any layer's map (a head on a flattened map, on tokens or on a maximum has no class "
             "activation maps); if a function rather than a layer makes that map, make it a module"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _Means:
+    """The means over positions of a map, and of what a ReLU leaves of it."""
+
+    plain: Float[Tensor, "b c"]
+    after_relu: Float[Tensor, "b c"]
+    is_half: bool
+
+    @classmethod
+    def of(cls, features: Float[Tensor, "b c h w"]) -> _Means:
+        wide = _wide(features)
+        is_half = wide.dtype != features.dtype
+        return cls(wide.mean(dim=(2, 3)), wide.relu().mean(dim=(2, 3)), is_half)
+
+    def give(self, pooled: Tensor, *, after_relu: bool = False) -> bool:
+        """Say whether these are the pooled features, as exactly as their types can tell."""
+        mean, found = self.after_relu if after_relu else self.plain, _wide(pooled)
+        if mean.shape != found.shape:
+            return False
+        tolerance = 2e-2 if self.is_half or found.dtype != pooled.dtype else 1e-4
+        gap, size = (mean - found).abs().max(), found.abs().max()
+        return bool(gap <= tolerance * size.clamp(min=1e-6))
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def _pools(module: nn.Module, given: Any, out: Tensor) -> bool:
@@ -210,9 +250,9 @@ def _linear(model: nn.Module, name: str) -> nn.Linear:
 
 
 def _checked_features(
-    seen: dict[str, Tensor], head: PoolHead, linear: nn.Linear, amp_dtype: torch.dtype | None
+    seen: dict[str, Tensor], head: PoolHead, linear: nn.Linear
 ) -> Float[Tensor, "b c h w"]:
-    """Return the map in float32 or better, if its mean is what the classifier read."""
+    """Return the map whose mean the classifier read, in float32 or better."""
     for what, name in (("features", head.layer), ("pooled", head.classifier)):
         if not isinstance(seen.get(what), Tensor):
             raise ValueError(f"layer {name!r} gave no tensor in the forward pass; name another")
@@ -222,19 +262,15 @@ def _checked_features(
             f"layer {head.layer!r} gives {list(features.shape)}, but {head.classifier!r} needs "
             f"maps [b, {linear.in_features}, h, w] to pool"
         )
-    features = features.to(torch.promote_types(features.dtype, torch.float32))
-    tolerance = 1e-4 if amp_dtype is None else 2e-2
-    mean = features.mean(dim=(2, 3))
-    if mean.shape != pooled.shape or not _is_close(mean, pooled.to(mean), tolerance):
-        raise ValueError(
-            f"the model has no pooling head at {head.layer!r}: {head.classifier!r} does not read "
-            "the mean of its map over positions"
-        )
-    return features
-
-
-def _is_close(a: Tensor, b: Tensor, tolerance: float) -> bool:
-    return bool((a - b).abs().max() <= tolerance * b.abs().max().clamp(min=1e-6))
+    means = _Means.of(features)
+    if means.give(pooled):
+        return _wide(features)
+    if means.give(pooled, after_relu=True):
+        return _wide(features).relu()
+    raise ValueError(
+        f"the model has no pooling head at {head.layer!r}: {head.classifier!r} does not read "
+        "the mean of its map over positions"
+    )
 
 
 def _chosen(logits: Tensor, classes: Tensor | None) -> Int[Tensor, " b"]:
@@ -253,8 +289,7 @@ def _own_maps(
     if classes is not None:
         # Its own indexing would not say which label is wrong.
         classes = _chosen(forward(x), classes)
-    if forward.normalised_by is not None:
-        x = Pixels(*forward.normalised_by).normalise(x)
+    x = forward.prepared(x)
     with torch.autocast(
         x.device.type, dtype=forward.amp_dtype, enabled=forward.amp_dtype is not None
     ):

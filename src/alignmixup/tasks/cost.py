@@ -22,7 +22,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from alignmixup.contracts import Draw, Mixer, Result
-from alignmixup.tasks._forward import amp_name, evaluating, model_device
+from alignmixup.tasks._forward import amp_name, evaluating, model_device, model_dtype
 
 __all__ = ["Timing", "cost", "count_parameters", "time_steps"]
 
@@ -55,7 +55,7 @@ def cost(
 
     On CUDA also ``peak_memory_forward_mb`` and ``peak_memory_mb`` of training. ``num_steps`` and
     ``num_warmup`` hold for each case of the mixer. The images are taken as the model wants them,
-    and moved to its device.
+    and brought to its device and type.
     """
     if not len(x):
         raise ValueError("x holds no image: there is nothing to time")
@@ -64,7 +64,7 @@ def cost(
         raise ValueError(f"a training step needs labels y for {len(x)} images, got {given}")
     total, trainable = count_parameters(model)
     device = model_device(model) or x.device
-    x = x.to(device)
+    x = x.to(device, model_dtype(model) or x.dtype)
     shared: dict[str, object] = {
         "batch_size": len(x),
         "image": list(x.shape[1:]),

