@@ -101,31 +101,29 @@ def time_recipe(recipe: Recipe, repeats: int) -> MethodTime:
     device = pick_device(recipe.train.device)
     images = _made_up(recipe.data.name, side, num_classes, 2 * recipe.train.batch_size)
     net = build_net(recipe, images, device).train()
-    loader = data.DeviceLoader(
-        images,
-        recipe.train.batch_size,
-        0,
-        device,
-        drop_last=True,
-        channels_last=recipe.train.channels_last and device.type == "cuda",
-    )
-    plain = PlainStep(
-        prepared(net, recipe.train),
-        recipe.mixer,
-        make_optimizer(net, recipe.train),
-        recipe.train,
-        loader.gather,
-    )
+    # Streams, events and memory are those of the current device, which must be the network's.
+    with torch.cuda.device_of(next(net.parameters())), trying_convolutions():  # type: ignore[no-untyped-call]
+        return _time_net(recipe, net, images, device, repeats)
+
+
+def _time_net(
+    recipe: Recipe, net: nn.Module, images: ImageSet, device: torch.device, repeats: int
+) -> MethodTime:
+    settings, is_cuda = recipe.train, device.type == "cuda"
+    is_last = settings.channels_last and is_cuda
+    b = settings.batch_size
+    loader = data.DeviceLoader(images, b, 0, device, drop_last=True, channels_last=is_last)
+    optimizer = make_optimizer(net, settings)
+    plain = PlainStep(prepared(net, settings), recipe.mixer, optimizer, settings, loader.gather)
     step = make_step(plain, device)
-    if device.type == "cuda":
+    if is_cuda:
         torch.cuda.reset_peak_memory_stats()
-    rows = loader.rows(0)[: recipe.train.batch_size]
-    with trying_convolutions():
-        cases = tuple(
-            CaseTime(case, share, *_percentiles(_time_case(step, rows, draw, device, repeats)))
-            for case, share, draw in _draws(recipe.mixer, recipe.train.batch_size)
-        )
-    peak = torch.cuda.max_memory_allocated() / 2**20 if device.type == "cuda" else None
+    rows = loader.rows(0)[:b]
+    cases = tuple(
+        CaseTime(case, share, *_percentiles(_time_case(step, rows, draw, device, repeats)))
+        for case, share, draw in _draws(recipe.mixer, b)
+    )
+    peak = torch.cuda.max_memory_allocated() / 2**20 if is_cuda else None
     return MethodTime(recipe.name, cases, _count(net), peak, step.path)
 
 
