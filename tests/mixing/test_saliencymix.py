@@ -178,6 +178,7 @@ def test_it_learns_shapes() -> None:
         (lambda: SaliencyMix(saliency="all"), r"unknown saliency 'all'; choose from \['first'"),
         (lambda: SaliencyMix(mean=(0.5, 0.5, 0.5)), "both mean and std or neither"),
         (lambda: SaliencyMix(mean=(0.5,), std=(0.0,)), "std positive, got"),
+        (lambda: SaliencyMix(mean=0.5, std=0.5), "one value a channel, .* got 0.5 and 0.5"),
         (lambda: SaliencyMix(loss="mse"), "unknown loss 'mse'"),
     ],
 )

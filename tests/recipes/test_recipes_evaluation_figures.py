@@ -86,7 +86,8 @@ def test_a_run_is_drawn_from_its_record_or_else_measured(run, images, small, tmp
         patch.setattr(figures, "evaluate", lambda *_, **__: pytest.fail("measured again"))
         figures.reliability(tmp_path, run=run)
     (measured, title), (recorded, _) = seen
-    assert measured[:1] == recorded
+    assert [recorded[0].title] == [f"shapes/test, {len(images)} images"]
+    assert [dataclasses.replace(recorded[0], title=measured[0].title)] == measured[:1]
     assert "small" in title
 
 

@@ -200,6 +200,8 @@ def test_a_users_module_is_scored_too(sets):
     assert done.value("accuracy", "top1") == pytest.approx(share)
     with pytest.raises(ValueError, match="pass an ImageSet"):
         am.evaluate(Always3())
+    with pytest.raises(ValueError, match=r"the folder of a run or an nn\.Module, got function"):
+        am.evaluate(lambda x: x, sets.test)
     with pytest.raises(ValueError, match=r"\['accurracy'\]"):
         am.evaluate(Always3(), sets.test, tasks=["accurracy"])
     with pytest.raises(ValueError, match="no result fgsm/top1_error"):

@@ -5,6 +5,8 @@ pixels = x std + mean, a channel at a time; without mean and std the images are 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -51,7 +53,10 @@ def check_scale(mean: Scale, std: Scale) -> None:
     """Raise a ``ValueError`` for a mean without a std, or a std that cannot divide."""
     if (mean is None) != (std is None):
         raise ValueError(f"give both mean and std or neither, got mean={mean}, std={std}")
-    if mean is not None and std is not None and (len(mean) != len(std) or min(std) <= 0):
+    if mean is None or std is None:
+        return
+    are_lists = all(isinstance(values, Sequence) for values in (mean, std))
+    if not are_lists or len(mean) != len(std) or min(std) <= 0:
         raise ValueError(
             f"mean and std must have one value a channel, std positive, got {mean} and {std}"
         )

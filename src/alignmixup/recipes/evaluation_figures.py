@@ -78,8 +78,8 @@ def _has_diagram(result: Result) -> bool:
 
 def _panel(result: Result) -> drawing.ReliabilityPanel:
     bins: Any = result.settings["reliability"]
-    n = result.settings["num_images"]
-    title = f"{n} images"
+    # Images that somebody passed are named: they need not be the run's own.
+    title = str(result.settings.get("images", f"{result.settings['num_images']} images"))
     if result.task == "temperature":
         title = f"temperature {result.settings['temperature']:.2f}, fitted on other images; {title}"
     oe = 100 * _over_confidence(bins)

@@ -76,6 +76,8 @@ def open_subject(
             raise ValueError("a module is scored on images: pass an ImageSet, or batches (x, y)")
         model = run if device == "auto" else run.to(pick_device(device))
         return Subject(model, None, {"recipe": type(run).__name__}), images
+    if not isinstance(run, str | Path):
+        raise ValueError(f"pass the folder of a run or an nn.Module, got {type(run).__name__}")
     recipe = read_recipe(Path(run))
     own = load_split(recipe.data, "test", data_root) if images is None else images
     if not isinstance(own, ImageSet | FileSet):
