@@ -205,3 +205,12 @@ def test_a_sweep_trains_by_pattern_with_settings_for_all(tmp_path, capsys):
     assert '"metric": "top1_median10"' in results
     assert main([*words, "--set", "train.epochs"]) == 1
     assert "--set takes NAME=VALUE" in capsys.readouterr().err
+
+
+def test_flags_before_the_recipe_do_not_train_another(tmp_path, capsys):
+    args = ["train", "--out", str(tmp_path / "run"), "cifar10-r18-input-fast"]
+    assert main(args) != 0
+    assert (
+        "name the recipe first: alignmixup train cifar10-r18-input-fast" in capsys.readouterr().err
+    )
+    assert not (tmp_path / "run").exists()

@@ -5,6 +5,7 @@ import pytest
 import torch
 from PIL import Image
 
+from alignmixup.data import find
 from alignmixup.data.decode import decode_files, read_rgb, unreadable_files
 from alignmixup.data.folder import (
     FileSet,
@@ -179,3 +180,23 @@ def test_a_crop_is_the_central_pixels_and_too_small_a_file_is_named(tmp_path):
         load_images([], 8, "stretch")
     with pytest.raises(ValueError, match="image_size"):
         load_images([], 0)
+
+
+def test_hidden_folders_are_not_looked_into_and_a_name_may_end_like_a_size(tmp_path):
+    place = tmp_path / "run@2"
+    for split in ("train", "val"):
+        for label in ("a", "b"):
+            folder = place / split / label
+            (folder / ".ipynb_checkpoints").mkdir(parents=True)
+            Image.new("RGB", (8, 8)).save(folder / "x.png")
+            Image.new("RGB", (8, 8)).save(folder / ".ipynb_checkpoints" / "x-checkpoint.png")
+    source = find(f"folder:{place}")
+    assert source.image_size == find("folder:elsewhere").image_size
+    assert len(source.load(None, "train")) == 2
+    assert find(f"folder:{place}@16").image_size == 16
+
+
+def test_floating_point_images_are_refused(tmp_path):
+    Image.fromarray(np.full((4, 4), 0.5, dtype=np.float32)).save(tmp_path / "x.tif")
+    with pytest.raises(ValueError, match=r"x\.tif .*floating-point numbers"):
+        read_rgb(str(tmp_path / "x.tif"))

@@ -1,6 +1,7 @@
 """The zoo: seeds, options, other people's models, default taps, and errors that help."""
 
 import dataclasses
+import re
 import sys
 
 import pytest
@@ -319,6 +320,37 @@ def test_pretrained_weights_reach_torchvisions_own_but_for_the_classifier(torchv
     del state["layer1.0.conv1.weight"]
     with pytest.raises(ValueError, match=r"layer1\.0\.conv1\.weight .* they have nothing"):
         make(spec)
+
+
+def test_weights_in_older_forms_are_taken(torchvision, monkeypatch):
+    """DenseNet's files name layers as they were once; older files count no batches."""
+    for name in ("densenet121", "vgg11_bn"):
+        theirs = torchvision.models.get_model(name, weights=None, num_classes=3)
+        state = {
+            re.sub(r"(denselayer\d+\.(?:norm|conv))([12]\.)", r"\1.\2", key): value
+            for key, value in theirs.state_dict().items()
+            if not key.endswith("num_batches_tracked")
+        }
+        monkeypatch.setattr(zoo, "_torchvision_weights", lambda *which, state=state: state)
+        net = make(NetSpec(f"torchvision:{name}", pretrained=True))
+        for key, value in theirs.state_dict().items():
+            if not key.endswith("num_batches_tracked"):
+                assert torch.equal(net.model.state_dict()[key], value), key
+
+
+def test_pretrained_weights_get_the_scale_they_were_trained_with(torchvision, monkeypatch):
+    state = torchvision.models.resnet18(weights=None).state_dict()
+    monkeypatch.setattr(zoo, "_torchvision_weights", lambda *which: state)
+    assert zoo._wanted_scale(nn.Module()) == zoo.IMAGENET_SCALE
+    own_scale = nn.Module()
+    own_scale.pretrained_cfg = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
+    assert zoo._wanted_scale(own_scale) == ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+    net = make(NetSpec("torchvision:resnet18", pretrained=True))
+    plain = make(NetSpec("torchvision:resnet18"))
+    x = torch.rand(1, 3, 8, 8)
+    mean, std = (torch.tensor(part).view(3, 1, 1) for part in zoo.IMAGENET_SCALE)
+    torch.testing.assert_close(net.normalize(x), (x - mean) / std)
+    assert not torch.allclose(plain.normalize(x), net.normalize(x))
 
 
 def test_a_model_without_a_tensor_of_logits_is_refused():

@@ -10,10 +10,11 @@ import torch
 from alignmixup.contracts import ImageSet
 from alignmixup.mixing import AlignMixup
 from alignmixup.recipes import run
+from alignmixup.recipes.batches import load_split
 from alignmixup.recipes.bench import SHAPES, bench, check_rows, write_rows
 from alignmixup.recipes.catalogue import find_recipe, published_error, recipe_names
 from alignmixup.recipes.run import Sets, train
-from alignmixup.recipes.schema import Recipe, changed
+from alignmixup.recipes.schema import Recipe, changed, on_data
 
 NAMES = recipe_names()
 LARGEST = 64  # pixels: what is for 224 trains on fewer here
@@ -265,3 +266,32 @@ def test_settings_that_are_right_only_together_may_be_changed_together():
     assert (short.train.epochs, short.train.warmup_epochs, short.net.width) == (1, 0.0, 4)
     with pytest.raises(ValueError, match=r"warmup_epochs \(5.0\) must be fewer than epochs \(1\)"):
         changed(recipe, {"train.epochs": 1})
+
+
+def test_a_folder_of_another_size_gives_a_streamed_recipe_that_size():
+    full = find_recipe("imagenet-r50-baseline")
+    small = on_data(full, "folder:pictures@96").data
+    assert (full.data.image_size, small.image_size) == (224, 96)
+    views = {name: getattr(full.data, name) for name in ("resize", "eval_resize")}
+    for name, side in views.items():
+        assert getattr(small, name) == (None if side is None else round(side * 96 / 224))
+    assert on_data(full, "folder:pictures").data.image_size == 224
+
+
+def test_settings_that_would_do_nothing_are_refused():
+    recipe = find_recipe("cifar10-r18-baseline")
+    with pytest.raises(ValueError, match=r"other data have a way of their own, dataset="):
+        changed(recipe, {"data.name": "shapes"})
+    with pytest.raises(ValueError, match=r"unknown setting 'name\.x'"):
+        changed(recipe, {"name.x": 1})
+    jittered = on_data(changed(recipe, {"data.jitter": 0.4}), "shapes")
+    with pytest.raises(ValueError, match=r"data\.jitter=0\.4 is for streamed files"):
+        load_split(jittered.data, "test", None)
+
+
+def test_milestones_beyond_the_end_are_told(tmp_path, capsys):
+    recipe = find_recipe("cifar10-r18-baseline").shrunk()
+    late = dataclasses.replace(recipe.train, schedule="step", milestones=(1, 500))
+    images = made_up("cifar10")
+    train(dataclasses.replace(recipe, train=late), tmp_path, sets=Sets(images, images))
+    assert "the rate falls, [1, 500] lie beyond the last epoch, 1" in capsys.readouterr().out

@@ -9,6 +9,7 @@ import time
 import pytest
 
 from alignmixup.recipes import sweep as sweeps
+from alignmixup.recipes.catalogue import find_recipe
 from alignmixup.recipes.sweep import recipes_of, sweep
 from alignmixup.train.engine import summarise
 
@@ -120,6 +121,10 @@ def test_bad_orders_are_refused_before_anything_starts(tmp_path, monkeypatch):
         sweep(["cifar10-r18-baseline"], tmp_path, tasks=[])
     with pytest.raises(ValueError, match=r"train\.epochs must be int, got 1\.5"):
         sweep(["cifar10-r18-baseline"], tmp_path, changes={"train.epochs": 1.5})
+    with pytest.raises(ValueError, match="takes its seeds from seeds="):
+        sweep(["cifar10-r18-baseline"], tmp_path, changes={"train.seed": 3})
+    with pytest.raises(ValueError, match=r"would train in .*shapes-r18-baseline-seed0"):
+        sweep(["cifar10-r18-baseline", "cifar100-r18-baseline"], tmp_path, dataset="shapes")
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "file").write_text("mine")
     with pytest.raises(FileExistsError, match="file"):
@@ -140,3 +145,25 @@ def test_patterns_and_names_stand_for_recipes_each_once():
         recipes_of(["mnist-*"])
     with pytest.raises(ValueError, match="unknown recipe 'cifar10-r18-inputs'; did you mean"):
         recipes_of(["cifar10-r18-inputs"])
+
+
+def test_what_was_left_out_is_tried_again_and_what_was_done_is_not(tmp_path):
+    job = sweeps.Job(find_recipe("cifar10-r18-baseline-fast"), tmp_path)
+    order = sweeps._Order(None, ("accuracy", "ood", "localization", "pgd"))
+    notes = {
+        "accuracy": "done",
+        "ood": "done; left out ood isun: no folder",
+        "localization": "left out; left out localization: no boxes",
+    }
+    (tmp_path / "scored.json").write_text(json.dumps(notes))
+    assert sweeps._unscored(job, order) == ["localization", "pgd"]
+
+
+def test_a_failure_of_many_lines_is_told_in_one(tmp_path):
+    folder = tmp_path / "run"
+    job = sweeps.Job(find_recipe("cifar10-r18-baseline-fast"), folder)
+    sweeps._log(job).write_text("Traceback\nfailed: no compiler: set CXX\nand more of it\n")
+    order = sweeps._Order(None, ("accuracy",))
+    assert sweeps._outcome(job, order, 1) == "failed: no compiler: set CXX"
+    sweeps._log(job).unlink()
+    assert sweeps._outcome(job, order, 1) == "failed: exit code 1"

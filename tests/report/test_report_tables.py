@@ -60,6 +60,21 @@ def test_nothing_to_read(tmp_path):
         read_results([tmp_path])
 
 
+def test_what_holds_no_results_is_skipped_among_others(tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "results.jsonl").write_text(accuracy(95.1).to_json() + "\n")
+    (tmp_path / "run.log").write_text("epoch 1\n")
+    (tmp_path / "begun").mkdir()
+    with pytest.warns(UserWarning, match="skipped") as told:
+        assert len(read_results(sorted(tmp_path.iterdir()))) == 1
+    assert len(told) == 2
+    with pytest.raises(ValueError, match="not a result line"):
+        read_results([tmp_path / "run.log"])
+    with pytest.raises(FileNotFoundError, match="does not exist"):
+        read_results([run, tmp_path / "none"])
+
+
 @pytest.mark.parametrize("length", [1, 20, -1])
 def test_torn_last_line_is_reported_and_skipped(tmp_path, length):
     whole, torn = accuracy(95.1), accuracy(95.2, seed=1).to_json()

@@ -20,6 +20,7 @@ from alignmixup.train import NonFiniteLoss, TrainSettings, engine, fit, summaris
 from alignmixup.train.checkpoint import load_checkpoint
 from alignmixup.train.engine import CHECKPOINT, LEDGER
 from alignmixup.train.ledger import read_ledger
+from alignmixup.train.signals import stop_signals
 from alignmixup.train.steps import PlainStep, make_optimizer
 
 SETTINGS = TrainSettings(
@@ -222,8 +223,7 @@ def test_killed_at_any_instant_and_started_again_gives_the_same_weights(tmp_path
 
 
 def test_a_diverging_run_names_step_case_and_checkpoint(tmp_path):
-    run(tmp_path, dataclasses.replace(SETTINGS, epochs=1))
-    wild = dataclasses.replace(SETTINGS, lr=1e30, epochs=2)
+    wild = dataclasses.replace(SETTINGS, schedule="step", milestones=(1,), decay=1e31, epochs=2)
     with pytest.raises(NonFiniteLoss) as caught:
         run(tmp_path, wild)
     text = str(caught.value)
@@ -240,6 +240,37 @@ def test_going_on_with_another_network_is_refused(tmp_path):
     wider.head = nn.Linear(8 * 16, 11)
     with pytest.raises(ValueError, match=r"checkpoint.safetensors holds the weights of another"):
         fit(wider, NoMix(), loader, constant, SETTINGS, tmp_path, quiet=True)
+
+
+def test_going_on_otherwise_is_refused_and_the_difference_named(tmp_path):
+    run(tmp_path, dataclasses.replace(SETTINGS, epochs=1))
+    longer = dataclasses.replace(SETTINGS, epochs=2, lr=0.5, eval_every=7)
+    with pytest.raises(ValueError, match=r"\(epochs: 1 there, 2 now; lr: 0.05 there, 0.5 now\)"):
+        run(tmp_path, longer)
+    same = dataclasses.replace(SETTINGS, epochs=1)
+    with pytest.raises(ValueError, match=r"cases of the mixer: .* there, {'clean': 1.0} now"):
+        run(tmp_path, same, mixer=NoMix())
+    with pytest.raises(ValueError, match="steps an epoch: 5 there, 6 now"):
+        run(tmp_path, same, num_images=96)
+    run(tmp_path, dataclasses.replace(same, eval_every=7))  # how often may change
+
+
+def test_a_loader_without_batches_and_scores_without_top1_are_named(tmp_path):
+    net, _ = make()
+    empty = []  # nothing is asked of it but its length
+    with pytest.raises(ValueError, match="the loader gives no batch"):
+        fit(net, NoMix(), empty, constant, SETTINGS, tmp_path / "a", quiet=True)
+    with pytest.raises(ValueError, match=r"evaluate must give 'top1', .* gave \['loss'\]"):
+        run(tmp_path / "b", evaluate=lambda net: {"loss": 1.0})
+
+
+def test_a_second_ctrl_c_is_obeyed_and_sigterm_behind_the_first_is_not():
+    with stop_signals() as caught:
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert caught == [signal.SIGINT, signal.SIGTERM]
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
 
 
 class Spoiling(NoMix):

@@ -52,7 +52,11 @@ def test_warm_cosine_is_the_cosine_of_what_is_left():
         ({"momentum": -0.1}, "momentum"),
         ({"schedule": "linear"}, "'linear'"),
         ({"precision": "fp8"}, "'fp8'"),
-        ({"milestones": (10, 5)}, "milestones must rise"),
+        ({"milestones": (10, 5)}, "milestones must be epochs from 1 on, and rise"),
+        ({"milestones": (-5, 0)}, "milestones must be epochs from 1 on"),
+        ({"momentum": 1.5}, "momentum must be less than 1"),
+        ({"clip_norm": 0.0}, "clip_norm must be positive, or None"),
+        ({"classifier_lr": -1.0}, "classifier_lr must be positive, or None"),
         ({"warmup_epochs": 2000.0}, "fewer than epochs"),
     ],
 )

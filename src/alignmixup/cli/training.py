@@ -101,6 +101,8 @@ def parse_train(args: list[str]) -> Call:
     )
     kind.__doc__ = Train.__doc__
     parsed: Any = tyro.cli(kind, prog=f"{PROGRAM} train", args=args)
+    if parsed.recipe != args[0]:  # the flags before it were read as another recipe's
+        raise ValueError(f"name the recipe first: {PROGRAM} train {parsed.recipe} ...")
     return lambda: _train(recipe, parsed)
 
 

@@ -41,8 +41,11 @@ class BoxList:
     def of(self, file: str) -> Sequence[Box]:
         """The boxes of a file; none where the list does not name it."""
         inside = os.path.relpath(file, self.path.parent).replace(os.sep, "/")
-        # As given, without the folder of its split, by its last part, by that without its suffix.
-        names = (inside, inside.partition("/")[2], os.path.basename(file), Path(file).stem)
+        split, _, rest = inside.partition("/")
+        last = os.path.basename(file)
+        # As given, without the folder of its split, in that folder without its class (as the
+        # benchmark's own list of ImageNet has it), by its last part, by that without its suffix.
+        names = (inside, rest, f"{split}/{last}", last, Path(file).stem)
         return next((self.boxes[name] for name in names if name in self.boxes), ())
 
 

@@ -71,6 +71,8 @@ def _to_rgb(image: Image.Image) -> Image.Image:
         levels = np.asarray(image)
         wide = image.mode != "I" or (levels.size and int(levels.max()) > 255)
         image = Image.fromarray((levels >> 8 if wide else levels).astype(np.uint8))
+    if image.mode == "F":
+        raise ValueError("it holds floating-point numbers, whose white nobody knows: save 8 bits")
     if image.mode == "P" and "transparency" in image.info:
         image = image.convert("RGBA")
     return image.convert("RGB")

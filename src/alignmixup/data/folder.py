@@ -216,10 +216,12 @@ def _class_folders(folder: Path) -> Mapping[str, Path]:
 
 
 def _image_files(folder: Path) -> list[str]:
-    found = [
-        os.path.join(place, name)
-        for place, _, names in os.walk(folder, followlinks=True)
-        for name in names
-        if os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES and not name.startswith(".")
-    ]
+    found = []
+    for place, folders, names in os.walk(folder, followlinks=True):
+        folders[:] = [name for name in folders if not name.startswith(".")]  # os.walk's way to skip
+        found += [
+            os.path.join(place, name)
+            for name in names
+            if os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES and not name.startswith(".")
+        ]
     return sorted(found)

@@ -114,8 +114,9 @@ def _folder_source(name: str) -> Source:
     match = re.fullmatch(r"folder:(?P<path>.+?)(?:@(?P<size>\d+))?", name)
     if match is None:
         raise ValueError(f"{name!r} names no folder; write folder:PATH or folder:PATH@SIZE")
-    path = Path(match["path"])
-    size = int(match["size"] or FOLDER_SIZE)
+    path, size = Path(match["path"]), int(match["size"] or FOLDER_SIZE)
+    if match["size"] and not path.exists() and Path(name.removeprefix("folder:")).is_dir():
+        path, size = Path(name.removeprefix("folder:")), FOLDER_SIZE  # its own name ends so
     return Source(
         name=name,
         description=f"images in the class folders of {path}/train and {path}/val or {path}/test",

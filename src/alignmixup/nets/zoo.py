@@ -32,6 +32,10 @@ from alignmixup.nets.wsol import ACoL, add_adl
 __all__ = ["NetSpec", "Wrapped", "build", "default_tap", "initialise", "names"]
 
 
+# Mean and deviation of ImageNet, by which its weights were trained.
+IMAGENET_SCALE: tuple[Rgb, Rgb] = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
 @dataclass(frozen=True)
 class NetSpec:
     """A network by name, with what may vary in it; an option a network does not have is an error.
@@ -76,11 +80,15 @@ def build(
         _refuse_options(spec, {"pretrained"})
         with _seeded(seed):
             model = _FOREIGN[source](foreign, num_classes, image_size, spec.pretrained)
+        if spec.pretrained:
+            mean, std = _wanted_scale(model)
         return Wrapped(Normalize(mean, std), model)
     if spec.name not in _OWN:
         raise ValueError(_unknown(spec.name, names()))
     own = _OWN[spec.name]
     _refuse_options(spec, own.options)
+    if spec.pretrained:
+        mean, std = IMAGENET_SCALE
     with _seeded(seed):  # constructors draw from torch's own state before we initialise
         backbone = own.make(spec, num_classes, mean, std, image_size)
         net = _autoencoding(spec, backbone, image_size)
@@ -90,6 +98,13 @@ def build(
     if own.has_adl:
         add_adl(net, seed=seed)  # last: its counters are among no weights
     return net
+
+
+def _wanted_scale(model: nn.Module) -> tuple[Rgb, Rgb]:
+    """Mean and deviation that ImageNet's weights were trained with; timm's networks say theirs."""
+    told = getattr(model, "pretrained_cfg", None) or {}
+    mean, std = IMAGENET_SCALE
+    return tuple(told.get("mean", mean)), tuple(told.get("std", std))
 
 
 def _autoencoding(spec: NetSpec, backbone: nn.Module, image_size: int) -> nn.Module:
@@ -369,8 +384,13 @@ def _load_all_but_classifier(
 ) -> None:
     """Load ``state``; only tensors with a row a class may differ in shape, and then stay drawn."""
     ours = model.state_dict()
+    # Files of DenseNet are older than the names of its layers.
+    old = re.compile(r"(denselayer\d+\.(?:norm|conv))\.([12]\.)")
+    state = {old.sub(r"\1\2", name): value for name, value in state.items()}
     fitting = {k: v for k, v in state.items() if k in ours and v.shape == ours[k].shape}
     for name in set(ours) - set(fitting):
+        if name.endswith("num_batches_tracked"):  # not in files older than it; nothing reads it
+            continue
         shape = list(ours[name].shape)
         if name not in state or shape[:1] != [num_classes]:
             given = list(state[name].shape) if name in state else "nothing"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +32,20 @@ def load_split(spec: DataSpec, split: str, root: Path | str | None) -> ImageSet 
     source = data.find(spec.name)
     if spec.stream and source.scan is not None:
         return source.scan(None if root is None else Path(root), split)
+    if not spec.stream:
+        _check_used(spec)
     return data.load(spec.name, split, root)
+
+
+def _check_used(spec: DataSpec) -> None:
+    """Raise for a setting that would do nothing to a set in memory."""
+    for setting in dataclasses.fields(spec):
+        is_used = setting.name in ("name", "pad", "flip", "stream")
+        if not is_used and getattr(spec, setting.name) != setting.default:
+            raise ValueError(
+                f"data.{setting.name}={getattr(spec, setting.name)} is for streamed files: set "
+                "data.stream=True, or leave it out (the size of a folder is folder:PATH@SIZE)"
+            )
 
 
 def side_of(spec: DataSpec, images: ImageSet | FileSet) -> int:

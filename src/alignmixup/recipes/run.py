@@ -116,6 +116,12 @@ def train(
         notes["alignment_effect"] = dataclasses.asdict(effect)
         if effect.is_next_to_nothing and not quiet:
             print(f"note: {effect}: the aligned cases train as manifold mixup at this layer would")
+    late = [epoch for epoch in settings.milestones if epoch >= settings.epochs]
+    if settings.schedule == "step" and late and not quiet:
+        print(
+            f"note: of the milestones at which the rate falls, {late} lie beyond the last epoch, "
+            f"{settings.epochs}: set --train.milestones or --train.schedule cosine for a short run"
+        )
     writer = _tensorboard(folder) if tensorboard and team.is_leader else None
     if isinstance(recipe.mixer, StyleMix | StyleCutMix) and recipe.mixer.weights:
         recipe.mixer.network(device)  # or an error that says what is wrong with them

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from alignmixup.contracts import Result
-from alignmixup.recipes.schema import FREE_SETTINGS, Recipe
+from alignmixup.recipes.schema import Recipe
+from alignmixup.train.settings import FREE_SETTINGS
 
 __all__ = [
     "RESULTS",

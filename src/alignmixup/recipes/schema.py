@@ -19,10 +19,9 @@ from alignmixup.contracts import Mixer
 from alignmixup.nets.wsol import ErasingLoss
 from alignmixup.nets.zoo import NetSpec
 from alignmixup.report.paper import Published
-from alignmixup.train.settings import TrainSettings
+from alignmixup.train.settings import FREE_SETTINGS, TrainSettings
 
 __all__ = [
-    "FREE_SETTINGS",
     "DataSpec",
     "Recipe",
     "Row",
@@ -31,9 +30,6 @@ __all__ = [
     "mixer_names",
     "on_data",
 ]
-
-# Of training, where and how often, not what: a run may go on with other values of these.
-FREE_SETTINGS = ("device", "capture", "compile", "eval_every")
 
 
 @dataclass(frozen=True)
@@ -162,7 +158,9 @@ def changed(recipe: Recipe, changes: Mapping[str, object]) -> Recipe:
     parts: dict[str, dict[str, object]] = {}
     for path, value in changes.items():
         part, _, name = path.partition(".")
-        known = [f.name for f in dataclasses.fields(recipe)]
+        if path == "data.name":
+            raise ValueError("other data have a way of their own, dataset=, which names the run so")
+        known = [f.name for f in dataclasses.fields(recipe) if f.name != "name"]
         if part not in known or not name:
             raise ValueError(f"unknown setting {path!r}; write PART.NAME with PART from {known}")
         owner = getattr(recipe, part)
@@ -187,8 +185,18 @@ def on_data(recipe: Recipe, name: str) -> Recipe:
         words[words.index(ours)] = theirs
     else:
         words.insert(0, theirs)
+    spec = dataclasses.replace(recipe.data, name=name)
+    size = re.fullmatch(r"folder:.+@(\d+)", name)
+    if size and spec.image_size:  # else it is the folder's already
+        spec = _scaled(spec, int(size[1]) / spec.image_size)
+    return dataclasses.replace(recipe, name="-".join(words), data=spec)
+
+
+def _scaled(spec: DataSpec, scale: float) -> DataSpec:
+    """The same views of images in another size."""
+    sides = {name: getattr(spec, name) for name in ("image_size", "resize", "eval_resize")}
     return dataclasses.replace(
-        recipe, name="-".join(words), data=dataclasses.replace(recipe.data, name=name)
+        spec, **{name: round(scale * side) for name, side in sides.items() if side}
     )
 
 

@@ -80,11 +80,14 @@ def sweep(
     if dataset is not None:
         recipes = [on_data(recipe, dataset) for recipe in recipes]
     told = dict(changes or {})
+    if "train.seed" in told:
+        raise ValueError("a sweep takes its seeds from seeds= (--seeds), not from train.seed")
     jobs = [
         Job(changed(recipe, {**told, "train.seed": seed}), Path(out) / f"{recipe.name}-seed{seed}")
         for recipe in recipes
         for seed in dict.fromkeys(seeds)  # two runs in one folder would undo each other
     ]
+    _check_folders(names, jobs)
     Path(out).mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + 60 * minutes if minutes is not None else float("inf")
     report = on_change or (lambda job: None)
@@ -120,6 +123,17 @@ def _check(names: Sequence[str], seeds: Sequence[int], workers: int) -> None:
         raise ValueError(f"workers must be at least 1, got {workers}")
     if not seeds:
         raise ValueError("a sweep needs at least one seed")
+
+
+def _check_folders(names: Sequence[str], jobs: Sequence[Job]) -> None:
+    """On one data set, recipes that were made for several may have become one name."""
+    folders = [job.folder for job in jobs]
+    for folder in folders:
+        if folders.count(folder) > 1:
+            raise ValueError(
+                f"several of the recipes {list(names)} would train in {folder}: their names differ "
+                "in the data alone, so name one of them"
+            )
 
 
 class _Crew:
@@ -183,9 +197,11 @@ def _do(job: Job, order: _Order) -> None:
         print(summary, flush=True)
         if summary.is_complete:
             _score(job, order)
+    except KeyboardInterrupt:  # while it was scored, or a second one: what is saved is saved
+        raise SystemExit(0) from None
     except Exception as error:
         traceback.print_exc()
-        print(f"failed: {error}", flush=True)
+        print(f"failed: {' '.join(str(error).split())}", flush=True)  # in one line
         raise SystemExit(1) from None
 
 
@@ -199,12 +215,15 @@ def _score(job: Job, order: _Order) -> None:
         print(f"{task} ...", flush=True)
         done = evaluate(job.folder, tasks=[task], data_root=order.data_root)
         why = "; ".join(f"{name}: {reason}" for name, reason in done.left_out.items())
-        notes = {**_scored(job), task: f"left out {why}" if why else "done"}
+        state = "done" if done.results else "left out"
+        notes = {**_scored(job), task: f"{state}; left out {why}" if why else state}
         write_json(job.folder / SCORED, notes)
 
 
 def _unscored(job: Job, order: _Order) -> list[str]:
-    return [task for task in order.tasks if task not in _scored(job)]
+    """The tasks to do: those left out are tried again, as what was missing may have come."""
+    there = _scored(job)
+    return [task for task in order.tasks if not there.get(task, "").startswith("done")]
 
 
 def _scored(job: Job) -> dict[str, str]:
@@ -213,10 +232,14 @@ def _scored(job: Job) -> dict[str, str]:
 
 
 def _outcome(job: Job, order: _Order, exit_code: int | None) -> str:
-    lines = _log(job).read_text(encoding="utf-8").strip().splitlines() if exit_code == 1 else []
-    if lines:
-        return lines[-1]
+    path = _log(job)
+    if exit_code == 1 and path.exists():
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        reasons = [line for line in lines if line.startswith("failed: ")]
+        if reasons:
+            return reasons[-1]
     if exit_code not in (0, -signal.SIGTERM):
         return f"failed: exit code {exit_code}"
     is_trained = (job.folder / LEDGER).exists() and summarise(job.folder).is_complete
-    return "done" if is_trained and not _unscored(job, order) else "stopped"
+    is_scored = set(order.tasks) <= set(_scored(job))
+    return "done" if is_trained and is_scored else "stopped"

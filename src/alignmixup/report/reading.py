@@ -11,16 +11,35 @@ from alignmixup.contracts import Result
 
 __all__ = ["read_results"]
 
+LEDGER = "ledger.jsonl"
+
 
 def read_results(paths: Iterable[str | Path]) -> list[Result]:
     """Read result lines from files, and from all ``results*.jsonl`` below folders.
 
     A folder without such files is read for its own ``*.jsonl``. A damaged line is an error; a last
-    line that was never finished (the writer was stopped) is skipped with a warning.
+    line that was never finished (the writer was stopped) is skipped with a warning, and so is what
+    holds no results where several paths are named.
     """
+    named = [Path(path) for path in paths]
     # By resolved path, so that a file named twice, or within a named folder, is read once.
-    files = {file.resolve(): file for path in paths for file in _result_files(Path(path))}
+    files = {file.resolve(): file for path in named for file in _found(path, len(named) > 1)}
     return [result for file in files.values() for result in _read_file(file)]
+
+
+def _found(path: Path, among_others: bool) -> list[Path]:
+    """The files of results that ``path`` stands for; ``among_others``, what has none is skipped,
+    as ``runs/*`` names logs beside the runs, and runs that are not scored yet."""
+    if among_others and path.is_file() and (path.suffix != ".jsonl" or path.name == LEDGER):
+        warnings.warn(f"{path} is no file of results: skipped", stacklevel=3)
+        return []
+    try:
+        return _result_files(path)
+    except FileNotFoundError as error:
+        if not among_others or not path.exists():
+            raise
+        warnings.warn(f"{error}: skipped", stacklevel=3)
+        return []
 
 
 def _result_files(path: Path) -> list[Path]:
@@ -32,7 +51,7 @@ def _result_files(path: Path) -> list[Path]:
         # The ledger of a run that has no results yet is no file of results.
         file
         for file in path.glob("*.jsonl")
-        if file.name != "ledger.jsonl"
+        if file.name != LEDGER
     )
     if not files:
         raise FileNotFoundError(f"{path} holds no results (*.jsonl); evaluate the run first")

@@ -8,6 +8,7 @@ one, on the CPU bit for bit.
 
 from __future__ import annotations
 
+import json
 import statistics
 import time
 from collections import Counter, deque
@@ -31,7 +32,7 @@ from alignmixup.train.distributed import Team
 from alignmixup.train.ledger import Ledger, read_ledger
 from alignmixup.train.progress import Reporter
 from alignmixup.train.schedule import learning_rate_share
-from alignmixup.train.settings import TrainSettings
+from alignmixup.train.settings import FREE_SETTINGS, TrainSettings
 from alignmixup.train.signals import stop_signals
 from alignmixup.train.steps import (
     Batch,
@@ -122,6 +123,8 @@ def fit(
     this, each with a loader of its own.
     """
     team = team or Team()
+    if not len(loader):
+        raise ValueError("the loader gives no batch: more images, or a smaller batch_size")
     out.mkdir(parents=True, exist_ok=True)
     # Streams, events and captures belong to the current device, which must be the network's.
     with torch.cuda.device_of(next(net.parameters())):  # type: ignore[no-untyped-call]
@@ -139,12 +142,14 @@ def _fit(
     quiet: bool,
 ) -> None:
     settings, team = run.settings, run.team
+    steps = len(run.loader)
+    start = {"settings": asdict(settings), "cases": dict(run.mixer.cases), "steps": steps}
     if run.epoch == 0 and run.step == 0:
-        cases = dict(run.mixer.cases)
-        run.ledger.append("start", {"settings": asdict(settings), "cases": cases})
+        run.ledger.append("start", start)
         for event, values in notes.items():
             run.ledger.append(event, values)
-    steps = len(run.loader)
+    else:
+        _check_same(run.ledger.path, start)
     done = run.epoch * steps + run.step
     with (
         Reporter(settings.epochs * steps, done, quiet=quiet) as reporter,
@@ -158,6 +163,26 @@ def _fit(
                 run.close_epoch(evaluate, reporter, writer)
         finally:
             run.writer.close()
+
+
+def _check_same(ledger: Path, now: Mapping[str, Any]) -> None:
+    """Raise where a run would go on with other settings, cases or data than it was begun with."""
+    events = cast(list[dict[str, Any]], read_ledger(ledger))
+    begun = next((event for event in events if event["event"] == "start"), {})
+    ours = json.loads(json.dumps(now))  # as it was written
+    found = [
+        f"{name}: {old} there, {ours['settings'].get(name)} now"
+        for name, old in begun.get("settings", {}).items()
+        if name in ours["settings"] and name not in FREE_SETTINGS and old != ours["settings"][name]
+    ]
+    for name, what in (("cases", "cases of the mixer"), ("steps", "steps an epoch")):
+        if name in begun and begun[name] != ours[name]:
+            found.append(f"{what}: {begun[name]} there, {ours[name]} now")
+    if found:
+        raise ValueError(
+            f"{ledger.parent} holds a run that was begun otherwise ({'; '.join(found)}): take "
+            "another folder"
+        )
 
 
 class _Run:
@@ -247,7 +272,9 @@ class _Run:
         remaining = self.settings.epochs - self.epoch
         is_scored = remaining < 10 or self.epoch % self.settings.eval_every == 0
         if is_scored and self.team.is_leader:
-            values["test"] = dict(evaluate(self.net))
+            values["test"] = scores = dict(evaluate(self.net))
+            if "top1" not in scores:
+                raise ValueError(f"evaluate must give 'top1', in per cent; it gave {list(scores)}")
         # From the end of the last epoch's line to here: its checkpoint and this evaluation as well.
         now = time.perf_counter()
         values["wall_seconds"], self.closed = round(now - self.closed, 4), now

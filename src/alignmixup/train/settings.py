@@ -8,6 +8,10 @@ from typing import Literal
 __all__ = ["TrainSettings"]
 
 
+# Where and how often, not what: a run may go on with other values of these.
+FREE_SETTINGS = ("device", "capture", "compile", "eval_every")
+
+
 @dataclass(frozen=True)
 class TrainSettings:
     """Settings of one training run; the defaults are the paper's for CIFAR."""
@@ -50,6 +54,10 @@ class TrainSettings:
         for name in ("momentum", "weight_decay", "warmup_epochs"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+        for name in ("clip_norm", "classifier_lr"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ValueError(f"{name} must be positive, or None for none, got {value}")
         if self.schedule not in ("step", "cosine"):
             raise ValueError(f"schedule must be 'step' or 'cosine', got {self.schedule!r}")
         if self.precision not in ("float32", "bf16"):
@@ -58,5 +66,12 @@ class TrainSettings:
             raise ValueError(
                 f"warmup_epochs ({self.warmup_epochs}) must be fewer than epochs ({self.epochs})"
             )
-        if list(self.milestones) != sorted(set(self.milestones)):
-            raise ValueError(f"milestones must rise, got {self.milestones}")
+        if (
+            list(self.milestones) != sorted(set(self.milestones))
+            or min(self.milestones, default=1) < 1
+        ):
+            raise ValueError(
+                f"milestones must be epochs from 1 on, and rise, got {self.milestones}"
+            )
+        if self.momentum >= 1:
+            raise ValueError(f"momentum must be less than 1, got {self.momentum}")

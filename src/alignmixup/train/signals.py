@@ -12,11 +12,14 @@ __all__ = ["stop_signals"]
 
 @contextmanager
 def stop_signals() -> Iterator[list[int]]:
-    """Collect Ctrl-C and SIGTERM instead of dying of them; a second Ctrl-C is obeyed at once."""
+    """Collect Ctrl-C and SIGTERM instead of dying of them; a second Ctrl-C is obeyed at once.
+
+    SIGTERM after Ctrl-C is not: a terminal tells all processes of a sweep, and it tells its own.
+    """
     caught: list[int] = []
 
     def catch(number: int, frame: FrameType | None) -> None:
-        if caught:
+        if number == signal.SIGINT and number in caught:
             raise KeyboardInterrupt
         caught.append(number)
 
