@@ -156,8 +156,10 @@ def test_a_run_that_goes_on_needs_its_decoder_again(sets, tmp_path):
     _, painter = open_painter(folder, 10, SIDE, "cpu")
     assert painter.layer == "layer4", "the layer the paper mixes at"
     record = json.loads((folder / "run.json").read_text())
-    record["train"]["epochs"] = 2
+    record["train"]["epochs"] = 2  # as if it had been begun so, and stopped half-way
     (folder / "run.json").write_text(json.dumps(record))
+    ledger = (folder / "ledger.jsonl").read_text()
+    (folder / "ledger.jsonl").write_text(ledger.replace('"epochs": 1', '"epochs": 2', 1))
     with pytest.raises(ValueError, match="is at epoch 1 of 2: let it finish"):
         train_decoder(folder, quick, sets=sets)
     train(Recipe.from_json(record), folder, sets=sets, quiet=True)
