@@ -11,7 +11,7 @@ import pytest
 from alignmixup.recipes import sweep as sweeps
 from alignmixup.recipes.catalogue import find_recipe
 from alignmixup.recipes.sweep import recipes_of, sweep
-from alignmixup.train.engine import summarise
+from alignmixup.train import summarise
 
 # A narrow network; spawned processes are told by settings, not by patches.
 SMALL = {

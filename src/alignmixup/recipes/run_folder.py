@@ -11,11 +11,11 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from alignmixup.contracts import Result
 from alignmixup.recipes.schema import Recipe
-from alignmixup.train.settings import FREE_SETTINGS
+from alignmixup.train.settings import differences
 
 __all__ = [
     "RESULTS",
@@ -61,25 +61,12 @@ def check_folder(folder: Path, recipe: Recipe) -> None:
             raise ValueError(f"{folder} is not empty and holds no run; choose another --out")
         return
     there, ours = read_recipe(folder).to_json(), recipe.to_json()
-    differences = _differences(there, ours)
-    if differences:
+    found = differences(there, ours)
+    if found:
         raise ValueError(
             f"{folder} holds a run of {there['name']} with other settings "
-            f"({'; '.join(differences)}); choose another --out"
+            f"({'; '.join(found)}); choose another --out"
         )
-
-
-def _differences(there: Mapping[str, Any], ours: Mapping[str, Any], prefix: str = "") -> list[str]:
-    found = []
-    for key in sorted({*there, *ours}):
-        a, b = there.get(key), ours.get(key)
-        if isinstance(a, dict) and isinstance(b, dict):
-            found += _differences(a, b, f"{prefix}{key}.")
-        elif (list(a) if isinstance(a, tuple) else a) != (list(b) if isinstance(b, tuple) else b):
-            if prefix == "train." and key in FREE_SETTINGS:
-                continue
-            found.append(f"{prefix}{key}: {a} there, {b} now")
-    return found
 
 
 def claim(folder: Path, recipe: Recipe) -> None:

@@ -27,8 +27,9 @@ from alignmixup.recipes.run import train
 from alignmixup.recipes.run_folder import write_json
 from alignmixup.recipes.schema import Recipe, changed, on_data
 from alignmixup.recipes.scoring import evaluate, task_names
-from alignmixup.train.engine import LEDGER, summarise
+from alignmixup.train.ledger import LEDGER
 from alignmixup.train.signals import stop_signals
+from alignmixup.train.summary import summarise
 
 __all__ = ["Job", "recipes_of", "sweep"]
 

@@ -8,12 +8,10 @@ one, on the CPU bit for bit.
 
 from __future__ import annotations
 
-import json
-import statistics
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol, cast, runtime_checkable
 
@@ -29,10 +27,10 @@ from alignmixup.train.checkpoint import (
     named_state,
 )
 from alignmixup.train.distributed import Team
-from alignmixup.train.ledger import Ledger, read_ledger
+from alignmixup.train.ledger import LEDGER, Ledger, read_ledger
 from alignmixup.train.progress import Reporter
 from alignmixup.train.schedule import learning_rate_share
-from alignmixup.train.settings import FREE_SETTINGS, TrainSettings
+from alignmixup.train.settings import TrainSettings, differences
 from alignmixup.train.signals import stop_signals
 from alignmixup.train.steps import (
     Batch,
@@ -43,11 +41,11 @@ from alignmixup.train.steps import (
     prepared,
     trying_convolutions,
 )
+from alignmixup.train.summary import Summary, summarise
 
-__all__ = ["CHECKPOINT", "LEDGER", "Loader", "NonFiniteLoss", "Summary", "fit", "summarise"]
+__all__ = ["CHECKPOINT", "LEDGER", "Loader", "NonFiniteLoss", "fit"]
 
 CHECKPOINT = "checkpoint.safetensors"
-LEDGER = "ledger.jsonl"
 
 # How many steps on a GPU go by between two looks at the losses.
 CHECK_EVERY = 100
@@ -75,32 +73,6 @@ class GatheringLoader(Protocol):
 
 class NonFiniteLoss(RuntimeError):
     """Training has diverged; the message names the step, the case and the last good checkpoint."""
-
-
-@dataclass(frozen=True)
-class Summary:
-    """Test accuracy of a run, each figure under its own name, and whether the run has ended.
-
-    ``best`` is chosen on the test set; ``median10`` is the median of the last ten epochs.
-    """
-
-    epochs: int
-    is_complete: bool
-    best: float | None
-    best_epoch: int | None
-    last: float | None
-    median10: float | None
-
-    def __str__(self) -> str:
-        length = f"{self.epochs} epoch{'' if self.epochs == 1 else 's'}"
-        if self.last is None:
-            return f"{length}, not evaluated yet"
-        state = "" if self.is_complete else " (stopped early)"
-        return (
-            f"top-1 after {length}{state}: median of the last ten {self.median10:.2f}, "
-            f"last {self.last:.2f}, best {self.best:.2f} (epoch {self.best_epoch}, chosen on the "
-            "test set)"
-        )
 
 
 def fit(
@@ -143,13 +115,13 @@ def _fit(
 ) -> None:
     settings, team = run.settings, run.team
     steps = len(run.loader)
-    start = {"settings": asdict(settings), "cases": dict(run.mixer.cases), "steps": steps}
+    told, cases = asdict(settings), dict(run.mixer.cases)
     if run.epoch == 0 and run.step == 0:
-        run.ledger.append("start", start)
+        run.ledger.append("start", {"settings": told, "cases": cases, "steps": steps})
         for event, values in notes.items():
             run.ledger.append(event, values)
     else:
-        _check_same(run.ledger.path, start)
+        _check_same(run.ledger.path, {"train": told, "cases": cases, "steps": steps})
     done = run.epoch * steps + run.step
     with (
         Reporter(settings.epochs * steps, done, quiet=quiet) as reporter,
@@ -169,15 +141,11 @@ def _check_same(ledger: Path, now: Mapping[str, Any]) -> None:
     """Raise where a run would go on with other settings, cases or data than it was begun with."""
     events = cast(list[dict[str, Any]], read_ledger(ledger))
     begun = next((event for event in events if event["event"] == "start"), {})
-    ours = json.loads(json.dumps(now))  # as it was written
-    found = [
-        f"{name}: {old} there, {ours['settings'].get(name)} now"
-        for name, old in begun.get("settings", {}).items()
-        if name in ours["settings"] and name not in FREE_SETTINGS and old != ours["settings"][name]
-    ]
-    for name, what in (("cases", "cases of the mixer"), ("steps", "steps an epoch")):
-        if name in begun and begun[name] != ours[name]:
-            found.append(f"{what}: {begun[name]} there, {ours[name]} now")
+    settings = begun.get("settings", {})
+    # What an older version did not write is not known to differ.
+    there = {"train": settings, **{name: begun.get(name, now[name]) for name in ("cases", "steps")}}
+    ours = {**now, "train": {name: now["train"].get(name) for name in settings}}
+    found = differences(there, ours)
     if found:
         raise ValueError(
             f"{ledger.parent} holds a run that was begun otherwise ({'; '.join(found)}): take "
@@ -392,25 +360,6 @@ class _Run:
         if "losses" in checkpoint.tensors:
             self.losses = list(checkpoint.tensors["losses"].to(self.device))
         return int(facts["ledger_length"])
-
-
-def summarise(out: Path) -> Summary:
-    """Read best, last and median of the last ten epochs out of a run's ledger."""
-    events = cast(list[dict[str, Any]], read_ledger(out / LEDGER))
-    settings: dict[str, Any] = next((e["settings"] for e in events if e["event"] == "start"), {})
-    epochs = [e for e in events if e["event"] == "epoch"]
-    scored = [(e["epoch"], e["test"]["top1"]) for e in epochs if "test" in e]
-    reached = epochs[-1]["epoch"] if epochs else 0
-    best = max(scored, key=lambda pair: pair[1], default=(None, None))
-    last_ten = [top1 for epoch, top1 in scored if epoch > reached - 10]
-    return Summary(
-        epochs=reached,
-        is_complete=reached == settings.get("epochs"),
-        best=best[1],
-        best_epoch=best[0],
-        last=scored[-1][1] if scored else None,
-        median10=statistics.median(last_ten) if last_ten else None,
-    )
 
 
 def _epoch_line(values: Mapping[str, Any], epochs: int) -> str:

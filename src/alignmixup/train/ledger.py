@@ -10,7 +10,10 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-__all__ = ["Ledger", "read_ledger"]
+__all__ = ["LEDGER", "Ledger", "read_ledger"]
+
+
+LEDGER = "ledger.jsonl"
 
 
 class Ledger:

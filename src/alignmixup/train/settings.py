@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-__all__ = ["TrainSettings"]
-
+__all__ = ["FREE_SETTINGS", "TrainSettings", "differences"]
 
 # Where and how often, not what: a run may go on with other values of these.
 FREE_SETTINGS = ("device", "capture", "compile", "eval_every")
@@ -75,3 +75,17 @@ class TrainSettings:
             )
         if self.momentum >= 1:
             raise ValueError(f"momentum must be less than 1, got {self.momentum}")
+
+
+def differences(there: Mapping[str, Any], ours: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """Say in what two records differ, one of them perhaps read from JSON; free settings may."""
+    found = []
+    for key in sorted({*there, *ours}):
+        a, b = there.get(key), ours.get(key)
+        if isinstance(a, dict) and isinstance(b, dict):
+            found += differences(a, b, f"{prefix}{key}.")
+        elif (list(a) if isinstance(a, tuple) else a) != (list(b) if isinstance(b, tuple) else b):
+            if prefix == "train." and key in FREE_SETTINGS:
+                continue
+            found.append(f"{prefix}{key}: {a} there, {b} now")
+    return found
