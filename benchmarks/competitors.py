@@ -25,11 +25,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from alignmixup.contracts import Draw
-from alignmixup.mixing import CoMixup, PuzzleMix
-from alignmixup.mixing.gridcut import cut_ordered
-from alignmixup.mixing.puzzle_blocks import puzzle_energy, transport
-from alignmixup.recipes import bench
-from alignmixup.recipes.bench import CaseTime, MethodTime, write_rows
+from alignmixup.experiments import bench
+from alignmixup.experiments.bench import CaseTime, MethodTime, write_rows
+from alignmixup.mixers import CoMixup, PuzzleMix
+from alignmixup.ops.gridcut import cut_ordered
+from alignmixup.ops.puzzle import puzzle_energy, transport
 from alignmixup.recipes.catalogue import find_recipe
 
 # The ones with kernels of their own come last: after a fault on the device nothing else would run.
@@ -195,7 +195,7 @@ def replay_times(call: Callable[[], Any], calls: int = 4, repeats: int = 20) -> 
 
 def sweep() -> None:
     """Times of the joint assignment with other numbers of warps than the one in the code."""
-    from alignmixup.mixing import _triton_joint
+    from alignmixup.ops.triton import joint as _triton_joint
 
     chosen = _triton_joint.NUM_WARPS
     mixer, maps = CoMixup(), smooth_saliency(0)

@@ -19,11 +19,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import ot as pot
 import torch
 from torch import Tensor
 
-import ot as pot
-from alignmixup.ot import _absorbed, _reference, pairwise_cost
+from alignmixup.ops import _absorbed, _reference, pairwise_cost
 
 BATCH, EPS, NUM_ITERS, CHANNELS = 128, 0.1, 100, 512
 SIZES = [16, 49, 64, 196]

@@ -29,14 +29,13 @@ import torch
 import triton
 from torch import Tensor
 
-from alignmixup.mixing import align
-from alignmixup.ot import (
-    _triton_common,
-    _triton_cost,
-    _triton_large,
-    _triton_product,
-    _triton_small,
-    sinkhorn,
+from alignmixup.ops import align, sinkhorn
+from alignmixup.ops.triton import (
+    common as _triton_common,
+    cost as _triton_cost,
+    product as _triton_product,
+    sinkhorn_large as _triton_large,
+    sinkhorn_small as _triton_small,
 )
 
 BATCH, EPS, NUM_ITERS = 128, 0.1, 100

@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from alignmixup.nets import _triton_norm_relu as kernel
+from alignmixup.ops.triton import norm_relu as kernel
 
 EPS = 1e-5
 # The four stages of PreActResNet-18 at 32 pixels, the first at 64, and one of ResNet-50 at 224.

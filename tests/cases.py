@@ -1,6 +1,6 @@
 """Every mixer in one table, and the tiny networks the tests run them on.
 
-A new method is one more ``Row``; the generic tests of ``tests/mixing/test_mixers.py`` then hold
+A new method is one more ``Row``; the generic tests of ``tests/mixers/test_mixers.py`` then hold
 for each of its cases.
 """
 
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from alignmixup.contracts import Draw, Mixer
-from alignmixup.mixing import (
+from alignmixup.mixers import (
     AlignMixup,
     AlignMixupAE,
     CoMixup,
@@ -30,7 +30,7 @@ from alignmixup.mixing import (
     StyleCutMix,
     StyleMix,
 )
-from alignmixup.mixing.adain import save_adain, small_adain
+from alignmixup.ops.adain import save_adain, small_adain
 
 NUM_CLASSES = 5
 IMAGE_SIZE = 16

@@ -1,7 +1,7 @@
 """What all tests share: one thread, a deterministic hypothesis, shape checks, the gpu marker.
 
-The shapes in the signatures of ``alignmixup.ot`` and ``alignmixup.mixing`` are checked while the
-tests of these rooms run (and nowhere else). A test that is about bad input, or that lets
+The shapes in the signatures of ``alignmixup.ops`` and ``alignmixup.mixers`` are checked while the
+tests of these packages run (and nowhere else). A test that is about bad input, or that lets
 torch.compile trace the code, carries the marker ``unchecked_shapes``: there the check would answer
 first, or stand in the way of the tracer.
 """
@@ -17,7 +17,7 @@ import pytest
 import torch
 
 PACKAGE = Path(__file__).parents[1] / "src" / "alignmixup"
-CHECKED_ROOMS = ("ot", "mixing")
+CHECKED_PACKAGES = ("ops", "mixers")
 
 # A module whose source holds one of these words is not checked.
 LEFT_OUT = {
@@ -29,17 +29,17 @@ LEFT_OUT = {
 
 
 def checked_modules() -> list[str]:
-    """The modules of the checked rooms in which a check of shapes is possible."""
+    """The modules of the checked packages in which a check of shapes is possible."""
     names = []
-    for room in CHECKED_ROOMS:
-        for path in sorted((PACKAGE / room).glob("*.py")):
+    for package in CHECKED_PACKAGES:
+        for path in sorted((PACKAGE / package).glob("*.py")):
             source = path.read_text()
             if path.name != "__init__.py" and not any(word in source for word in LEFT_OUT):
-                names.append(f"alignmixup.{room}.{path.stem}")
+                names.append(f"alignmixup.{package}.{path.stem}")
     return names
 
 
-# Before anything imports these rooms. The check is off until a test of theirs runs.
+# Before anything imports these packages. The check is off until a test of theirs runs.
 jaxtyping.install_import_hook(checked_modules(), "beartype.beartype")
 jaxtyping.config.update("jaxtyping_disable", True)
 
@@ -68,8 +68,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
-    room = item.path.relative_to(Path(__file__).parent).parts[0]
-    is_checked = room in CHECKED_ROOMS and not item.get_closest_marker("unchecked_shapes")
+    package = item.path.relative_to(Path(__file__).parent).parts[0]
+    is_checked = package in CHECKED_PACKAGES and not item.get_closest_marker("unchecked_shapes")
     jaxtyping.config.update("jaxtyping_disable", not is_checked)
     try:
         return (yield)

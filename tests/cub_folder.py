@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from PIL import Image
 
-from alignmixup.data.cub import CubLayout
+from alignmixup.datasets.cub import CubLayout
 
 __all__ = ["BIRDS", "CLASSES", "IS_TRAIN", "LAYOUT", "make_cub"]
 

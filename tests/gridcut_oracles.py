@@ -17,7 +17,7 @@ from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 from torch import Tensor, nn
 
-from alignmixup.data.shapes import shapes
+from alignmixup.datasets.shapes import shapes
 
 SCALE = 1_000_000  # costs as integers; energies here are near one
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from alignmixup.contracts import ImageSet, Mixer
-from alignmixup.data.shapes import SHAPE_NAMES, shapes
+from alignmixup.datasets.shapes import SHAPE_NAMES, shapes
 
 NUM_CLASSES = len(SHAPE_NAMES)
 CHANCE = 1 / NUM_CLASSES

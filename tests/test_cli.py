@@ -165,7 +165,7 @@ def test_data_list_and_check(capsys):
 
 @pytest.mark.slow
 def test_the_demo_writes_its_report(capsys, tmp_path, monkeypatch):
-    from alignmixup.recipes import demo as module
+    from alignmixup import demo as module
 
     monkeypatch.setattr(
         module.demo, "__kwdefaults__", {"epochs": 1, "num_train": 128, "num_test": 64}

@@ -11,16 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from alignmixup.contracts import (
-    Draw,
-    ImageSet,
-    Mixed,
-    Mixer,
-    Result,
-    fusible,
-    fusing,
-    soft_targets,
-)
+from alignmixup.contracts import Draw, ImageSet, Mixed, Mixer, Result, fusible, fusing, soft_targets
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +259,7 @@ def test_what_is_fusible_is_compiled_inside_the_block_and_only_there() -> None:
 
 
 def test_chance_comes_from_a_generator_or_from_torch():
-    from alignmixup.mixing import InputMixup
+    from alignmixup.mixers import InputMixup
 
     net, x, y = torch.nn.Flatten(), torch.rand(6, 1, 1, 4), torch.arange(6) % 4
     first, again = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from PIL import Image
 
-from alignmixup.data.tiny_imagenet import TinyLayout
+from alignmixup.datasets.tiny_imagenet import TinyLayout
 
 __all__ = ["COLOURS", "LAYOUT", "WNIDS", "make_tiny", "save"]
 

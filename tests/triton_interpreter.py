@@ -13,14 +13,14 @@ import sys
 
 import torch
 
-KERNELS = ("alignmixup.ot._triton", "alignmixup.mixing._triton", "alignmixup.nets._triton")
+KERNELS = "alignmixup.ops.triton"
 
 
 def interpret_kernels() -> None:
     """Have the kernels of this process interpreted, unless there is a GPU to run them."""
     if torch.cuda.is_available():
         return
-    loaded = sys.modules.get("alignmixup.ot._triton_common")
+    loaded = sys.modules.get("alignmixup.ops.triton.common")
     if loaded is not None and loaded.INTERPRETED:
         return
     os.environ["TRITON_INTERPRET"] = "1"
@@ -28,8 +28,7 @@ def interpret_kernels() -> None:
         # The compiled part of Triton registers its types in Python and can do so only once.
         if name == "triton" or (name.startswith("triton.") and not name.startswith("triton._C")):
             del sys.modules[name]
-        if name.startswith(KERNELS):
+        if name.startswith(f"{KERNELS}."):
             del sys.modules[name]
-            room, _, module = name.rpartition(".")
-            delattr(sys.modules[room], module)
-    importlib.import_module(KERNELS[0])
+            delattr(sys.modules[KERNELS], name.removeprefix(f"{KERNELS}."))
+    importlib.import_module(f"{KERNELS}.align")

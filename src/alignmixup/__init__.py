@@ -9,14 +9,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from alignmixup.contracts import Draw, ImageSet, Mixed, Mixer, Result
-from alignmixup.mixing import (
+from alignmixup.evaluation.effect import Effect, alignment_effect
+from alignmixup.mixers import (
     AlignMixup,
     AlignMixupAE,
     AlignMixupVAE,
     CoMixup,
     CutMix,
     Cutout,
-    Effect,
     InputMixup,
     ManifoldMixup,
     NoMix,
@@ -24,14 +24,13 @@ from alignmixup.mixing import (
     SaliencyMix,
     StyleCutMix,
     StyleMix,
-    align_mix,
-    alignment_effect,
 )
-from alignmixup.ot import Transport, pairwise_cost, sinkhorn
+from alignmixup.ops import Transport, pairwise_cost, sinkhorn
+from alignmixup.ops.align import align_mix
 
 if TYPE_CHECKING:
-    from alignmixup.recipes.run import train
-    from alignmixup.recipes.scoring import evaluate
+    from alignmixup.experiments.run import train
+    from alignmixup.experiments.scoring import evaluate
 
 __all__ = [
     "AlignMixup",
@@ -66,11 +65,11 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     # Training and evaluation bring the other rooms with them; who only mixes does not need those.
     if name == "train":
-        from alignmixup.recipes.run import train
+        from alignmixup.experiments.run import train
 
         return train
     if name == "evaluate":
-        from alignmixup.recipes.scoring import evaluate
+        from alignmixup.experiments.scoring import evaluate
 
         return evaluate
     raise AttributeError(f"module 'alignmixup' has no attribute {name!r}")

@@ -7,10 +7,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from alignmixup import nets
+from alignmixup import models
 from alignmixup.contracts import Result
-from alignmixup.mixing.align import align_mix
-from alignmixup.nets.autoencoder import AutoencodingClassifier
+from alignmixup.models.autoencoder import AutoencodingClassifier
+from alignmixup.ops.align import align_mix
 from alignmixup.recipes.catalogue import find_recipe, published_cell, published_error, recipe_names
 from alignmixup.recipes.schema import on_data
 from alignmixup.report.ablation import published
@@ -76,7 +76,7 @@ def recipe_of(name):
 
 @cache
 def network(spec):
-    return nets.build(spec, 100, (0.5,) * 3, (0.25,) * 3, 32, seed=3).eval()
+    return models.build(spec, 100, (0.5,) * 3, (0.25,) * 3, 32, seed=3).eval()
 
 
 def test_the_tables_are_all_there_is():

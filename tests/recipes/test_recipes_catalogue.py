@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from alignmixup.contracts import ImageSet
-from alignmixup.mixing import AlignMixup
-from alignmixup.recipes import run
-from alignmixup.recipes.batches import load_split
-from alignmixup.recipes.bench import SHAPES, bench, check_rows, write_rows
+from alignmixup.experiments import run
+from alignmixup.experiments.batches import load_split
+from alignmixup.experiments.bench import SHAPES, bench, check_rows, write_rows
+from alignmixup.experiments.run import Sets, train
+from alignmixup.mixers import AlignMixup
 from alignmixup.recipes.catalogue import find_recipe, published_error, recipe_names
-from alignmixup.recipes.run import Sets, train
 from alignmixup.recipes.schema import Recipe, changed, on_data
 
 NAMES = recipe_names()

@@ -9,16 +9,16 @@ import pytest
 import torch
 from PIL import Image
 
-from alignmixup import nets
-from alignmixup.data import find, sources
-from alignmixup.data.imagenet import ImageNetLayout
-from alignmixup.recipes import run
-from alignmixup.recipes.batches import eval_batches, load_split, side_of, train_batches
+from alignmixup import models
+from alignmixup.datasets import find, sources
+from alignmixup.datasets.imagenet import ImageNetLayout
+from alignmixup.experiments import run
+from alignmixup.experiments.batches import eval_batches, load_split, side_of, train_batches
+from alignmixup.experiments.run import train
+from alignmixup.experiments.scoring import evaluate
 from alignmixup.recipes.catalogue import find_recipe, recipe_names
-from alignmixup.recipes.run import train
 from alignmixup.recipes.schema import changed
-from alignmixup.recipes.scoring import evaluate
-from alignmixup.train.steps import make_optimizer
+from alignmixup.training.steps import make_optimizer
 
 NAMES = recipe_names("imagenet-*")
 WNIDS = ("n01440764", "n02084071")
@@ -73,7 +73,7 @@ def test_the_schedule_is_the_papers(name):
 @pytest.mark.parametrize("name", ["imagenet-r50-baseline", "imagenet-r50-alignmixup-ae"])
 def test_the_classifier_has_its_own_rate_and_the_rest_the_other(name):
     recipe = find_recipe(name).shrunk()
-    net = nets.build(recipe.net, 10, (0.5,) * 3, (0.25,) * 3, 64)
+    net = models.build(recipe.net, 10, (0.5,) * 3, (0.25,) * 3, 64)
     groups = make_optimizer(net, recipe.train).param_groups
     last = net.classifier if "-ae" in name else net.head
     assert {id(p) for p in groups[1]["params"]} == {id(p) for p in last.parameters()}
@@ -95,7 +95,7 @@ def test_methods_have_the_settings_of_their_own_imagenet_runs():
 
 def test_the_autoencoder_has_the_papers_parameters():
     """35 M with decoder and all; the encoder's A is 2048 x 7 x 7."""
-    net = nets.build(
+    net = models.build(
         find_recipe("imagenet-r50-alignmixup-ae").net, 1000, (0.5,) * 3, (0.25,) * 3, 224
     )
     assert round(sum(p.numel() for p in net.parameters()) / 1e6) == 35

@@ -28,7 +28,7 @@ class Bench:
     device: str = "auto"
 
     def __call__(self) -> None:
-        from alignmixup.recipes.bench import check_rows
+        from alignmixup.experiments.bench import check_rows
         from alignmixup.recipes.catalogue import recipe_names
 
         names = recipe_names(self.pattern)
@@ -49,7 +49,7 @@ class Bench:
                 print_table(table)
 
     def _measure(self, names: list[str], changes: dict[str, object], table: Table) -> None:
-        from alignmixup.recipes.bench import bench, write_rows
+        from alignmixup.experiments.bench import bench, write_rows
 
         first = None
         for method in bench(names, changes=changes, repeats=self.repeats):

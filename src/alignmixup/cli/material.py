@@ -50,7 +50,7 @@ class Adain:
     device: str = "auto"
 
     def __call__(self) -> None:
-        from alignmixup.recipes.styling import make_style_weights
+        from alignmixup.experiments.styling import make_style_weights
 
         columns = (TextColumn("steps"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         with Progress(*columns, console=Console(stderr=True)) as bar:
@@ -75,14 +75,14 @@ class DataList:
     """List the data sets."""
 
     def __call__(self) -> None:
-        from alignmixup import data
+        from alignmixup import datasets
 
         table = Table("name", "classes", "size", "what", box=None)
-        for name in data.names():
+        for name in datasets.names():
             if name.startswith("folder:"):
                 table.add_row(name, "", "", "any folder of train/CLASS and val/CLASS images")
                 continue
-            source = data.find(name)
+            source = datasets.find(name)
             table.add_row(name, str(source.num_classes), str(source.image_size), source.description)
         print_table(table)
 
@@ -96,9 +96,9 @@ class DataCheck:
     """Folder of the data sets; else ALIGNMIXUP_DATA, else ./datasets."""
 
     def __call__(self) -> None:
-        from alignmixup import data
+        from alignmixup import datasets
 
-        problems = data.check(self.name, self.data)
+        problems = datasets.check(self.name, self.data)
         if problems:
             raise ValueError("\n".join(problems))
         print(f"{self.name}: complete")
@@ -115,12 +115,12 @@ class DataFetch:
     """A mirror; the checksum stays that of the official file."""
 
     def __call__(self) -> None:
-        from alignmixup import data
+        from alignmixup import datasets
 
         columns = (TextColumn(self.name), BarColumn(), DownloadColumn(), TransferSpeedColumn())
         with Progress(*columns, console=Console(stderr=True)) as bar:
             task = bar.add_task(self.name, total=None)
-            folder = data.fetch(
+            folder = datasets.fetch(
                 self.name,
                 self.data,
                 lambda done, total: bar.update(task, completed=done, total=total),

@@ -34,7 +34,7 @@ class Figure:
     """Folder of the data sets of the run; else ALIGNMIXUP_DATA, else ./datasets."""
 
     def __call__(self) -> None:
-        from alignmixup.recipes.figures import draw_figure
+        from alignmixup.figures.registry import draw_figure
 
         written = draw_figure(
             self.name, self.out, run=self.run, seed=self.seed, data_root=self.data
@@ -71,7 +71,7 @@ class Decoder:
     device: str = "auto"
 
     def __call__(self) -> None:
-        from alignmixup.recipes.decoding import DecoderSettings, train_decoder
+        from alignmixup.experiments.decoding import DecoderSettings, train_decoder
 
         settings = DecoderSettings(
             layer=self.layer,

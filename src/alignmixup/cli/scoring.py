@@ -34,7 +34,7 @@ class Evaluate:
     device: str = "auto"
 
     def __call__(self) -> None:
-        from alignmixup.recipes.scoring import evaluate
+        from alignmixup.experiments.scoring import evaluate
 
         with Watch() as watch:
             done = evaluate(

@@ -29,7 +29,7 @@ class Demo:
     """Epochs of each network."""
 
     def __call__(self) -> None:
-        from alignmixup.recipes.demo import demo
+        from alignmixup.demo import demo
 
         page = demo(self.out, epochs=self.epochs)
         print(f"report: {page}")
@@ -111,7 +111,7 @@ def _same(part: Any) -> Any:
 
 
 def _train(recipe: Any, chosen: Any) -> None:
-    from alignmixup.recipes.run import train
+    from alignmixup.experiments.run import train
     from alignmixup.recipes.schema import on_data
 
     if chosen.dataset is not None:
@@ -150,7 +150,7 @@ class Sweep:
     """Folder of the data sets; else ALIGNMIXUP_DATA, else ./datasets."""
 
     def __call__(self) -> None:
-        from alignmixup.recipes.sweep import recipes_of, sweep
+        from alignmixup.experiments.sweep import recipes_of, sweep
 
         jobs = sweep(
             recipes_of(self.patterns),

@@ -21,9 +21,9 @@ from collections.abc import Iterator
 from typing import cast
 
 from alignmixup.contracts import Mixer
-from alignmixup.mixing import AlignMixup, AlignMixupAE, AlignMixupVAE
-from alignmixup.mixing.layersets import Layer, cases_of
-from alignmixup.nets.zoo import NetSpec
+from alignmixup.mixers import AlignMixup, AlignMixupAE, AlignMixupVAE
+from alignmixup.mixers.layersets import Layer, cases_of
+from alignmixup.models.zoo import NetSpec
 from alignmixup.recipes.classification import CIFAR, METHODS, NETWORKS, both_schedules
 from alignmixup.recipes.schema import DataSpec, Recipe, Row
 from alignmixup.report import paper

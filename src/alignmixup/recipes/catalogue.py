@@ -10,7 +10,7 @@ from functools import cache
 from alignmixup.recipes.ablation import ablation
 from alignmixup.recipes.classification import classification
 from alignmixup.recipes.imagenet import imagenet
-from alignmixup.recipes.localisation import localisation
+from alignmixup.recipes.localization import localisation
 from alignmixup.recipes.schema import Recipe, Row
 from alignmixup.report.paper import Published
 

@@ -13,7 +13,7 @@ import dataclasses
 from collections.abc import Callable, Iterator
 
 from alignmixup.contracts import Mixer
-from alignmixup.mixing import (
+from alignmixup.mixers import (
     AlignMixup,
     AlignMixupAE,
     CoMixup,
@@ -27,11 +27,11 @@ from alignmixup.mixing import (
     StyleCutMix,
     StyleMix,
 )
-from alignmixup.nets.zoo import NetSpec
+from alignmixup.models.zoo import NetSpec
 from alignmixup.recipes.schema import DataSpec, Recipe, Row
 from alignmixup.report import paper
 from alignmixup.report.paper import Published
-from alignmixup.train.settings import TrainSettings
+from alignmixup.training.settings import TrainSettings
 
 __all__ = ["CIFAR", "METHODS", "NETWORKS", "both_schedules", "classification", "short"]
 

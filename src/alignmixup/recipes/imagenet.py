@@ -16,12 +16,12 @@ import dataclasses
 from collections.abc import Callable, Iterator
 
 from alignmixup.contracts import Mixer
-from alignmixup.mixing import CoMixup, CutMix, PuzzleMix, SaliencyMix
-from alignmixup.nets.zoo import NetSpec
+from alignmixup.mixers import CoMixup, CutMix, PuzzleMix, SaliencyMix
+from alignmixup.models.zoo import NetSpec
 from alignmixup.recipes.classification import METHODS
 from alignmixup.recipes.schema import DataSpec, Recipe, Row
 from alignmixup.report import paper
-from alignmixup.train.settings import TrainSettings
+from alignmixup.training.settings import TrainSettings
 
 __all__ = ["imagenet"]
 

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from types import UnionType
 from typing import Any, Literal, Self, Union, get_args, get_origin, get_type_hints
 
-from alignmixup import mixing
+from alignmixup import mixers
 from alignmixup.contracts import Mixer
-from alignmixup.nets.wsol import ErasingLoss
-from alignmixup.nets.zoo import NetSpec
+from alignmixup.models.wsol import ErasingLoss
+from alignmixup.models.zoo import NetSpec
 from alignmixup.report.paper import Published
-from alignmixup.train.settings import FREE_SETTINGS, TrainSettings
+from alignmixup.training.settings import FREE_SETTINGS, TrainSettings
 
 __all__ = [
     "DataSpec",
@@ -206,7 +206,7 @@ def mixer_names() -> list[str]:
 
 
 def _mixers() -> dict[str, type[Mixer]]:
-    public = {name: getattr(mixing, name) for name in mixing.__all__}
+    public = {name: getattr(mixers, name) for name in mixers.__all__}
     # ACoL has a loss of its own, which takes the place of a mixer.
     public["ErasingLoss"] = ErasingLoss
     return {n: v for n, v in public.items() if isinstance(v, type) and issubclass(v, Mixer)}

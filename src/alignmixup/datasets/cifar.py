@@ -1,0 +1,272 @@
+"""CIFAR-10 and CIFAR-100 from their official files, Python pickles or binary.
+
+Both hold one row of 3,072 bytes an image: the red, the green and the blue plane, each 32 x 32.
+A pickle is a program; these are read by an unpickler that knows five names and gives for each an
+inert stand-in of ours, so nothing in the file is ever called, not even numpy's own constructors.
+"""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from alignmixup.contracts import ImageSet
+from alignmixup.datasets.layout import PROTOCOL_MEAN, PROTOCOL_STD, SPLITS, check_split, find_folder
+
+__all__ = ["CIFAR10", "CIFAR100", "CifarLayout", "check_cifar", "load_cifar"]
+
+PLANES = 3 * 32 * 32
+
+
+@dataclass(frozen=True)
+class CifarLayout:
+    """The official files of one of the two sets; the binary name of a file adds ``.bin``."""
+
+    name: str
+    num_classes: int
+    python_folder: str
+    binary_folder: str
+    train_files: tuple[str, ...]
+    test_files: tuple[str, ...]
+    train_records: int  # images in each train file
+    test_records: int
+    label_key: str  # of the pickled dict
+    label_bytes: int  # before the pixels of a binary record; the last of them is the label
+    meta_file: str
+    meta_key: str
+    binary_meta_file: str
+    class_names: tuple[str, ...]  # where the meta file is missing
+
+    def files(self, split: str) -> tuple[str, ...]:
+        return self.train_files if split == "train" else self.test_files
+
+    def records(self, split: str) -> int:
+        return self.train_records if split == "train" else self.test_records
+
+
+CIFAR10 = CifarLayout(
+    name="cifar10",
+    num_classes=10,
+    python_folder="cifar-10-batches-py",
+    binary_folder="cifar-10-batches-bin",
+    train_files=tuple(f"data_batch_{i}" for i in range(1, 6)),
+    test_files=("test_batch",),
+    train_records=10_000,
+    test_records=10_000,
+    label_key="labels",
+    label_bytes=1,
+    meta_file="batches.meta",
+    meta_key="label_names",
+    binary_meta_file="batches.meta.txt",
+    class_names=(
+        *("airplane", "automobile", "bird", "cat", "deer"),
+        *("dog", "frog", "horse", "ship", "truck"),
+    ),
+)
+CIFAR100 = CifarLayout(
+    name="cifar100",
+    num_classes=100,
+    python_folder="cifar-100-python",
+    binary_folder="cifar-100-binary",
+    train_files=("train",),
+    test_files=("test",),
+    train_records=50_000,
+    test_records=10_000,
+    label_key="fine_labels",
+    label_bytes=2,
+    meta_file="meta",
+    meta_key="fine_label_names",
+    binary_meta_file="fine_label_names.txt",
+    class_names=tuple(f"class {i}" for i in range(100)),
+)
+
+
+def load_cifar(layout: CifarLayout, root: Path | str | None, split: str) -> ImageSet:
+    """Read one split, from the pickles where both kinds of file are there."""
+    check_split(split)
+    folder = find_folder(root, (layout.python_folder, layout.binary_folder), layout.name)
+    is_binary = folder.name == layout.binary_folder
+    parts = [
+        _read_file(layout, folder, name, is_binary, layout.records(split))
+        for name in layout.files(split)
+    ]
+    return ImageSet(
+        name=layout.name,
+        split=split,
+        images=torch.from_numpy(np.concatenate([part.pixels for part in parts])),
+        labels=torch.from_numpy(np.concatenate([part.labels for part in parts])),
+        class_names=_class_names(layout, folder, is_binary),
+        mean=PROTOCOL_MEAN,
+        std=PROTOCOL_STD,
+    )
+
+
+def check_cifar(layout: CifarLayout, root: Path | str | None) -> list[str]:
+    """Read every file and return one line for each that is missing or damaged."""
+    try:
+        folder = find_folder(root, (layout.python_folder, layout.binary_folder), layout.name)
+    except FileNotFoundError as error:
+        return [str(error)]
+    is_binary = folder.name == layout.binary_folder
+    problems = []
+    for split in SPLITS:
+        for name in layout.files(split):
+            try:
+                _read_file(layout, folder, name, is_binary, layout.records(split))
+            except (ValueError, OSError) as error:
+                problems.append(str(error))
+    try:
+        _class_names(layout, folder, is_binary)
+    except (ValueError, OSError) as error:
+        problems.append(str(error))
+    return problems
+
+
+@dataclass(frozen=True)
+class _Batch:
+    pixels: np.ndarray  # uint8 [n, 3, 32, 32]
+    labels: np.ndarray  # int64 [n]
+
+
+def _read_file(
+    layout: CifarLayout, folder: Path, name: str, is_binary: bool, num_records: int
+) -> _Batch:
+    path = folder / (f"{name}.bin" if is_binary else name)
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"{path} is missing; run 'alignmixup data fetch {layout.name}' to get it"
+        )
+    batch = _read_binary(layout, path) if is_binary else _read_pickle(layout, path)
+    if len(batch.labels) != num_records:
+        raise ValueError(
+            f"{path} is damaged: it holds {len(batch.labels)} images, not {num_records}; "
+            "fetch again"
+        )
+    low, high = int(batch.labels.min()), int(batch.labels.max())
+    if low < 0 or high >= layout.num_classes:
+        raise ValueError(
+            f"{path} is damaged: label {low if low < 0 else high} is not in "
+            f"0..{layout.num_classes - 1}; fetch again"
+        )
+    return batch
+
+
+def _read_binary(layout: CifarLayout, path: Path) -> _Batch:
+    record = layout.label_bytes + PLANES
+    flat = np.fromfile(path, dtype=np.uint8)
+    if len(flat) == 0 or len(flat) % record:
+        raise ValueError(
+            f"{path} is damaged: {len(flat)} bytes are not a whole number of records of "
+            f"{record} bytes; fetch again"
+        )
+    rows = flat.reshape(-1, record)
+    pixels = np.ascontiguousarray(rows[:, layout.label_bytes :]).reshape(-1, 3, 32, 32)
+    return _Batch(pixels, rows[:, layout.label_bytes - 1].astype(np.int64))
+
+
+def _read_pickle(layout: CifarLayout, path: Path) -> _Batch:
+    content = _unpickle(path)
+    try:
+        labels = np.array(content[layout.label_key], dtype=np.int64)
+        pixels = _to_array(content["data"])
+    except (LookupError, TypeError, ValueError, OverflowError) as error:
+        raise ValueError(f"{path} is damaged or not a {layout.name} file ({error!r})") from error
+    if labels.ndim != 1 or pixels.shape != (len(labels), PLANES) or not len(labels):
+        raise ValueError(
+            f"{path} is damaged: data of shape {list(pixels.shape)} for {labels.size} labels; "
+            f"expected [{labels.size}, {PLANES}]; fetch again"
+        )
+    return _Batch(pixels.reshape(-1, 3, 32, 32), labels)
+
+
+def _unpickle(path: Path) -> dict[str, Any]:
+    """Read a pickled dict with text keys, calling nothing that the file asks for."""
+    try:
+        with path.open("rb") as file:
+            # The official files come from Python 2, whose strings are bytes to us.
+            content = _InertUnpickler(file, encoding="bytes").load()
+    except pickle.UnpicklingError as error:
+        raise ValueError(f"{path} is refused or damaged: {error}") from error
+    except Exception as error:  # a damaged pickle raises almost anything
+        raise ValueError(f"{path} is damaged ({error!r}); fetch again") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} is damaged: it holds no dict; fetch again")
+    return {_text(key): value for key, value in content.items()}
+
+
+class _InertUnpickler(pickle.Unpickler):
+    """An unpickler whose every global is a stand-in that records its state and does nothing.
+
+    The stand-ins are made afresh for each file, so that a file cannot alter those of the next.
+    """
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("_codecs", "encode"):  # how Python 3 writes bytes in protocol 2
+
+            def encode(text: str, _encoding: str = "latin1") -> bytes:
+                return text.encode("latin1")
+
+            return encode
+        if module.replace("numpy._core", "numpy.core") + "." + name not in (
+            "numpy.core.multiarray._reconstruct",
+            "numpy.ndarray",
+            "numpy.dtype",
+        ):
+            raise pickle.UnpicklingError(
+                f"it asks for {module}.{name}, which no CIFAR file holds; do not trust this file"
+            )
+
+        class StandIn(_Inert):
+            pass
+
+        return StandIn
+
+
+class _Inert:
+    """What a numpy object leaves behind in a pickle: its arguments and its state."""
+
+    args: tuple[Any, ...] = ()
+    state: Any = None
+
+    def __init__(self, *args: Any) -> None:
+        self.args = args
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+
+def _to_array(inert: Any) -> np.ndarray:
+    """Turn the recorded state of a pickled uint8 array into an array."""
+    if not isinstance(inert, _Inert):
+        raise TypeError(f"expected an array, got {type(inert).__name__}")
+    _version, shape, dtype, is_fortran, raw = inert.state
+    if not isinstance(dtype, _Inert) or _text(dtype.args[0]) not in ("u1", "|u1"):
+        raise TypeError("expected an array of bytes (uint8)")
+    rows = np.frombuffer(raw, dtype=np.uint8).reshape(shape, order="F" if is_fortran else "C")
+    # A copy, because the bytes of a pickle are read-only and torch wants to own what it wraps.
+    return np.array(rows, order="C")
+
+
+def _text(value: Any) -> str:
+    return value.decode("latin1") if isinstance(value, bytes) else str(value)
+
+
+def _class_names(layout: CifarLayout, folder: Path, is_binary: bool) -> tuple[str, ...]:
+    path = folder / (layout.binary_meta_file if is_binary else layout.meta_file)
+    if not path.is_file():
+        return layout.class_names
+    if is_binary:
+        names = tuple(path.read_text().split())
+    else:
+        listed = _unpickle(path).get(layout.meta_key)
+        names = tuple(map(_text, listed)) if isinstance(listed, list) else ()
+    if len(names) != layout.num_classes:
+        raise ValueError(
+            f"{path} is damaged: {len(names)} class names, not {layout.num_classes}; fetch again"
+        )
+    return names

@@ -1,0 +1,232 @@
+"""Any folder of images, one sub-folder a class: ROOT/train/<class>/... and ROOT/val/<class>/...
+
+Classes are the sorted sub-folders of ``train``. The ``test`` split is ``val`` where there is one,
+else ``test`` (where both exist, as in ImageNet, it is ``val`` that has labels). Files are found at
+any depth; those whose suffix is not an image's are passed over. A file that is no image, or empty,
+is an error that names it.
+
+A list of boxes beside the folders (see ``box_lists``) gives the test images their boxes. A folder
+of images without classes is read by ``list_images`` and ``load_images``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from jaxtyping import Int64, UInt8
+from torch import Tensor
+
+from alignmixup.contracts import ImageSet
+from alignmixup.datasets.box_lists import boxes_in_view, find_box_list, listed_boxes
+from alignmixup.datasets.layout import IMAGENET_MEAN, IMAGENET_STD, SPLITS, check_split
+from alignmixup.datasets.loading.decode import (
+    IMAGE_SUFFIXES,
+    decode_files,
+    read_rgb,
+    unreadable_files,
+)
+
+__all__ = [
+    "BoxedFileSet",
+    "FileSet",
+    "check_folder",
+    "list_images",
+    "load_folder",
+    "load_images",
+    "scan_folder",
+]
+
+
+@dataclass(frozen=True)
+class FileSet:
+    """A labelled set of image files, for sets that do not fit in memory."""
+
+    name: str
+    split: str
+    paths: tuple[str, ...]
+    labels: Int64[Tensor, " n"]
+    class_names: tuple[str, ...]
+    mean: tuple[float, float, float] = IMAGENET_MEAN
+    std: tuple[float, float, float] = IMAGENET_STD
+
+    def __post_init__(self) -> None:
+        if len(self.paths) != len(self.labels):
+            raise ValueError(
+                f"{self.name}/{self.split}: {len(self.paths)} files but {len(self.labels)} labels"
+            )
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.class_names)
+
+    def in_memory(
+        self, images: UInt8[Tensor, "n 3 h w"], boxes: tuple[Tensor, ...] | None = None
+    ) -> ImageSet:
+        """The same set with its images decoded, and boxes in their pixels."""
+        return ImageSet(
+            name=self.name,
+            split=self.split,
+            images=images,
+            labels=self.labels,
+            class_names=self.class_names,
+            mean=self.mean,
+            std=self.std,
+            boxes=boxes,
+        )
+
+
+@dataclass(frozen=True)
+class BoxedFileSet(FileSet):
+    """A file set that knows boxes, one tensor [k, 4] a file, in pixels of the file's image."""
+
+    boxes: tuple[Tensor, ...] = ()
+
+    def __post_init__(self) -> None:
+        FileSet.__post_init__(self)
+        if len(self.boxes) != len(self.paths):
+            raise ValueError(
+                f"{self.name}/{self.split}: {len(self.paths)} files but boxes for {len(self.boxes)}"
+            )
+
+
+def scan_folder(root: Path | str, split: str) -> FileSet:
+    """List the files of one split; nothing is decoded.
+
+    Where ``root`` holds a list of boxes, the test split is a ``BoxedFileSet``.
+    """
+    check_split(split)
+    root = Path(root).expanduser()
+    class_names = tuple(sorted(_class_folders(_split_folder(root, "train"))))
+    here = _class_folders(_split_folder(root, split))
+    unknown = sorted(set(here) - set(class_names))
+    if unknown:
+        raise ValueError(
+            f"{here[unknown[0]]}: there is no class {unknown[0]!r} in {root / 'train'}"
+        )
+    paths: list[str] = []
+    labels: list[int] = []
+    for label, class_name in enumerate(class_names):
+        files = _image_files(here[class_name]) if class_name in here else []
+        if split == "train" and not files:
+            raise ValueError(f"{here[class_name]} holds no image: fill it or remove it")
+        paths += files
+        labels += [label] * len(files)
+    if not paths:
+        raise ValueError(f"{_split_folder(root, split)} holds no image")
+    found = FileSet(root.name, split, tuple(paths), torch.tensor(labels), class_names)
+    listed = find_box_list(root) if split == "test" else None
+    if listed is None:
+        return found
+    return BoxedFileSet(**vars(found), boxes=listed_boxes(listed, found.paths))
+
+
+def load_folder(root: Path | str, split: str, image_size: int) -> ImageSet:
+    """Decode one split into memory, each image as its centred square of side ``image_size``.
+
+    Boxes, where there are any, are cut off at the squares; an image that their list leaves out, or
+    whose boxes lie outside its square, has none.
+    """
+    if image_size < 1:
+        raise ValueError(f"image_size must be at least 1, got {image_size}")
+    files = scan_folder(root, split)
+    images = decode_files(files.paths, image_size)
+    boxes = None
+    if isinstance(files, BoxedFileSet):
+        boxes = boxes_in_view(files.boxes, files.paths, image_size)
+    return files.in_memory(images, boxes)
+
+
+def list_images(folder: Path | str) -> list[str]:
+    """Every image file in ``folder``, at any depth, in order; having none is an error."""
+    folder = Path(folder).expanduser()
+    if not folder.is_dir():
+        raise FileNotFoundError(f"there is no folder {folder}")
+    files = _image_files(folder)
+    if not files:
+        known = ", ".join(sorted(suffix[1:] for suffix in IMAGE_SUFFIXES))
+        raise ValueError(f"{folder} holds no image, at any depth (of {known})")
+    return files
+
+
+def load_images(
+    paths: Sequence[str], image_size: int, how: Literal["resize", "crop"] = "resize"
+) -> UInt8[Tensor, "n 3 s s"]:
+    """Decode files into memory: their centred squares resized, or their central pixels ("crop").
+
+    A file too small for its crop is an error that names it.
+    """
+    if image_size < 1:
+        raise ValueError(f"image_size must be at least 1, got {image_size}")
+    if how not in ("resize", "crop"):
+        raise ValueError(f"how must be 'resize' or 'crop', got {how!r}")
+    if how == "resize":
+        return decode_files(paths, image_size)
+    images = torch.empty(len(paths), 3, image_size, image_size, dtype=torch.uint8)
+    for image, path in zip(images, paths, strict=True):
+        pixels = np.array(read_rgb(path))
+        top, left = ((side - image_size) // 2 for side in pixels.shape[:2])
+        if min(top, left) < 0:
+            raise ValueError(
+                f"{path} has {pixels.shape[1]} x {pixels.shape[0]} pixels, too few for a crop of "
+                f"{image_size} x {image_size}"
+            )
+        square = pixels[top : top + image_size, left : left + image_size]
+        image.copy_(torch.from_numpy(square).permute(2, 0, 1))
+    return images
+
+
+def check_folder(root: Path | str) -> list[str]:
+    """Decode every image and return one line for each thing that is missing or damaged."""
+    problems = []
+    for split in SPLITS:
+        try:
+            files = scan_folder(root, split)
+        except (ValueError, OSError) as error:
+            problems.append(str(error))
+        else:
+            problems += unreadable_files(files.paths)
+    return problems
+
+
+def _split_folder(root: Path, split: str) -> Path:
+    names = ("train",) if split == "train" else ("val", "test")
+    for name in names:
+        if (root / name).is_dir():
+            return root / name
+    looked_for = " or ".join(str(root / name) for name in names)
+    raise FileNotFoundError(
+        f"no folder {looked_for}; an image folder holds train/ and val/ (or test/), "
+        "each with one sub-folder a class"
+    )
+
+
+def _class_folders(folder: Path) -> Mapping[str, Path]:
+    found = {
+        entry.name: folder / entry.name
+        for entry in os.scandir(folder)
+        if entry.is_dir() and not entry.name.startswith(".")
+    }
+    if not found:
+        raise ValueError(f"{folder} has no sub-folders; it needs one for each class")
+    return found
+
+
+def _image_files(folder: Path) -> list[str]:
+    found = []
+    for place, folders, names in os.walk(folder, followlinks=True):
+        folders[:] = [name for name in folders if not name.startswith(".")]  # os.walk's way to skip
+        found += [
+            os.path.join(place, name)
+            for name in names
+            if os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES and not name.startswith(".")
+        ]
+    return sorted(found)

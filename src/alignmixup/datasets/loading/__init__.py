@@ -1,0 +1,1 @@
+"""How images come to the device: decoding, augmentation, loaders, downloads."""

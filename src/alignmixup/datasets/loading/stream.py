@@ -1,0 +1,300 @@
+"""Batches of a set that does not fit in memory, decoded by worker processes.
+
+The order of an epoch is a pure function of (seed, epoch) and what is done to an image one of
+(seed, epoch, index), so neither depends on how many workers there are or where an epoch is entered.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from jaxtyping import UInt8
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from alignmixup.datasets.folder import FileSet
+from alignmixup.datasets.loading.augment import change_colours, derive_seed, draw_colours, to_float
+from alignmixup.datasets.loading.decode import PARALLEL_FROM, available_cores, read_rgb
+from alignmixup.datasets.loading.device_loader import Batch, check_start, count_steps
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+__all__ = ["StreamLoader"]
+
+ASPECT_RATIOS = (3 / 4, 4 / 3)
+
+ALL = slice(None)
+
+# What evaluation shows of the shorter side where it is not told: 224 pixels of 256.
+CENTRE = 0.875
+
+Box = tuple[float, float, float, float]
+
+
+class StreamLoader:
+    """Batches (x in [0, 1], integer labels) decoded from files, with the interface of DeviceLoader.
+
+    For training, an image is a random part of ``area`` of its surface and of aspect ratio 3/4 to
+    4/3, resized; or, with ``resize``, a random window of the image whose shorter side has been
+    resized to that. It is mirrored half the time, and its colours change: brightness, contrast and
+    saturation by factors in 1 +- ``jitter``, and along ImageNet's principal axes by ``lighting``
+    (see ``augment.Colours``).
+
+    Otherwise (``is_train=False``) files come in order, each as the window at the centre of the
+    image resized to ``resize`` (by default 8/7 of ``image_size``: 256 for 224).
+
+    ``squash`` resizes both sides to ``resize``, whatever the shape of the image. ``num_workers`` is
+    the number of processes that decode; None chooses by the machine. It changes no batch. ``share``
+    is the part of each batch that is decoded, for a training by several processes.
+    """
+
+    def __init__(
+        self,
+        file_set: FileSet,
+        batch_size: int,
+        image_size: int,
+        seed: int,
+        num_workers: int | None = 0,
+        device: torch.device | str = "cpu",
+        *,
+        is_train: bool = True,
+        area: tuple[float, float] = (0.08, 1.0),
+        resize: int | None = None,
+        squash: bool = False,
+        flip: bool = True,
+        jitter: float = 0.0,
+        lighting: float = 0.0,
+        drop_last: bool = False,
+        channels_last: bool = False,
+        dtype: torch.dtype = torch.float32,
+        share: slice = ALL,
+    ) -> None:
+        view = _View(image_size, area, resize, squash)
+        num_steps = count_steps(len(file_set), batch_size, drop_last)
+        if num_workers is None:
+            num_workers = available_cores() if len(file_set) >= PARALLEL_FROM else 0
+        if num_workers < 0:
+            raise ValueError(f"num_workers must be at least 0, got {num_workers}")
+        self.batch_size = batch_size
+        self.device = torch.device(device)
+        self.channels_last = channels_last
+        self.dtype = dtype
+        self._order = _Order(len(file_set), batch_size, num_steps, seed, is_train, share)
+        chance = _Chance(seed, flip, jitter, lighting) if is_train else None
+        self._loader: DataLoader[object] = DataLoader(
+            _Files(file_set, view, chance),
+            batch_sampler=self._order,
+            num_workers=num_workers,
+            collate_fn=_collate,
+            pin_memory=self.device.type == "cuda",
+            persistent_workers=num_workers > 0,
+        )
+
+    def __len__(self) -> int:
+        """Steps in an epoch."""
+        return self._order.num_steps
+
+    def epoch(self, epoch: int, start_step: int = 0) -> Iterator[Batch]:
+        """The batches of one epoch, from ``start_step`` on; one epoch at a time."""
+        check_start(start_step, len(self))
+        self._order.epoch, self._order.start_step = epoch, start_step
+        for batch in self._loader:
+            if isinstance(batch, str):
+                raise ValueError(batch)
+            images, labels = batch
+            images = images.to(self.device, non_blocking=True)
+            labels = labels.to(self.device, non_blocking=True)
+            yield to_float(images, self.dtype, self.channels_last), labels
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    """Which part of an image is shown, and at what size."""
+
+    image_size: int
+    area: tuple[float, float]
+    resize: int | None
+    squash: bool
+
+    def __post_init__(self) -> None:
+        if self.image_size < 1:
+            raise ValueError(f"image_size must be at least 1, got {self.image_size}")
+        if not 0 < self.area[0] <= self.area[1] <= 1:
+            raise ValueError(f"area must hold 0 < low <= high <= 1, got {self.area}")
+        if self.resize is not None and self.resize < self.image_size:
+            raise ValueError(
+                f"resize must be at least image_size ({self.image_size}), or there is no window of "
+                f"that size, got {self.resize}"
+            )
+
+    def window(self, width: int, height: int, shares: tuple[float, float] | None) -> Box:
+        """The window in the pixels of the image: at the centre, or where ``shares`` put it.
+
+        Resizing the image and cutting the window is resizing the window alone: the same pixels,
+        without those that would be cut off. ``shares`` in [0, 1) choose whole pixels of the resized
+        image, each place as likely as any other.
+        """
+        fraction = self.image_size / self.resize if self.resize is not None else CENTRE
+        shorter = min(width, height)
+        corner = []
+        for axis, side in enumerate((width, height)):
+            shown = (side if self.squash else shorter) * fraction
+            start = (side - shown) / 2
+            if shares is not None:
+                pixel = shown / self.image_size
+                # A hair more, so that a whole number of pixels is not rounded to one fewer.
+                room = int(side / pixel + 1e-6) - self.image_size
+                start = int((room + 1) * shares[axis]) * pixel
+            corner.append((start, min(start + shown, side)))
+        (left, right), (top, bottom) = corner
+        return left, top, right, bottom
+
+
+@dataclass(frozen=True, slots=True)
+class _Key:
+    """Which image, in which epoch: all that a worker is told."""
+
+    epoch: int
+    index: int
+
+
+class _Order(Sampler[list[_Key]]):
+    """The batches of the epoch that is set on it."""
+
+    def __init__(
+        self,
+        num_images: int,
+        batch_size: int,
+        num_steps: int,
+        seed: int,
+        is_shuffled: bool,
+        share: slice,
+    ) -> None:
+        self.num_images = num_images
+        self.batch_size = batch_size
+        self.num_steps = num_steps
+        self.seed = seed
+        self.is_shuffled = is_shuffled
+        self.share = share
+        self.epoch = 0
+        self.start_step = 0
+
+    def __len__(self) -> int:
+        return self.num_steps - self.start_step
+
+    def __iter__(self) -> Iterator[list[_Key]]:
+        epoch, start_step = self.epoch, self.start_step
+        order = torch.arange(self.num_images)
+        if self.is_shuffled:
+            rng = torch.Generator().manual_seed(derive_seed("epoch", self.seed, epoch))
+            order = torch.randperm(self.num_images, generator=rng)
+        for step in range(start_step, self.num_steps):
+            chosen = order[step * self.batch_size : (step + 1) * self.batch_size]
+            yield [_Key(epoch, index) for index in chosen[self.share].tolist()]
+
+
+@dataclass(frozen=True, slots=True)
+class _Chance:
+    """What may happen to a training image, apart from which part of it is shown."""
+
+    seed: int
+    flip: bool
+    jitter: float
+    lighting: float
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.jitter <= 1:
+            raise ValueError(f"jitter must lie in [0, 1], got {self.jitter}")
+        if not self.lighting >= 0:
+            raise ValueError(f"lighting must not be negative, got {self.lighting}")
+
+
+class _Files(Dataset[object]):
+    """Decodes the file of a key; one that cannot be read gives its error as text.
+
+    An exception raised in a worker would reach the user wrapped in the worker's whole trace.
+    """
+
+    def __init__(self, file_set: FileSet, view: _View, chance: _Chance | None) -> None:
+        # One block of bytes: a tuple of a million strings would be copied into every worker
+        # as its reference counts are touched.
+        self.paths = np.array([os.fsencode(path) for path in file_set.paths])
+        self.labels = file_set.labels
+        self.view = view
+        self.chance = chance
+
+    def __getitem__(self, key: _Key) -> tuple[UInt8[Tensor, "s s 3"], Tensor] | str:
+        try:
+            image = read_rgb(os.fsdecode(self.paths[key.index]))
+        except (ValueError, OSError) as error:
+            return str(error)
+        if self.chance is None:
+            shown = _shown(image, self.view, self.view.window(*image.size, None))
+        else:
+            shown = _random_part(image, self.view, self.chance, key)
+        return shown, self.labels[key.index]
+
+
+def _random_part(
+    image: Image.Image, view: _View, chance: _Chance, key: _Key
+) -> UInt8[Tensor, "s s 3"]:
+    """A random part of the image as a square, perhaps mirrored and in other colours."""
+    rng = torch.Generator().manual_seed(derive_seed("image", chance.seed, key.epoch, key.index))
+    shares = torch.rand(_ATTEMPTS, 4, generator=rng, dtype=torch.float64).tolist()
+    is_mirrored = bool(torch.randint(0, 2, (), generator=rng)) and chance.flip
+    if view.resize is None:
+        box = _choose_box(image.width, image.height, view.area, shares)
+    else:
+        box = view.window(image.width, image.height, (shares[0][2], shares[0][3]))
+    part = _shown(image, view, box)
+    if is_mirrored:
+        part = part.flip(1)
+    if chance.jitter or chance.lighting:
+        part = change_colours(part, draw_colours(chance.jitter, chance.lighting, rng))
+    return part
+
+
+def _shown(image: Image.Image, view: _View, box: Box) -> UInt8[Tensor, "s s 3"]:
+    from PIL import Image
+
+    size = (view.image_size, view.image_size)
+    return torch.from_numpy(np.array(image.resize(size, Image.Resampling.BILINEAR, box=box)))
+
+
+_ATTEMPTS = 10
+
+
+def _choose_box(
+    width: int, height: int, area: tuple[float, float], shares: Sequence[Sequence[float]]
+) -> Box:
+    """The first box that fits, each made of four numbers in [0, 1): area, ratio, left, top.
+
+    Where none does (a very long image), the centred box nearest to the allowed ratios.
+    """
+    low, high = math.log(ASPECT_RATIOS[0]), math.log(ASPECT_RATIOS[1])
+    for area_share, ratio_share, left_share, top_share in shares:
+        surface = width * height * (area[0] + (area[1] - area[0]) * area_share)
+        ratio = math.exp(low + (high - low) * ratio_share)
+        w, h = round(math.sqrt(surface * ratio)), round(math.sqrt(surface / ratio))
+        if 0 < w <= width and 0 < h <= height:
+            left, top = int((width - w + 1) * left_share), int((height - h + 1) * top_share)
+            return left, top, left + w, top + h
+    w = min(width, round(height * ASPECT_RATIOS[1]))
+    h = min(height, round(width / ASPECT_RATIOS[0]))
+    left, top = (width - w) // 2, (height - h) // 2
+    return left, top, left + w, top + h
+
+
+def _collate(items: Sequence[object]) -> tuple[Tensor, Tensor] | str:
+    for item in items:
+        if isinstance(item, str):
+            return item
+    images, labels = zip(*items, strict=True)
+    return torch.stack(images), torch.stack(labels)

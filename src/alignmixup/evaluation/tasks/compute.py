@@ -1,0 +1,221 @@
+"""What a network and a method cost: parameters, milliseconds a batch, peak memory.
+
+A forward step is one pass in eval mode without gradients. A training step, for a mixer that is
+passed in, is mixing, forward, backward and an SGD update with momentum; its learning rate is zero
+and the model gets its state back afterwards. The cases of a mixer cost differently: each is timed
+by itself, and the method by their mean, weighted by probability.
+
+Steps are timed one by one, by CUDA events on a GPU and by the clock elsewhere; the figure is the
+median, with p20 and p80 in the settings. Peak memory is known on CUDA only, in MiB.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from alignmixup.contracts import Draw, Mixer, Result
+from alignmixup.evaluation.forward import amp_name, evaluating, model_device, model_dtype
+
+__all__ = ["Timing", "cost", "count_parameters", "time_steps"]
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Milliseconds of each timed step, in order, and the peak memory where it is known."""
+
+    ms: tuple[float, ...]
+    peak_memory_mb: float | None
+
+    def percentile(self, percent: float) -> float:
+        """Return a percentile of the steps, interpolated between the two nearest."""
+        steps = torch.tensor(self.ms, dtype=torch.float64)
+        return float(torch.quantile(steps, percent / 100))
+
+
+def cost(
+    model: nn.Module,
+    x: Float[Tensor, "b c h w"],
+    y: Tensor | None = None,
+    *,
+    mixer: Mixer | None = None,
+    num_steps: int = 50,
+    num_warmup: int = 10,
+    seed: int = 0,
+    amp_dtype: torch.dtype | None = None,
+) -> list[Result]:
+    """Return ``params`` (millions), ``ms_forward`` and, for a mixer, ``ms_per_batch`` of training.
+
+    On CUDA also ``peak_memory_forward_mb`` and ``peak_memory_mb`` of training. ``num_steps`` and
+    ``num_warmup`` hold for each case of the mixer. The images are taken as the model wants them,
+    and brought to its device and type.
+    """
+    if not len(x):
+        raise ValueError("x holds no image: there is nothing to time")
+    if mixer is not None and (y is None or len(y) != len(x)):
+        given = "none" if y is None else len(y)
+        raise ValueError(f"a training step needs labels y for {len(x)} images, got {given}")
+    total, trainable = count_parameters(model)
+    device = model_device(model) or x.device
+    x = x.to(device, model_dtype(model) or x.dtype)
+    shared: dict[str, object] = {
+        "batch_size": len(x),
+        "image": list(x.shape[1:]),
+        "device": device.type,
+        "amp_dtype": amp_name(amp_dtype),
+        "num_steps": num_steps,
+        "num_warmup": num_warmup,
+    }
+    results = [Result("cost", "params", total / 1e6, {"trainable": trainable / 1e6})]
+    with _forward_step(model, x, amp_dtype) as step:
+        forward = {"eval": time_steps(step, device, num_steps, num_warmup)}
+    results += _summed("ms_forward", "peak_memory_forward_mb", {"eval": 1.0}, forward, shared)
+    if mixer is not None and y is not None:
+        training = {}
+        for draw in _draw_each_case(mixer, len(x), seed):
+            with _training_step(model, x, y.to(device), mixer, draw, amp_dtype) as step:
+                training[draw.case] = time_steps(step, device, num_steps, num_warmup)
+        shared["mixer"] = type(mixer).__name__
+        results += _summed("ms_per_batch", "peak_memory_mb", mixer.cases, training, shared)
+    return results
+
+
+def count_parameters(model: nn.Module) -> tuple[int, int]:
+    """Return the number of all parameters and of those that are trained; a shared one once."""
+    total = sum(p.numel() for p in model.parameters())
+    return total, sum(p.numel() for p in model.parameters() if p.requires_grad)
+
+
+def time_steps(
+    step: Callable[[], None], device: torch.device, num_steps: int = 50, num_warmup: int = 10
+) -> Timing:
+    """Time ``step`` by itself ``num_steps`` times, after ``num_warmup`` untimed ones."""
+    if num_steps < 1 or num_warmup < 0:
+        raise ValueError(
+            f"num_steps must be at least 1 and num_warmup 0, got {num_steps} and {num_warmup}"
+        )
+    for _ in range(num_warmup):
+        step()
+    if device.type == "cuda":
+        return _time_on_cuda(step, device, num_steps)
+    ms = []
+    for _ in range(num_steps):
+        start = time.perf_counter()
+        step()
+        ms.append(1e3 * (time.perf_counter() - start))
+    return Timing(tuple(ms), peak_memory_mb=None)
+
+
+def _time_on_cuda(step: Callable[[], None], device: torch.device, num_steps: int) -> Timing:
+    with torch.cuda.device(device):
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        marks = [
+            torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            for _ in range(num_steps + 1)
+        ]
+        marks[0].record()
+        for mark in marks[1:]:
+            step()
+            mark.record()
+        # One wait at the end: a wait at each step would be measured, too.
+        torch.cuda.synchronize()
+        ms = [a.elapsed_time(b) for a, b in itertools.pairwise(marks)]
+        return Timing(tuple(ms), torch.cuda.max_memory_allocated() / 2**20)
+
+
+def _summed(
+    time_metric: str,
+    memory_metric: str,
+    shares: Mapping[str, float],
+    timings: Mapping[str, Timing],
+    shared: dict[str, object],
+) -> list[Result]:
+    """Return the mean over cases, weighted by their shares, and the largest memory of any."""
+
+    def mean(percent: float) -> float:
+        return sum(shares[case] * timings[case].percentile(percent) for case in timings)
+
+    spread: dict[str, object] = {"p20": mean(20), "p80": mean(80)}
+    if len(timings) > 1:
+        spread["p50_by_case"] = {case: t.percentile(50) for case, t in timings.items()}
+    results = [Result("cost", time_metric, mean(50), {**shared, **spread})]
+    peaks = [t.peak_memory_mb for t in timings.values() if t.peak_memory_mb is not None]
+    if peaks:
+        results.append(Result("cost", memory_metric, max(peaks), dict(shared)))
+    return results
+
+
+def _draw_each_case(mixer: Mixer, batch_size: int, seed: int) -> Iterator[Draw]:
+    """Draw until each case that can come has come, and give its first draw."""
+    rng = torch.Generator().manual_seed(seed)
+    wanted = {case for case, share in mixer.cases.items() if share > 0}
+    # A case is missed by so many draws only where it hardly ever comes.
+    for _ in range(100_000):
+        if not wanted:
+            return
+        draw = mixer.draw(batch_size, rng)
+        if draw.case in wanted:
+            wanted.remove(draw.case)
+            yield draw
+    raise ValueError(f"{type(mixer).__name__} never draws {sorted(wanted)}, though it is a case")
+
+
+@contextlib.contextmanager
+def _forward_step(
+    model: nn.Module, x: Tensor, amp_dtype: torch.dtype | None
+) -> Iterator[Callable[[], None]]:
+    def step() -> None:
+        with torch.no_grad(), _autocast(x, amp_dtype):
+            model(x)
+
+    with evaluating(model):
+        yield step
+
+
+@contextlib.contextmanager
+def _training_step(
+    model: nn.Module, x: Tensor, y: Tensor, mixer: Mixer, draw: Draw, amp_dtype: torch.dtype | None
+) -> Iterator[Callable[[], None]]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0, momentum=0.9)
+    draw = draw.to(x.device)
+
+    def step() -> None:
+        with _autocast(x, amp_dtype):
+            loss = mixer.apply(model, x, y, draw).loss()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        optimizer.zero_grad()
+
+    with _restoring(model):
+        optimizer.zero_grad()
+        model.train()
+        yield step
+
+
+def _autocast(x: Tensor, amp_dtype: torch.dtype | None) -> torch.autocast:
+    return torch.autocast(x.device.type, dtype=amp_dtype, enabled=amp_dtype is not None)
+
+
+@contextlib.contextmanager
+def _restoring(model: nn.Module) -> Iterator[None]:
+    """Give the model its weights, statistics, gradients and modes back afterwards."""
+    tensors = [*model.parameters(), *model.buffers()]
+    kept = [t.detach().to("cpu", copy=True) for t in tensors]  # off the device that is measured
+    gradients = [p.grad for p in model.parameters()]
+    with evaluating(model):
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for tensor, value in zip(tensors, kept, strict=True):
+                    tensor.copy_(value)
+            for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+                parameter.grad = gradient

@@ -1,0 +1,1 @@
+"""Runs: training a recipe, scoring it, sweeps, benchmarks."""

@@ -1,0 +1,266 @@
+"""From features back to images: a decoder for the frozen, trained encoder of a run.
+
+    A = F(x),   x^ = D(A)   or   D(f(A)),   D (and f) trained on clean images alone
+
+as the paper does for its pictures. The decoder lies in the run's folder:
+
+    RUN/decoder.safetensors   its weights; while it is being trained, everything to go on from
+    RUN/decoder.json          its settings and errors, for reading
+
+A run of AlignMixup/AE has a decoder of its own, which serves where none was trained, or where the
+trained one was thrown away.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+from alignmixup.contracts import ImageSet, Result
+from alignmixup.datasets import FileSet
+from alignmixup.experiments.batches import eval_batches, load_split, side_of, train_batches
+from alignmixup.experiments.painters import (
+    Kind,
+    LayerDecoder,
+    OwnDecoder,
+    Painter,
+    Reconstruction,
+    reconstruction,
+)
+from alignmixup.experiments.provenance import origin, provenance
+from alignmixup.experiments.run import Run, Sets, open_run
+from alignmixup.experiments.run_folder import append_results, read_recipe, write_json
+from alignmixup.mixers import AlignMixup, AlignMixupAE
+from alignmixup.models.autoencoder import AutoencodingClassifier
+from alignmixup.models.zoo import default_tap
+from alignmixup.training.checkpoint import load_checkpoint
+from alignmixup.training.decoder_fit import DecoderFit, OtherSettings, fit_decoder
+
+__all__ = [
+    "DECODER",
+    "DecoderSettings",
+    "mixed_layer",
+    "open_painter",
+    "train_decoder",
+]
+
+DECODER = "decoder.safetensors"
+
+
+@dataclass(frozen=True)
+class DecoderSettings:
+    """What a decoder is trained on and how.
+
+    ``kind`` is ``map`` (D reads the layer's map as it lies), ``vector`` (the paper's: a fully
+    connected f makes 512 numbers of it first) or ``own`` (the decoder an autoencoder was trained
+    with: nothing is trained, and the other settings must be left out). ``layer`` is, unless given,
+    the one whose map the run mixes or, if it mixes none, the paper's in such a network:
+    ``encoder`` of an autoencoder. ``channels`` is the width of D's first map; None: the layer's,
+    within bounds.
+    """
+
+    layer: str | None = None
+    kind: Kind = "map"
+    epochs: int = 30
+    batch_size: int = 128
+    lr: float = 2e-3
+    channels: int | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("map", "vector", "own"):
+            raise ValueError(f"unknown kind {self.kind!r}; choose 'map', 'vector' or 'own'")
+        for name in ("epochs", "batch_size", "channels"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        if not 0 < self.lr < math.inf:
+            raise ValueError(f"lr must be positive and finite, got {self.lr}")
+        given = [
+            f"{field.name}={getattr(self, field.name)!r}"
+            for field in dataclasses.fields(self)
+            if field.name != "kind" and getattr(self, field.name) != field.default
+        ]
+        if self.kind == "own" and given:
+            raise ValueError(
+                f"kind='own' trains nothing, so {', '.join(given)} would do nothing: leave it out"
+            )
+
+
+def train_decoder(
+    run: Path | str,
+    settings: DecoderSettings | None = None,
+    *,
+    data_root: Path | str | None = None,
+    sets: Sets | None = None,
+    device: str = "auto",
+    again: bool = False,
+    quiet: bool = False,
+) -> Reconstruction:
+    """Train a decoder for the run in this folder, or go on with the one begun there.
+
+    One that is done is only read, and one with other settings refused, unless ``again`` throws it
+    away. Of kind ``own``, the autoencoder's decoder is measured, and ``again`` throws away the one
+    that was trained in its place. The error on the test images is appended to the run's results,
+    once.
+    """
+    folder = Path(run)
+    settings = settings or DecoderSettings()
+    recipe = read_recipe(folder)
+    train_set = sets.train if sets else load_split(recipe.data, "train", data_root)
+    test_set = sets.test if sets else load_split(recipe.data, "test", data_root)
+    opened = _open_finished(folder, train_set, device)
+    place = next(opened.net.parameters()).device
+    test_batches = eval_batches(recipe.data, recipe.train, test_set, place)
+    if settings.kind == "own":
+        measured = reconstruction(OwnDecoder(opened.net), test_batches)
+        _check_finite(measured, "the run has diverged")
+        if again:
+            _throw_away(folder)
+        _record(opened, {"kind": "own", "layer": OwnDecoder.layer}, measured)
+        return measured
+    settings = dataclasses.replace(settings, layer=settings.layer or mixed_layer(opened))
+    decoder = _layer_decoder(opened, settings, side_of(recipe.data, train_set))
+    try:
+        fit = _fit(decoder, opened, settings, train_set, again, quiet)
+    except OtherSettings as error:
+        raise ValueError(f"{error}; --again throws it away and starts afresh") from None
+    measured = reconstruction(decoder.eval(), test_batches)
+    _check_finite(measured, "train it --again with a lower --lr")
+    _describe(folder / DECODER, settings, fit, measured)
+    _record(opened, dataclasses.asdict(settings), measured)
+    return measured
+
+
+def _check_finite(measured: Reconstruction, remedy: str) -> None:
+    if not math.isfinite(measured.error):
+        raise ValueError(f"the decoder's error on the test images is {measured.error}: {remedy}")
+
+
+def _throw_away(folder: Path) -> None:
+    for path in (folder / DECODER, (folder / DECODER).with_suffix(".json")):
+        path.unlink(missing_ok=True)
+
+
+def _open_finished(folder: Path, images: ImageSet | FileSet, device: str) -> Run:
+    side = side_of(read_recipe(folder).data, images)
+    run = open_run(folder, images.num_classes, side, device)
+    if run.epoch < run.recipe.train.epochs:
+        raise ValueError(
+            f"the run in {folder} is at epoch {run.epoch} of {run.recipe.train.epochs}: let it "
+            "finish, or its decoder would be one of features that change"
+        )
+    return run
+
+
+def mixed_layer(run: Run) -> str:
+    """The layer this run mixes at, or the one the paper mixes at in such a network."""
+    mixer = run.recipe.mixer
+    if isinstance(mixer, AlignMixup | AlignMixupAE):
+        return mixer.layer
+    return default_tap(run.recipe.net, run.net)
+
+
+def _layer_decoder(run: Run, settings: DecoderSettings, image_size: int) -> LayerDecoder:
+    assert settings.layer is not None
+    decoder = LayerDecoder(
+        run.net, settings.layer, image_size, kind=settings.kind, channels=settings.channels
+    )
+    return decoder.to(next(run.net.parameters()).device)
+
+
+def _fit(
+    decoder: LayerDecoder,
+    run: Run,
+    settings: DecoderSettings,
+    images: ImageSet | FileSet,
+    again: bool,
+    quiet: bool,
+) -> DecoderFit:
+    # Without a crop of the padded image: its black border is nothing to learn to paint.
+    spec = dataclasses.replace(run.recipe.data, pad=0)
+    how = dataclasses.replace(
+        run.recipe.train, batch_size=settings.batch_size, seed=settings.seed, channels_last=False
+    )
+    loader = train_batches(spec, how, images, next(run.net.parameters()).device)
+    facts = {key: value for key, value in dataclasses.asdict(settings).items() if key != "seed"}
+    if again:  # now that nothing more can be found wrong with the settings
+        _throw_away(run.folder)
+    return fit_decoder(
+        decoder,
+        loader,
+        steps=settings.epochs * len(loader),
+        lr=settings.lr,
+        seed=settings.seed,
+        parts=("embed", "decoder"),
+        checkpoint=run.folder / DECODER,
+        facts={**facts, "data": images.name, "run_epoch": run.epoch},
+        quiet=quiet,
+    )
+
+
+def open_painter(
+    run: Path | str, num_classes: int, image_size: int, device: str = "auto"
+) -> tuple[Run, Painter]:
+    """Read a run back with its decoder: the one trained for it, else an autoencoder's own."""
+    opened = open_run(run, num_classes, image_size, device)
+    path = opened.folder / DECODER
+    if not path.exists():
+        if isinstance(opened.net, AutoencodingClassifier) and opened.net.decoder is not None:
+            return opened, OwnDecoder(opened.net)
+        raise FileNotFoundError(
+            f"{opened.folder} has no decoder: train one with 'alignmixup decoder {opened.folder}'"
+        )
+    there = load_checkpoint(path)
+    settings = cast(dict[str, object], there.facts["settings"])
+    if there.facts["step"] != settings["steps"]:
+        raise ValueError(
+            f"{path} is at step {there.facts['step']} of {settings['steps']}: run "
+            f"'alignmixup decoder {opened.folder}' with the same settings to go on"
+        )
+    if settings["run_epoch"] != opened.epoch:
+        raise ValueError(
+            f"{path} was trained for epoch {settings['run_epoch']} of the run, which is now at "
+            f"{opened.epoch}: train it again with 'alignmixup decoder {opened.folder} --again'"
+        )
+    names = {field.name for field in dataclasses.fields(DecoderSettings)}
+    known = {key: value for key, value in settings.items() if key in names}
+    chosen = DecoderSettings(**known)  # type: ignore[arg-type]
+    decoder = _layer_decoder(opened, chosen, image_size)
+    for name in ("embed", "decoder"):
+        decoder.get_submodule(name).load_state_dict(there.part(f"model.{name}"))
+    return opened, decoder.eval()
+
+
+def _describe(
+    path: Path, settings: DecoderSettings, fit: DecoderFit, measured: Reconstruction
+) -> None:
+    """Write what a person may want to know of the decoder beside it."""
+    record = {
+        "settings": dataclasses.asdict(settings),
+        "steps": len(fit.errors),
+        "training_error": fit.final_error,
+        **dataclasses.asdict(measured),
+    }
+    write_json(path.with_suffix(".json"), record)
+
+
+def _record(run: Run, settings: Mapping[str, object], measured: Reconstruction) -> None:
+    """Append the two errors to the run's results, unless these very ones are there."""
+    path = run.folder / "results.jsonl"
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    there = [Result.from_json(line) for line in lines if '"reconstruction"' in line]
+    how = {**settings, "num_images": measured.num_images}
+    where = origin(run.recipe, run.epoch, run.folder)
+    results = [
+        Result("reconstruction", metric, getattr(measured, metric), how)
+        for metric in ("error", "mean_image_error")
+    ]
+    known = {(r.metric, r.value, json.dumps(dict(r.settings))) for r in there}
+    new = [r for r in results if (r.metric, r.value, json.dumps(dict(r.settings))) not in known]
+    append_results(run.folder, [r.stamped(**where, **provenance()) for r in new])

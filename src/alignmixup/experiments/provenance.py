@@ -1,0 +1,79 @@
+"""Where a figure comes from: the run; versions, hardware, commit, date and command."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import torch
+
+from alignmixup.mixers import StyleCutMix, StyleMix
+from alignmixup.recipes.schema import Recipe
+from alignmixup.training.ledger import read_ledger
+from alignmixup.training.trainer import LEDGER
+
+__all__ = ["origin", "provenance"]
+
+
+def origin(recipe: Recipe, epoch: int, folder: Path | None = None) -> dict[str, object]:
+    """What a figure says of its run: recipe, seed, epoch, and the settings it was trained with.
+
+    Which weights a style network had, the ledger in ``folder`` knows.
+    """
+    trained = recipe.chosen()
+    if isinstance(recipe.mixer, StyleMix | StyleCutMix) and folder and (folder / LEDGER).exists():
+        events = read_ledger(folder / LEDGER)
+        for used in (event for event in events if event["event"] == "style_weights"):
+            trained["mixer.weights"] = used["kind"]
+            trained["style_weights"] = {k: used[k] for k in ("kind", "sha256", "metadata")}
+    return {"recipe": recipe.name, "seed": recipe.train.seed, "epoch": epoch, "trained": trained}
+
+
+def provenance(device: torch.device | None = None) -> dict[str, object]:
+    """Where a figure comes from: versions, hardware, commit, date, command.
+
+    The hardware is that of ``device``; unless it is given, a GPU where there is one.
+    """
+    hardware = platform.processor() or platform.machine()
+    is_gpu = device.type == "cuda" if device is not None else torch.cuda.is_available()
+    if is_gpu:
+        hardware = torch.cuda.get_device_name(device)
+    try:
+        ours = version("alignmixup")
+    except PackageNotFoundError:  # run from a source tree that is not installed
+        ours = "source"
+    python = platform.python_version()
+    return {
+        "version": f"alignmixup {ours}, torch {torch.__version__}, Python {python}",
+        "hardware": hardware,
+        "commit": os.environ.get("ALIGNMIXUP_COMMIT") or _commit(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": _command(),
+    }
+
+
+def _commit() -> str:
+    here = Path(__file__).parent
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(here), "rev-parse", "--short", "HEAD"],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    except (OSError, subprocess.CalledProcessError):  # an installed package is not in a checkout
+        return ""
+    return done.stdout.strip()
+
+
+def _command() -> str:
+    """The command line that is being run; nothing where we are a library in another program."""
+    program = Path(sys.argv[0])
+    is_ours = program.name == "alignmixup" or program.parent.name == "cli"
+    return shlex.join(["alignmixup", *sys.argv[1:]]) if is_ours else ""

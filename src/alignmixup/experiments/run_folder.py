@@ -1,0 +1,143 @@
+"""The folder of a run: the recipe in it, its results, and who may write there.
+
+RUN/run.json        the recipe, every setting; the process that trains there holds its lock
+RUN/results.jsonl   one line a figure
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from alignmixup.contracts import Result
+from alignmixup.recipes.schema import Recipe
+from alignmixup.training.settings import differences
+
+__all__ = [
+    "RESULTS",
+    "RUN",
+    "alone_in",
+    "append_results",
+    "check_folder",
+    "claim",
+    "read_recipe",
+    "whole_lines",
+    "write_json",
+]
+
+RUN = "run.json"
+RESULTS = "results.jsonl"
+
+
+def read_recipe(folder: Path) -> Recipe:
+    """Return the recipe of the run in ``folder``."""
+    path = folder / RUN
+    if not path.exists():
+        raise FileNotFoundError(f"{path} does not exist: {folder} is not the folder of a run")
+    try:
+        return Recipe.from_json(json.loads(path.read_text(encoding="utf-8")))
+    except (
+        json.JSONDecodeError,
+        UnicodeDecodeError,
+        LookupError,
+        TypeError,
+        AttributeError,
+    ) as error:
+        raise ValueError(f"{path} is damaged: {error}") from None
+
+
+def check_folder(folder: Path, recipe: Recipe) -> None:
+    """Raise where the folder holds a run of another recipe, or something else altogether."""
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{folder} is a file, where the folder of the run should be: other --out")
+    if not (folder / RUN).exists():
+        # A run killed while it claimed its folder leaves these at most.
+        beginnings = {f"{RUN}.partial", "tensorboard"}
+        if folder.is_dir() and {path.name for path in folder.iterdir()} - beginnings:
+            raise ValueError(f"{folder} is not empty and holds no run; choose another --out")
+        return
+    there, ours = read_recipe(folder).to_json(), recipe.to_json()
+    found = differences(there, ours)
+    if found:
+        raise ValueError(
+            f"{folder} holds a run of {there['name']} with other settings "
+            f"({'; '.join(found)}); choose another --out"
+        )
+
+
+def claim(folder: Path, recipe: Recipe) -> None:
+    """Write the recipe into the folder of a new run."""
+    path = folder / RUN
+    if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(path, recipe.to_json())
+
+
+@contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Keep a second process out of the folder: the two would write each other's checkpoints."""
+    with (folder / RUN).open("rb") as file:
+        if not _lock(file, wait=False):
+            raise ValueError(
+                f"another process is training in {folder}: wait for it, or take another --out"
+            )
+        yield
+
+
+def _lock(file: IO[bytes], *, wait: bool) -> bool:
+    """Lock an open file for ourselves; False where another has it and we do not ``wait``.
+
+    The lock is the system's and goes with the open file or the process, however that ends. Where
+    there are no such locks, it is as if nobody else were there.
+    """
+    try:
+        import fcntl
+    except ImportError:  # a system without them
+        return True
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without them
+        pass
+    return True
+
+
+def append_results(folder: Path, results: list[Result]) -> None:
+    """Append results to the run's file; nothing is ever overwritten, whoever else appends.
+
+    A last line that a kill or a full disk has cut short goes: what is appended behind it would be
+    part of it.
+    """
+    path = folder / RESULTS
+    try:
+        with path.open("ab") as file:
+            _lock(file, wait=True)
+            kept, size = whole_lines(path), file.seek(0, os.SEEK_END)
+            file.truncate(min(len(kept), size))
+            lines = "".join(result.to_json() + "\n" for result in results)
+            file.write(kept[size:] + lines.encode())
+    except OSError as error:
+        raise OSError(f"cannot write the results to {path}: {error.strerror}") from error
+
+
+def whole_lines(path: Path) -> bytes:
+    """The lines of a file that are whole, each with its end; of no file none."""
+    text = path.read_bytes() if path.exists() else b""
+    end = text.rfind(b"\n") + 1
+    try:
+        json.loads(text[end:])
+    except ValueError:  # cut short, or nothing there
+        return text[:end]
+    return text + b"\n"
+
+
+def write_json(path: Path, record: Mapping[str, object]) -> None:
+    """Write a record whole or not at all, whenever the process is killed."""
+    partial = path.with_name(f"{path.name}.partial")
+    partial.write_text(json.dumps(record, indent=2), encoding="utf-8")
+    os.replace(partial, path)

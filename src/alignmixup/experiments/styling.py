@@ -1,0 +1,97 @@
+"""Style networks for StyleMix and StyleCutMix, made from any image set with one command.
+
+A small AdaIN network is trained on images of the set (``training.adain_fit``), or existing weights,
+the well-known ones for instance, are given the distances of its classes in style. Either way one
+file holds all that the mixers need, and its checksum tells it from others.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from alignmixup import datasets
+from alignmixup.contracts import ImageSet
+from alignmixup.experiments.batches import sample_images
+from alignmixup.experiments.run import pick_device
+from alignmixup.ops.adain import WeightsFile
+from alignmixup.training.adain_fit import OnStep, add_distances, fit_adain
+
+__all__ = ["STYLE_IMAGES", "StyleWeights", "make_style_weights", "some_images"]
+
+STYLE_IMAGES = 10_000
+
+
+@dataclass(frozen=True)
+class StyleWeights:
+    """The file, and how good the network in it is, where it was trained here.
+
+    ``psnr`` is that of its reconstructions in decibels; ``style_gap`` is how far a stylised image
+    stays from the style it was given, over how far it was.
+    """
+
+    weights: WeightsFile
+    num_images: int
+    psnr: float | None = None
+    style_gap: float | None = None
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.weights.path}: {self.weights.kind} AdaIN network, {self.num_images} images",
+            f"sha256 {self.weights.sha256}",
+        ]
+        if self.psnr is not None and self.style_gap is not None:
+            lines.insert(
+                1,
+                f"reconstruction {self.psnr:.1f} dB; a stylised image keeps "
+                f"{self.style_gap:.1%} of the distance to its style",
+            )
+        return "\n".join(lines)
+
+
+def make_style_weights(
+    dataset: str,
+    out: Path | str,
+    *,
+    weights: str = "",
+    steps: int = 4000,
+    num_images: int = STYLE_IMAGES,
+    width: int = 32,
+    seed: int = 0,
+    data_root: Path | str | None = None,
+    device: str = "auto",
+    on_step: OnStep | None = None,
+) -> StyleWeights:
+    """Train a style network on a data set's training images and write it to ``out``.
+
+    With ``weights`` nothing is trained: those are written to ``out``, with the class distances of
+    the data set. At most ``num_images`` images are used, of each class as many as of any other.
+    """
+    if Path(out).suffix != ".safetensors":
+        raise ValueError(f"name a .safetensors file to write to, got {str(out)!r}")
+    if Path(out).exists():
+        raise ValueError(f"{out} exists; choose another file, or remove it first")
+    where = pick_device(device)
+    images = some_images(dataset, num_images, seed, data_root)
+    if weights:
+        return StyleWeights(add_distances(weights, images, out, where), len(images))
+    fit = fit_adain(images, out, steps, seed, where, width, on_step)
+    return StyleWeights(fit.weights, len(images), fit.psnr, fit.style_gap)
+
+
+def some_images(
+    dataset: str, count: int, seed: int = 0, data_root: Path | str | None = None
+) -> ImageSet:
+    """At most ``count`` training images; where there are more, all classes get equal shares.
+
+    Of sets with one file an image, no other file is decoded.
+    """
+    source = datasets.find(dataset)
+    root = None if data_root is None else Path(data_root)
+    whole = source.scan(root, "train") if source.scan else datasets.load(dataset, "train", root)
+    if count < whole.num_classes:
+        raise ValueError(
+            f"{count} images are fewer than the {whole.num_classes} classes of {dataset}: each "
+            "class needs one at least"
+        )
+    return sample_images(whole, count, source.image_size, seed)

@@ -1,0 +1,246 @@
+"""Several recipes trained side by side and scored: a table of the paper by one command.
+
+OUT/NAME-seedN/              the folder of each run; in it
+OUT/NAME-seedN/scored.json   which tasks have been done, or why not
+OUT/NAME-seedN.log           what it said
+
+Each run has a process of its own and goes on where it stopped, so a sweep can be started again at
+any time: what is finished is left alone. Where a network leaves a GPU idle at times, runs side by
+side take less than one after another, with CUDA MPS above all (docs/speed.md has how much).
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing.context import SpawnProcess
+from pathlib import Path
+
+from alignmixup.experiments.run import train
+from alignmixup.experiments.run_folder import write_json
+from alignmixup.experiments.scoring import evaluate, task_names
+from alignmixup.recipes.catalogue import find_recipe, recipe_names
+from alignmixup.recipes.schema import Recipe, changed, on_data
+from alignmixup.training.ledger import LEDGER
+from alignmixup.training.signals import stop_signals
+from alignmixup.training.summary import summarise
+
+__all__ = ["Job", "recipes_of", "sweep"]
+
+SCORED = "scored.json"
+POLL_SECONDS = 0.2
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of a sweep: what to train, where, and what became of it."""
+
+    recipe: Recipe
+    folder: Path
+    state: str = "waiting"  # waiting, running, done, stopped, or why it failed
+
+    def __str__(self) -> str:
+        return f"{self.folder.name}: {self.state}"
+
+
+@dataclass(frozen=True)
+class _Order:
+    """What every run of a sweep is told."""
+
+    data_root: Path | None
+    tasks: tuple[str, ...]
+
+
+def sweep(
+    names: Sequence[str],
+    out: Path | str,
+    *,
+    changes: Mapping[str, object] | None = None,
+    seeds: Sequence[int] = (0,),
+    dataset: str | None = None,
+    tasks: Sequence[str] = ("all",),
+    data_root: Path | str | None = None,
+    workers: int = 1,
+    minutes: float | None = None,
+    on_change: Callable[[Job], None] | None = None,
+) -> list[Job]:
+    """Train and score each recipe with each seed, ``workers`` at a time; return what became of all.
+
+    After ``minutes`` those that run are asked to stop: they save, and the next sweep goes on. A run
+    that fails does not stop the others; its log has the reason.
+    """
+    _check(names, seeds, workers)
+    order = _Order(None if data_root is None else Path(data_root), tuple(task_names(tasks)))
+    recipes = [find_recipe(name) for name in names]
+    if dataset is not None:
+        recipes = [on_data(recipe, dataset) for recipe in recipes]
+    told = dict(changes or {})
+    if "train.seed" in told:
+        raise ValueError("a sweep takes its seeds from seeds= (--seeds), not from train.seed")
+    jobs = [
+        Job(changed(recipe, {**told, "train.seed": seed}), Path(out) / f"{recipe.name}-seed{seed}")
+        for recipe in recipes
+        for seed in dict.fromkeys(seeds)  # two runs in one folder would undo each other
+    ]
+    _check_folders(names, jobs)
+    Path(out).mkdir(parents=True, exist_ok=True)
+    deadline = time.monotonic() + 60 * minutes if minutes is not None else float("inf")
+    report = on_change or (lambda job: None)
+    with stop_signals() as asked:
+        crew = _Crew(jobs, order, workers, report)
+        try:
+            while crew.goes_on():
+                if asked or time.monotonic() > deadline:
+                    crew.stop()
+                time.sleep(POLL_SECONDS)
+        finally:
+            crew.stop()
+            crew.wait()
+    return crew.jobs
+
+
+def recipes_of(patterns: Sequence[str]) -> list[str]:
+    """The names that patterns stand for, each once; one that stands for nothing is an error."""
+    names: dict[str, None] = {}
+    for pattern in patterns:
+        is_pattern = any(sign in pattern for sign in "*?[")
+        found = recipe_names(pattern) if is_pattern else [find_recipe(pattern).name]
+        if not found:
+            raise ValueError(f"no recipe matches {pattern!r}; 'alignmixup recipes' lists all")
+        names.update(dict.fromkeys(found))
+    return list(names)
+
+
+def _check(names: Sequence[str], seeds: Sequence[int], workers: int) -> None:
+    if not names:
+        raise ValueError("a sweep needs at least one recipe; 'alignmixup recipes' lists them")
+    if workers < 1:
+        raise ValueError(f"workers must be at least 1, got {workers}")
+    if not seeds:
+        raise ValueError("a sweep needs at least one seed")
+
+
+def _check_folders(names: Sequence[str], jobs: Sequence[Job]) -> None:
+    """On one data set, recipes that were made for several may have become one name."""
+    folders = [job.folder for job in jobs]
+    for folder in folders:
+        if folders.count(folder) > 1:
+            raise ValueError(
+                f"several of the recipes {list(names)} would train in {folder}: their names differ "
+                "in the data alone, so name one of them"
+            )
+
+
+class _Crew:
+    """The jobs of a sweep and the processes that do them."""
+
+    def __init__(
+        self, jobs: list[Job], order: _Order, workers: int, report: Callable[[Job], None]
+    ) -> None:
+        self.jobs, self.order, self.workers, self.report = jobs, order, workers, report
+        self.running: dict[int, SpawnProcess] = {}
+        self.is_stopping = False
+        # Processes of their own, not forks: CUDA does not survive a fork.
+        self.context = multiprocessing.get_context("spawn")
+
+    def goes_on(self) -> bool:
+        """Take in who has ended, start who waits; False when nobody is left."""
+        for number, process in list(self.running.items()):
+            if not process.is_alive():
+                self.running.pop(number)
+                self._change(number, _outcome(self.jobs[number], self.order, process.exitcode))
+        for number, job in enumerate(self.jobs):
+            if self.is_stopping or len(self.running) >= self.workers:
+                break
+            if job.state == "waiting":
+                self._start(number)
+        return bool(self.running)
+
+    def _start(self, number: int) -> None:
+        job = self.jobs[number]
+        process = self.context.Process(target=_do, args=(job, self.order), daemon=False)
+        process.start()
+        self.running[number] = process
+        self._change(number, "running")
+
+    def _change(self, number: int, state: str) -> None:
+        job = self.jobs[number]
+        self.jobs[number] = Job(job.recipe, job.folder, state)
+        self.report(self.jobs[number])
+
+    def stop(self) -> None:
+        """Ask those that run to save and end, once; start nobody any more."""
+        if not self.is_stopping:
+            self.is_stopping = True
+            for process in self.running.values():
+                process.terminate()
+
+    def wait(self) -> None:
+        while self.goes_on():
+            time.sleep(POLL_SECONDS)
+
+
+def _do(job: Job, order: _Order) -> None:
+    """Train and score one run, in a process of its own."""
+    path = _log(job)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for stream in (1, 2):
+        os.dup2(descriptor, stream)
+    try:
+        summary = train(job.recipe, job.folder, data_root=order.data_root)
+        print(summary, flush=True)
+        if summary.is_complete:
+            _score(job, order)
+    except KeyboardInterrupt:  # while it was scored, or a second one: what is saved is saved
+        raise SystemExit(0) from None
+    except Exception as error:
+        traceback.print_exc()
+        print(f"failed: {' '.join(str(error).split())}", flush=True)  # in one line
+        raise SystemExit(1) from None
+
+
+def _log(job: Job) -> Path:
+    return job.folder.with_name(job.folder.name + ".log")
+
+
+def _score(job: Job, order: _Order) -> None:
+    """Do the tasks that have not been done, and note each as it is: a kill repeats one at most."""
+    for task in _unscored(job, order):
+        print(f"{task} ...", flush=True)
+        done = evaluate(job.folder, tasks=[task], data_root=order.data_root)
+        why = "; ".join(f"{name}: {reason}" for name, reason in done.left_out.items())
+        state = "done" if done.results else "left out"
+        notes = {**_scored(job), task: f"{state}; left out {why}" if why else state}
+        write_json(job.folder / SCORED, notes)
+
+
+def _unscored(job: Job, order: _Order) -> list[str]:
+    """The tasks to do: those left out are tried again, as what was missing may have come."""
+    there = _scored(job)
+    return [task for task in order.tasks if not there.get(task, "").startswith("done")]
+
+
+def _scored(job: Job) -> dict[str, str]:
+    path = job.folder / SCORED
+    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
+
+
+def _outcome(job: Job, order: _Order, exit_code: int | None) -> str:
+    path = _log(job)
+    if exit_code == 1 and path.exists():
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        reasons = [line for line in lines if line.startswith("failed: ")]
+        if reasons:
+            return reasons[-1]
+    if exit_code not in (0, -signal.SIGTERM):
+        return f"failed: exit code {exit_code}"
+    is_trained = (job.folder / LEDGER).exists() and summarise(job.folder).is_complete
+    is_scored = set(order.tasks) <= set(_scored(job))
+    return "done" if is_trained and is_scored else "stopped"

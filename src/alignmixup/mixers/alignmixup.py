@@ -1,0 +1,138 @@
+"""AlignMixup (Venkataramanan et al. 2022): interpolate images, or features after alignment.
+
+For each batch one case is drawn (paper, appendix A):
+
+    input   lam x  + (1 - lam) x'
+    feat    lam A  + (1 - lam) A~      A~: the partner's features on the anchor's positions
+    feat'   lam A~'+ (1 - lam) A'      A~': the anchor's features on the partner's positions
+
+with targets lam y + (1 - lam) y' in all of them, lam the share of the anchor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from alignmixup.contracts import Draw, Mixed, Mixer
+from alignmixup.hooks import WrongOutput, check_rows, tap
+from alignmixup.mixers.sampling import check_weights, probabilities, sample_pairs
+from alignmixup.ops.align import align_mix
+from alignmixup.ops.blend import (
+    Loss,
+    blend_with_partner,
+    check_alpha,
+    check_batch,
+    check_case,
+    check_loss,
+    mixed_batch,
+)
+from alignmixup.ops.sinkhorn import Backend, Side, check_settings
+
+__all__ = ["AlignMixup"]
+
+CASES = ("input", "feat", "feat'")
+
+
+@dataclass(frozen=True)
+class AlignMixup(Mixer):
+    """Mix the images or the aligned features of ``layer``.
+
+    ``layer`` names any sub-module that gives maps [b, c, h, w] or tokens [b, n, c].
+
+    **Before average pooling and a linear layer alignment changes nothing**: an exact plan keeps the
+    mean over positions, and that is all such a head reads. It can matter before a flattened head,
+    at an earlier layer, or before anything else that is not linear in the mean. Measure it on your
+    model with ``alignment_effect(model, layer, x)`` before you spend GPU time on it.
+
+    ``weights`` are the cases with their relative probabilities: the paper's thirds by default. One
+    ``lam`` a batch, as in the authors' code; ``lam_per_sample`` follows the paper's algorithm to
+    the letter. ``aligned=False`` mixes position by position. ``resolution`` averages maps down to
+    that many rows and columns for the mixing and repeats the result back to the size of the map.
+    """
+
+    layer: str = "layer4"
+    alpha: float = 2.0
+    eps: float = 0.1
+    num_iters: int = 100
+    tol: float | None = None
+    weights: dict[str, float] = field(default_factory=lambda: dict.fromkeys(CASES, 1.0))
+    aligned: bool = True
+    lam_per_sample: bool = False
+    resolution: int | None = None
+    last: Side | None = None
+    backend: Backend = "auto"
+    loss: Loss = "ce"
+
+    def __post_init__(self) -> None:
+        check_alpha(self.alpha)
+        check_loss(self.loss)
+        check_weights(self.weights, CASES)
+        check_settings(self.eps, self.num_iters, self.tol, self.last or "columns")
+        if self.resolution is not None and self.resolution < 1:
+            raise ValueError(f"resolution must be at least 1, got {self.resolution}")
+
+    @classmethod
+    def released(cls, layer: str = "layer4") -> Self:
+        """The authors' code: the input in half of the steps, columns exact in both directions."""
+        return cls(layer, weights={"input": 2.0, "feat": 1.0, "feat'": 1.0}, last="columns")
+
+    @property
+    def cases(self) -> Mapping[str, float]:
+        return probabilities(self.weights)
+
+    def draw(self, batch_size: int, rng: torch.Generator) -> Draw:
+        return sample_pairs(self.weights, self.alpha, self.lam_per_sample, batch_size, rng)
+
+    def apply(self, net: nn.Module, x: Tensor, y: Tensor, draw: Draw) -> Mixed:
+        draw = draw.to(x.device)
+        check_batch(x, y, draw.perm, draw.lam)
+        check_case(draw.case, CASES)
+        is_input = draw.case == "input"
+        if is_input:
+            x = blend_with_partner(x, draw.perm, draw.lam)
+        action = None if is_input else mix_features
+        with tap(net, self.layer, action, self, draw.case, draw.perm, draw.lam):
+            logits = net(x)
+        return mixed_batch(logits, y, draw.perm, draw.lam, self.loss)
+
+
+def mix_features(output: Tensor, mixer: AlignMixup, case: str, perm: Tensor, lam: Tensor) -> Tensor:
+    """Mix a layer's output as ``case`` says."""
+    if output.ndim not in (3, 4):
+        raise WrongOutput(
+            f"layer {mixer.layer!r} gives {list(output.shape)}; AlignMixup needs maps "
+            "[b, c, h, w] or tokens [b, n, c]: name a layer that gives one of these"
+        )
+    check_rows(output, mixer.layer, len(perm))
+    coarse = _to_resolution(output, mixer.resolution)
+    if mixer.aligned:
+        mixed = align_mix(
+            coarse,
+            perm,
+            lam,
+            keep="anchor" if case == "feat" else "partner",
+            eps=mixer.eps,
+            num_iters=mixer.num_iters,
+            tol=mixer.tol,
+            last=mixer.last,
+            backend=mixer.backend,
+        )
+    else:
+        mixed = blend_with_partner(coarse, perm, lam)
+    return mixed if coarse is output else F.interpolate(mixed, output.shape[2:], mode="nearest")
+
+
+def _to_resolution(output: Tensor, resolution: int | None) -> Tensor:
+    if resolution is None:
+        return output
+    if output.ndim != 4 or output.shape[2] % resolution or output.shape[3] % resolution:
+        raise ValueError(
+            f"resolution {resolution} must divide the sides of a map, got {list(output.shape)}"
+        )
+    return F.adaptive_avg_pool2d(output, resolution)

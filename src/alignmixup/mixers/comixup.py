@@ -1,0 +1,259 @@
+"""Co-Mixup (Kim et al. 2021): mix many inputs into many outputs, salient and unlike each other.
+
+The batch is split into parts of consecutive samples. Within a part, each block of each output shows
+one input, or halves of two, so that
+
+    F(z) = saliency lost + beta * edges between inputs + gamma * outputs that show the same inputs
+
+is small (``joint_blocks`` states it in full). A sample's label is the share of each input in it.
+There is no anchor and no partner here: ``perm`` and ``lam`` of a draw mean nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int, Shaped
+from torch import Tensor, nn
+
+from alignmixup.contracts import Draw, Mixed, Mixer, soft_targets
+from alignmixup.mixers.nomix import clean_draw
+from alignmixup.mixers.sampling import sample_case, sample_unit
+from alignmixup.ops.blend import LOSSES, Loss, check_alpha, check_batch, check_case, check_loss
+from alignmixup.ops.block_kernels import Backend
+from alignmixup.ops.gradient_saliency import (
+    Rgb,
+    block_saliency,
+    check_grids,
+    check_saliency_settings,
+    gradient_saliency,
+)
+from alignmixup.ops.joint import JointCosts, Penalty, assign_blocks
+
+__all__ = ["CoDraw", "CoMixup", "mix_blocks", "mix_labels"]
+
+
+@dataclass(frozen=True, slots=True)
+class CoDraw(Draw):
+    """A draw with a Dirichlet prior over the inputs of each part, and random labels to start from.
+
+    ``start`` holds fractions: a block of output j starts at input floor(fraction * inputs).
+    """
+
+    prior: Float[Tensor, " b"]
+    start: Float[Tensor, "r b n n"]
+
+
+@dataclass(frozen=True)
+class CoMixup(Mixer):
+    """Joint mixing of ``part_size`` samples at a time; the paper's settings, the same everywhere.
+
+    The last part of a batch may be smaller; a part of one sample is that sample. One of ``grids``,
+    the number of blocks along a side, is drawn for each batch. ``threshold`` is the number of
+    blocks, as a share of an image, that an input may have in the other outputs before it counts as
+    crowded; ``penalty`` counts all of them then (``"hard"``) or those above the threshold.
+    ``compat_size`` and ``compat_stride`` are the window whose place of highest saliency decides how
+    compatible two inputs are (stride 8 on ImageNet).
+
+    ``num_restarts`` assignments are improved side by side and the best is taken; one restart is the
+    authors' search. ``clean_lam > 0`` trains on the clean batch too, whose pass the saliency needs
+    anyway. ``saliency_std`` is for images in [0, 1] and a network that divides by it: saliency then
+    is that of the normalised input, as in the authors' code.
+    """
+
+    alpha: float = 2.0
+    part_size: int = 20
+    grids: tuple[int, ...] = (4,)
+    beta: float = 0.32
+    gamma: float = 1.0
+    eta: float = 0.05
+    omega: float = 0.001
+    threshold: float = 0.83
+    penalty: Penalty = "hard"
+    compat_size: int = 8
+    compat_stride: int = 1
+    num_iters: int = 4
+    num_sweeps: int = 2
+    num_restarts: int = 16
+    half_labels: bool = True
+    resolve_ties: bool = True
+    clean_lam: float = 1.0
+    saliency_std: Rgb | None = None
+    loss: Loss = "bce"
+    backend: Backend = "auto"
+
+    def __post_init__(self) -> None:
+        check_alpha(self.alpha)
+        check_loss(self.loss)
+        check_saliency_settings(self.clean_lam, self.saliency_std)
+        check_grids(self.grids, least=1)
+        if self.penalty not in ("hard", "soft"):
+            raise ValueError(f"penalty must be 'hard' or 'soft', got {self.penalty!r}")
+        if not 0 <= self.omega <= 1:
+            raise ValueError(f"omega must lie in [0, 1], got {self.omega}")
+        for name in ("beta", "gamma", "eta", "threshold"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be 0 or more, and finite, got {getattr(self, name)}")
+        for name in ("part_size", "compat_size", "compat_stride"):
+            _check_count(name, getattr(self, name))
+        for name in ("num_iters", "num_sweeps", "num_restarts"):
+            _check_count(name, getattr(self, name))
+
+    @property
+    def cases(self) -> Mapping[str, float]:
+        return {str(n): 1 / len(self.grids) for n in self.grids}
+
+    def draw(self, batch_size: int, rng: torch.Generator) -> Draw:
+        case = sample_case(self.cases, rng)
+        concentration = torch.full((batch_size,), self.alpha, device=rng.device).double()
+        # Normalised gammas are a Dirichlet draw; torch.distributions takes no generator.
+        gammas = torch._standard_gamma(concentration, generator=rng)
+        parts = torch.split(gammas, self.part_size)
+        prior = torch.cat([part / part.sum() for part in parts]).float()
+        start = sample_unit((self.num_restarts, batch_size, int(case), int(case)), rng)
+        clean = clean_draw(batch_size, rng)
+        return CoDraw(case, clean.perm, clean.lam, prior, start)
+
+    def apply(self, net: nn.Module, x: Tensor, y: Tensor, draw: Draw) -> Mixed:
+        draw = draw.to(x.device)
+        check_batch(x, y, draw.perm, draw.lam)
+        check_case(draw.case, self.cases)
+        if not isinstance(draw, CoDraw):
+            raise ValueError("Co-Mixup needs a draw with a prior and a start: use its own draw()")
+        for n in self.grids:  # all of them: one that does not fit would else stop a later step
+            self._check_size(x, n)
+        saliency = gradient_saliency(
+            net, x, y, clean_lam=self.clean_lam, loss=self.loss, std=self.saliency_std
+        )
+        with torch.no_grad():
+            shares = self.shares(saliency.maps, draw)
+            mixed = mix_blocks(x, shares, self.part_size)
+        logits = net(mixed)
+        targets = mix_labels(soft_targets(y, logits.shape[1]), shares, self.part_size)
+        return Mixed(logits, targets, saliency.extra, LOSSES[self.loss])
+
+    def shares(self, maps: Float[Tensor, "b h w"], draw: CoDraw) -> Float[Tensor, "p N s N"]:
+        """The share of each input of a part in each block of each output."""
+        b, n = len(maps), int(draw.case)
+        parts = _Parts.of(b, self.part_size)
+        is_real = parts.split(torch.ones(b, dtype=torch.bool, device=maps.device))
+        blocks = block_saliency(maps, maps.shape[-1] // n).flatten(1)
+        prior = torch.log(draw.prior.to(blocks.dtype) + 1e-8) * (self.eta / n**2)
+        costs = JointCosts(
+            parts.split(-blocks - prior.unsqueeze(1)),
+            self._compatibility(parts.split(self._peaks(maps)), is_real),
+            is_real,
+            beta=self.beta / n**2,
+            gamma=self.gamma / n**2,
+            tau=self.threshold * n**2,
+            penalty=self.penalty,
+        )
+        fractions = parts.split(draw.start.flatten(2).transpose(0, 1)).permute(2, 0, 1, 3)
+        start = (fractions * is_real.sum(1).view(-1, 1, 1)).long()
+        return assign_blocks(
+            costs,
+            start,
+            num_iters=self.num_iters,
+            num_sweeps=self.num_sweeps,
+            half_labels=self.half_labels,
+            resolve_ties=self.resolve_ties,
+            backend=self.backend,
+        ).shares
+
+    def _peaks(self, maps: Float[Tensor, "b h w"]) -> Float[Tensor, "b 2"]:
+        """Row and column of the window that is most salient."""
+        size = min(self.compat_size, *maps.shape[1:])
+        windows = F.avg_pool2d(maps.unsqueeze(1), size, self.compat_stride).squeeze(1)
+        peak = windows.flatten(1).max(1).indices
+        columns = windows.shape[2]
+        return torch.stack([peak // columns, peak % columns], dim=1).to(maps.dtype)
+
+    def _compatibility(
+        self, peaks: Float[Tensor, "p N 2"], is_real: Tensor
+    ) -> Float[Tensor, "p N N"]:
+        """A: an input with itself, and a little of the distance between the peaks of two."""
+        distance = (peaks.unsqueeze(1) - peaks.unsqueeze(2)).abs().sum(3)
+        distance = distance * (is_real.unsqueeze(1) & is_real.unsqueeze(2))
+        total = distance.sum((1, 2), keepdim=True).clamp_min(1e-12)  # all peaks in one place: none
+        scale = self.omega * is_real.sum(1).view(-1, 1, 1) / total
+        return torch.diag_embed((1 - self.omega) * is_real.to(peaks.dtype)) + scale * distance
+
+    def _check_size(self, x: Tensor, n: int) -> None:
+        if x.ndim != 4 or x.shape[2] != x.shape[3] or x.shape[2] % n:
+            raise ValueError(
+                f"Co-Mixup needs square images whose side {n} blocks divide, got {list(x.shape)}: "
+                f"choose grids that divide it, now {self.grids}"
+            )
+
+
+def _check_count(name: str, value: int) -> None:
+    if not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name} must be a whole number from 1 on, got {value}")
+
+
+def mix_blocks(
+    x: Float[Tensor, "b c h h"], shares: Float[Tensor, "p N s N"], part_size: int
+) -> Float[Tensor, "b c h h"]:
+    """Lay out the outputs: each block one input, or two in equal parts, pixel for pixel."""
+    b, c, side, _ = x.shape
+    parts = _Parts.of(b, part_size)
+    n = math.isqrt(shares.shape[2])
+    block = side // n
+    tiles = x.reshape(b, c, n, block, n, block).permute(0, 2, 4, 1, 3, 5).flatten(1, 2)
+    # A gather, not a matrix product: that would round pixels where tf32 or autocast is on.
+    top = shares.topk(2, dim=3)
+    source = parts.join(top.indices + parts.offsets(x.device))
+    weight = parts.join(top.values)[..., 0].view(b, -1, 1, 1, 1)
+    place = torch.arange(n * n, device=x.device)
+    first, second = (tiles[source[..., k].clamp_max(b - 1), place] for k in range(2))
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    mixed = torch.lerp(second.to(dtype), first.to(dtype), weight.to(dtype))
+    mixed = mixed.view(b, n, n, c, block, block).permute(0, 3, 1, 4, 2, 5).reshape(x.shape)
+    return torch.empty_like(x).copy_(mixed)  # channels last, if the images were
+
+
+def mix_labels(
+    y: Float[Tensor, "b k"], shares: Float[Tensor, "p N s N"], part_size: int
+) -> Float[Tensor, "b k"]:
+    """Mix the labels in the shares the pixels have."""
+    parts = _Parts.of(len(y), part_size)
+    shown = shares.mean(2).to(y.dtype)
+    return parts.join((shown.unsqueeze(3) * parts.split(y).unsqueeze(1)).sum(2))
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """How a batch falls into parts: ``size`` consecutive samples each, filled up to ``width``."""
+
+    batch_size: int
+    size: int
+    width: int
+
+    @classmethod
+    def of(cls, batch_size: int, part_size: int) -> _Parts:
+        size = min(part_size, batch_size)
+        return cls(batch_size, size, max(size, 3))  # three inputs at least make the half labels
+
+    @property
+    def count(self) -> int:
+        return -(-self.batch_size // self.size)
+
+    def split(self, batch: Shaped[Tensor, "b *rest"]) -> Shaped[Tensor, "p N *rest"]:
+        """Samples by part; what fills up is zero."""
+        full = batch.new_zeros(self.count * self.size, *batch.shape[1:])
+        full[: self.batch_size] = batch
+        parts = batch.new_zeros(self.count, self.width, *batch.shape[1:])
+        parts[:, : self.size] = full.view(self.count, self.size, *batch.shape[1:])
+        return parts
+
+    def join(self, parts: Shaped[Tensor, "p N *rest"]) -> Shaped[Tensor, "b *rest"]:
+        """The batch again, without what filled up."""
+        return parts[:, : self.size].flatten(0, 1)[: self.batch_size]
+
+    def offsets(self, device: torch.device) -> Int[Tensor, "p 1 1 1"]:
+        """The position in the batch of the first sample of each part."""
+        return torch.arange(self.count, device=device).view(-1, 1, 1, 1) * self.size

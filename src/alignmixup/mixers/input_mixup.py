@@ -1,0 +1,50 @@
+"""Input mixup (Zhang et al. 2018): interpolate two images and their labels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from alignmixup.contracts import Draw, Mixed, Mixer
+from alignmixup.mixers.sampling import sample_pairs
+from alignmixup.ops.blend import (
+    Loss,
+    blend_with_partner,
+    check_alpha,
+    check_batch,
+    check_case,
+    check_loss,
+    mixed_batch,
+)
+
+__all__ = ["InputMixup"]
+
+
+@dataclass(frozen=True)
+class InputMixup(Mixer):
+    """lam x + (1 - lam) x', lam ~ Beta(alpha, alpha), one for the batch or one a sample."""
+
+    alpha: float = 1.0
+    lam_per_sample: bool = False
+    loss: Loss = "ce"
+
+    def __post_init__(self) -> None:
+        check_alpha(self.alpha)
+        check_loss(self.loss)
+
+    @property
+    def cases(self) -> Mapping[str, float]:
+        return {"input": 1.0}
+
+    def draw(self, batch_size: int, rng: torch.Generator) -> Draw:
+        return sample_pairs(self.cases, self.alpha, self.lam_per_sample, batch_size, rng)
+
+    def apply(self, net: nn.Module, x: Tensor, y: Tensor, draw: Draw) -> Mixed:
+        draw = draw.to(x.device)
+        check_batch(x, y, draw.perm, draw.lam)
+        check_case(draw.case, ("input",))
+        logits = net(blend_with_partner(x, draw.perm, draw.lam))
+        return mixed_batch(logits, y, draw.perm, draw.lam, self.loss)

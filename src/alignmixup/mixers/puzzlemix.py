@@ -1,0 +1,284 @@
+"""PuzzleMix (Kim et al. 2020): cut two images into blocks, keep what is salient, move it into view.
+
+The image is n x n blocks; z_i in {0, 1/2, 1} (for three labels) is the anchor's share in block i.
+
+    min_z  sum_i (1 - z_i) u_i + z_i u'_i - eta/n^2 log p(z_i)
+         + sum_ij beta' (z_i - z_j)^2 + gamma beta' |jump of colour where i and j meet|
+
+with u, u' the saliency of the two images, p binomial of mean lam, beta' = beta / (16 n). Then each
+image's salient blocks are moved (transport) towards the blocks where it shows. The label of a
+sample is the share its pixels have: lam is the prior, the mean of the mask is what counts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from alignmixup.contracts import Draw, Mixed, Mixer
+from alignmixup.mixers.sampling import sample_case, sample_perm, sample_share, sample_unit
+from alignmixup.ops.blend import Loss, check_alpha, check_batch, check_case, check_loss, mixed_batch
+from alignmixup.ops.block_kernels import Backend
+from alignmixup.ops.gradient_saliency import (
+    Rgb,
+    block_saliency,
+    check_grids,
+    check_saliency_settings,
+    gradient_saliency,
+)
+from alignmixup.ops.gridcut import cut_ordered
+from alignmixup.ops.pixels import check_scale, from_pixels, to_pixels
+from alignmixup.ops.puzzle import puzzle_energy, repeat_blocks, transport
+
+__all__ = ["PuzzleDraw", "PuzzleMix"]
+
+ADVERSARIAL = "+adv"  # at the end of a case's name
+
+
+@dataclass(frozen=True, slots=True)
+class PuzzleDraw(Draw):
+    """A draw with the chance of the adversarial option.
+
+    ``coins`` say whether anchor and partner get noise, ``strength`` scales it, and ``seed`` starts
+    it: the noise has the shape of the images, which a draw does not know.
+    """
+
+    coins: Float[Tensor, " 2"]
+    strength: Float[Tensor, ""]
+    seed: Tensor
+
+
+@dataclass(frozen=True)
+class PuzzleMix(Mixer):
+    """Masks by a cut on saliency, then transport, both on blocks; the paper's CIFAR settings.
+
+    One of ``grids`` is drawn for each batch: the number of blocks along a side, which must divide
+    the side of the (square) images. ``neigh_size`` is the side of the patches whose mean colours
+    are compared at the edge of a block; it must divide the block where it is smaller. ``t_size`` is
+    the side of the blocks that are moved where it is smaller than a block of the mask; -1 moves the
+    blocks of the mask. It sets the cost: (side / t_size)^4 numbers an image, so on large images
+    take -1.
+
+    ``clean_lam > 0`` also trains on the clean batch, whose pass the saliency needs anyway.
+    ``adv_prob > 0`` adds adversarial noise of at most ``adv_eps`` to anchor or partner.
+
+    Images in [0, 1], unless ``mean`` and ``std`` say how the loader has normalised them; an image
+    outside its range is an error (checked on the CPU alone: on a GPU the check would wait for the
+    device at each step). ``saliency_std`` is for images in [0, 1] and a network that divides by it:
+    saliency then is that of the normalised input, as in the authors' code. It changes the weight of
+    the channels in the saliency by a few per cent.
+    """
+
+    alpha: float = 1.0
+    grids: tuple[int, ...] = (2, 4, 8, 16)
+    num_labels: int = 3
+    eta: float = 0.2
+    beta: float = 1.2
+    gamma: float = 0.5
+    neigh_size: int = 4
+    use_transport: bool = True
+    t_size: int = 4
+    t_eps: float = 0.8
+    clean_lam: float = 0.0
+    adv_prob: float = 0.0
+    adv_eps: float = 10 / 255
+    mean: Rgb | None = None
+    std: Rgb | None = None
+    saliency_std: Rgb | None = None
+    loss: Loss = "bce"
+    backend: Backend = "auto"
+
+    def __post_init__(self) -> None:
+        check_alpha(self.alpha)
+        check_loss(self.loss)
+        check_saliency_settings(self.clean_lam, self.saliency_std)
+        check_grids(self.grids, least=2)
+        if not isinstance(self.num_labels, int) or self.num_labels < 2:
+            raise ValueError(f"num_labels must be a whole number from 2 on, got {self.num_labels}")
+        for name in ("eta", "beta", "gamma", "t_eps", "adv_eps"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be 0 or more, and finite, got {getattr(self, name)}")
+        if self.neigh_size < 1 or (self.t_size < 1 and self.t_size != -1):
+            raise ValueError(
+                f"neigh_size must be at least 1 and t_size at least 1 (or -1: the mask's own "
+                f"blocks), got {self.neigh_size} and {self.t_size}"
+            )
+        if not 0 <= self.adv_prob <= 1:
+            raise ValueError(f"adv_prob must lie in [0, 1], got {self.adv_prob}")
+        check_scale(self.mean, self.std)
+        if self.std is not None and self.saliency_std is not None:
+            raise ValueError(
+                "saliency_std is for images in [0, 1] and cannot stand beside std, got "
+                f"{self.saliency_std} and {self.std}"
+            )
+
+    @classmethod
+    def tiny_imagenet(cls) -> Self:
+        """The authors' Tiny-ImageNet settings: clean loss kept, the mask's own blocks moved."""
+        return cls(clean_lam=1.0, t_size=-1)
+
+    @classmethod
+    def imagenet(cls) -> Self:
+        """The authors' 300-epoch ImageNet settings: cross-entropy and patches of two pixels."""
+        return cls(neigh_size=2, t_size=-1, loss="ce")
+
+    @property
+    def cases(self) -> Mapping[str, float]:
+        noisy = 1 - (1 - self.adv_prob) ** 2
+        kinds = {"": 1 - noisy, ADVERSARIAL: noisy}
+        return {
+            f"{n}{kind}": share / len(self.grids)
+            for n in self.grids
+            for kind, share in kinds.items()
+            if share > 0
+        }
+
+    def draw(self, batch_size: int, rng: torch.Generator) -> Draw:
+        case = sample_case(self.cases, rng)
+        perm = sample_perm(batch_size, rng)
+        lam = sample_share(self.alpha, None, rng)
+        if self.adv_prob == 0:
+            return Draw(case, perm, lam)
+        seed = torch.randint(1 << 62, (), generator=rng, device=rng.device)
+        coins = (
+            self._coins(rng) if case.endswith(ADVERSARIAL) else torch.zeros(2, device=rng.device)
+        )
+        return PuzzleDraw(case, perm, lam, coins, sample_unit((), rng), seed)
+
+    def _coins(self, rng: torch.Generator) -> Tensor:
+        """Two coins of probability ``adv_prob``, of which one at least has fallen."""
+        p = self.adv_prob
+        outcome = sample_case({"10": p * (1 - p), "01": (1 - p) * p, "11": p * p}, rng)
+        return torch.tensor([float(coin) for coin in outcome], device=rng.device)
+
+    def apply(self, net: nn.Module, x: Tensor, y: Tensor, draw: Draw) -> Mixed:
+        draw = draw.to(x.device)
+        check_batch(x, y, draw.perm, draw.lam)
+        check_case(draw.case, self.cases)
+        num_blocks = int(draw.case.removesuffix(ADVERSARIAL))
+        for n in self.grids:  # all of them: one that does not fit would else stop a later step
+            self._check_size(x, n)
+        pixels = to_pixels(x, self.mean, self.std)
+        is_noisy = draw.case.endswith(ADVERSARIAL)
+        noise = _uniform_noise(draw, x, self.adv_eps) if is_noisy else None
+        seen = x if noise is None else self._from_pixels((pixels + noise).clamp(0, 1))
+        saliency = gradient_saliency(
+            net, seen, y, clean_lam=self.clean_lam, loss=self.loss, std=self.saliency_std
+        )
+        with torch.no_grad():
+            mask = self.mask(pixels, saliency.maps, draw, num_blocks)
+            pair = torch.stack([x, x[draw.perm]])
+            if noise is not None:
+                noise = self._sharpen(noise, saliency.gradient)
+                pair = self._disturb(pair, noise, draw)
+            mixed, share = self._compose(pair, saliency.maps, mask, draw.perm)
+            mixed = torch.empty_like(x).copy_(mixed)  # channels last, if the images were
+        batch = mixed_batch(net(mixed), y, draw.perm, share, self.loss)
+        return Mixed(batch.logits, batch.targets, saliency.extra, batch.criterion)
+
+    def mask(
+        self, pixels: Float[Tensor, "b c h w"], maps: Float[Tensor, "b h w"], draw: Draw, n: int
+    ) -> Float[Tensor, "b n n"]:
+        """The anchor's share in each of n x n blocks."""
+        energy = puzzle_energy(
+            pixels,
+            maps,
+            draw.perm,
+            draw.lam,
+            num_blocks=n,
+            num_labels=self.num_labels,
+            eta=self.eta,
+            beta=self.beta,
+            gamma=self.gamma,
+            neigh_size=self.neigh_size,
+        )
+        cut = cut_ordered(energy.unary, energy.down, energy.right, backend=self.backend)
+        return cut.labels.to(energy.unary.dtype) / (self.num_labels - 1)
+
+    def _compose(
+        self, pair: Float[Tensor, "2 b c h w"], maps: Tensor, mask: Tensor, perm: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Move the blocks of both images, lay one over the other, measure the anchor's share."""
+        side, n = maps.shape[-1], mask.shape[-1]
+        if self.use_transport:
+            t_side = self.t_size if 0 < self.t_size < side // n else side // n
+            salient = block_saliency(maps, t_side)
+            grid = repeat_blocks(mask, side // n // t_side)
+            moved = transport(
+                pair.flatten(0, 1),
+                torch.cat([salient, salient[perm]]),
+                torch.cat([grid, 1 - grid]) > 0,
+                self.t_eps,
+                self.backend,
+            )
+            pair = moved.view_as(pair)
+        wide = pair.to(mask.dtype)
+        # lerp is exact at both ends: a block of one image alone is that image, bit for bit.
+        mixed = torch.lerp(wide[1], wide[0], repeat_blocks(mask, side // n).unsqueeze(1))
+        return mixed.to(pair.dtype), mask.mean((1, 2))
+
+    def _check_size(self, x: Tensor, n: int) -> None:
+        if x.ndim != 4 or x.shape[2] != x.shape[3]:
+            raise ValueError(f"PuzzleMix needs square images [b, c, h, h], got {list(x.shape)}")
+        side = x.shape[2]
+        if side % n:
+            raise ValueError(
+                f"{n} blocks do not divide images of {side} pixels: choose grids that do, "
+                f"now {self.grids}"
+            )
+        block = side // n
+        if block > self.neigh_size and block % self.neigh_size:
+            raise ValueError(
+                f"neigh_size {self.neigh_size} does not divide a block of {block} pixels "
+                f"({n} blocks in {side}): choose another, or other grids"
+            )
+        if self.use_transport and 0 < self.t_size < block and block % self.t_size:
+            raise ValueError(
+                f"t_size {self.t_size} does not divide a block of {block} pixels ({n} blocks in "
+                f"{side}): choose another, or -1 to move the blocks of the mask"
+            )
+
+    def _from_pixels(self, pixels: Tensor) -> Tensor:
+        return from_pixels(pixels, self.mean, self.std)
+
+    def _sharpen(self, noise: Tensor, gradient: Tensor) -> Tensor:
+        """One step up the loss from random noise, at most ``adv_eps`` in each pixel."""
+        stepped = noise + (self.adv_eps + 2 / 255) * gradient.sign()
+        return stepped.clamp(-self.adv_eps, self.adv_eps)
+
+    def _disturb(self, pair: Tensor, noise: Tensor, draw: Draw) -> Tensor:
+        """Add the noise to the images whose coin has fallen; the others stay bit for bit."""
+        assert isinstance(draw, PuzzleDraw)  # _uniform_noise has checked it
+        both = torch.stack([noise, noise[draw.perm]]) * draw.strength
+        flat = to_pixels(pair.flatten(0, 1), self.mean, self.std) + both.flatten(0, 1)
+        noisy = self._from_pixels(flat.clamp(0, 1)).view_as(pair)
+        return torch.where(draw.coins.view(2, 1, 1, 1, 1) > 0, noisy, pair)
+
+
+def _uniform_noise(draw: Draw, x: Tensor, eps: float) -> Tensor:
+    """Noise in [-eps, eps] that the draw's seed alone decides, on any device.
+
+    The splitmix64 generator, one number a pixel from its position: a generator's state would be
+    chance outside the draw.
+    """
+    if not isinstance(draw, PuzzleDraw):
+        raise ValueError("an adversarial case needs a PuzzleDraw: use the mixer's own draw()")
+    z = torch.arange(x.numel(), device=x.device) * -0x61C8864680B583EB + draw.seed
+    z = (z ^ _shift(z, 30)) * -0x40A7B892E31B1A47
+    z = (z ^ _shift(z, 27)) * -0x6B2FB644ECCEEE15
+    z = z ^ _shift(z, 31)
+    # The numbers go up to 2^24, which float16 does not reach and bfloat16 does not tell apart.
+    wide = torch.promote_types(x.dtype, torch.float32)
+    unit = _shift(z, 40).to(wide) * 2.0**-24
+    return ((2 * unit - 1) * eps).view_as(x).to(x.dtype)
+
+
+def _shift(bits: Tensor, places: int) -> Tensor:
+    """Shift right and fill with zeros, which torch's own shift of signed numbers does not."""
+    return (bits >> places) & ((1 << (64 - places)) - 1)

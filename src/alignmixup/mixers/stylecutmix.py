@@ -1,0 +1,166 @@
+"""StyleCutMix (Hong et al. 2021): CutMix of the content, and styles mixed everywhere.
+
+    g12 = gamma x  + (1 - gamma) d(adain(f(x), f(x')))     content of the anchor, partner's style
+    g21 = gamma x' + (1 - gamma) d(adain(f(x'), f(x)))     the other way round
+    x~  = rs x + (1 - rs) g12     outside the box: content of the anchor
+    x~  = (1 - rs) x' + rs g21    inside the box: content of the partner
+    lam = r lam_c + (1 - r) (gamma lam_c + (1 - gamma) rs)
+
+lam_c is the share outside the box, exact after clipping, rs the anchor's share of style. The
+authors let the box hold the anchor's content and draw its area where CutMix draws the rest; that
+is the same with anchor and partner swapped, so chance is the same, and lam = 1 stays the anchor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from alignmixup.contracts import Draw, Mixed
+from alignmixup.mixers.boxes import BoxDraw, image_size, share_mask, shown_share
+from alignmixup.mixers.sampling import (
+    check_prob,
+    sample_case,
+    sample_perm,
+    sample_share,
+    sample_unit,
+    some_of_the_time,
+)
+from alignmixup.mixers.stylemix import StyleMixer
+from alignmixup.ops.adain import AdaIN, adain, style_statistics
+from alignmixup.ops.blend import (
+    blend,
+    check_alpha,
+    check_batch,
+    check_case,
+    clean_batch,
+    mixed_batch,
+)
+
+__all__ = ["StyleCutDraw", "StyleCutMix"]
+
+Gamma = Literal["beta", "auto"]
+GAMMAS = ("beta", "auto")
+
+# What the authors add to the distance of a class to itself, so that gamma is not zero there.
+SAME_CLASS = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class StyleCutDraw(BoxDraw):
+    """A draw with a box, the anchor's share of style, and the share of unstylised pixels."""
+
+    style: Float[Tensor, ""]
+    gamma: Float[Tensor, ""]
+
+
+@dataclass(frozen=True)
+class StyleCutMix(StyleMixer):
+    """Boxes of content over mixed styles, with probability ``prob``; one box for the batch.
+
+    ``gamma="beta"`` draws gamma from Beta(gamma_alpha, gamma_alpha), one for the batch;
+    ``"auto"`` takes tanh(D / delta) of the two classes' style distance, one a pair (delta 3 on
+    CIFAR-100, 1 on CIFAR-10). The distances are in the file of the weights: ``fit_adain`` computes
+    them for the set it trains on, ``add_distances`` for weights that are there already.
+    """
+
+    alpha: float = 1.0
+    prob: float = 0.5
+    gamma: Gamma = "beta"
+    gamma_alpha: float = 0.8
+    delta: float = 3.0
+
+    def __post_init__(self) -> None:
+        StyleMixer.__post_init__(self)
+        check_alpha(self.alpha)
+        check_alpha(self.gamma_alpha)
+        check_prob(self.prob)
+        if self.gamma not in GAMMAS:
+            raise ValueError(f"unknown gamma {self.gamma!r}; choose from {list(GAMMAS)}")
+        if not self.delta > 0:
+            raise ValueError(f"delta must be positive, got {self.delta}")
+
+    @property
+    def cases(self) -> Mapping[str, float]:
+        return some_of_the_time("cut", self.prob)
+
+    def draw(self, batch_size: int, rng: torch.Generator) -> Draw:
+        case = sample_case(self.cases, rng)
+        perm = sample_perm(batch_size, rng)
+        lam, style = (sample_share(self.alpha, None, rng) for _ in range(2))
+        gamma, centre = sample_share(self.gamma_alpha, None, rng), sample_unit((2,), rng)
+        return StyleCutDraw(case, perm, lam, centre, style, gamma)
+
+    def network(self, device: torch.device) -> AdaIN:
+        style = StyleMixer.network(self, device)
+        if self.gamma == "auto" and style.class_distances is None:
+            raise ValueError(
+                f"the weights {self.weights!r} hold no class distances, which gamma='auto' needs: "
+                "write a file that does with add_distances, or use gamma='beta'"
+            )
+        return style
+
+    def apply(self, net: nn.Module, x: Tensor, y: Tensor, draw: Draw) -> Mixed:
+        draw = draw.to(x.device)
+        check_batch(x, y, draw.perm, draw.lam)
+        check_case(draw.case, ("cut", "clean"))
+        if draw.case == "clean":
+            return clean_batch(net, x, y, draw, self.loss)
+        if not isinstance(draw, StyleCutDraw):
+            raise ValueError("StyleCutMix needs a draw with a box and style: use its own draw()")
+        with torch.no_grad():
+            style = self.network(x.device)
+            gamma = draw.gamma if self.gamma == "beta" else self._auto_gamma(style, y, draw.perm)
+            size = image_size(x)
+            box = share_mask(draw.centre, draw.lam, size)
+            image = self._mix(style, x, draw, gamma, box)
+            content = shown_share(box)
+            in_style = gamma * content + (1 - gamma) * draw.style
+            lam = self.content_weight * content + (1 - self.content_weight) * in_style
+        return mixed_batch(net(image), y, draw.perm, lam, self.loss)
+
+    def _mix(
+        self, style: AdaIN, x: Tensor, draw: StyleCutDraw, gamma: Tensor, box: Tensor
+    ) -> Float[Tensor, "b 3 h w"]:
+        features = style.encode(self.pixels(x), self.input_size)
+        own = style_statistics(features)
+        other, partner = own.of(draw.perm), x[draw.perm]
+        # Both directions in one pass of the decoder.
+        both = torch.cat([adain(features, other, own), adain(features[draw.perm], own, other)])
+        stylised = self.like(style.decode(both, image_size(x), self.input_size), x)
+        like_partner, like_anchor = stylised.chunk(2)
+        outside = blend(x, blend(x, like_partner, gamma), draw.style)
+        inside = blend(blend(partner, like_anchor, gamma), partner, draw.style)
+        return torch.where(box.expand(len(x), *box.shape[-2:]).unsqueeze(1), inside, outside)
+
+    def _auto_gamma(self, style: AdaIN, y: Tensor, perm: Tensor) -> Float[Tensor, " b"]:
+        """tanh(D / delta) of each pair; of soft labels the mean over their classes."""
+        assert style.class_distances is not None  # or network() would have raised
+        k = len(style.class_distances)
+        _check_classes(y, k)
+        distances = style.class_distances + SAME_CLASS * torch.eye(k, device=y.device)
+        if y.is_floating_point():
+            with torch.autocast(y.device.type, enabled=False):
+                apart = ((y.float() @ distances) * y[perm]).sum(1)
+        else:
+            apart = distances[y, y[perm]]
+        return torch.tanh(apart / self.delta)
+
+
+def _check_classes(y: Tensor, num_classes: int) -> None:
+    if y.is_floating_point():
+        count = y.shape[1]
+    elif y.device.type == "cpu" and y.numel():  # elsewhere it would wait for the device
+        count = max(num_classes, int(y.max()) + 1)
+    else:
+        return
+    if count != num_classes:
+        raise ValueError(
+            f"labels of {count} classes but style distances of {num_classes}: compute them on the "
+            "data that is trained on"
+        )

@@ -1,0 +1,164 @@
+"""StyleMix (Hong et al. 2021): mix content and style of two images in the space of AdaIN features.
+
+    f11 = f(x),  f22 = f(x'),  f12 = adain(f11, f22),  f21 = adain(f22, f11)
+    x~  = d( t f11 + (1 - rc - rs + t) f22 + (rc - t) f12 + (rs - t) f21 )
+    lam = r rc + (1 - r) rs
+
+rc and rs are the anchor's shares of content and of style; t, between max(0, rc + rs - 1) and
+min(rc, rs), says how much of the anchor's content keeps its own style; r weighs content in the
+label. f and d are frozen, and no gradient flows through the mixing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from alignmixup.contracts import Draw, Mixed, Mixer
+from alignmixup.mixers.boxes import image_size
+from alignmixup.mixers.sampling import (
+    check_prob,
+    sample_case,
+    sample_perm,
+    sample_share,
+    sample_unit,
+    some_of_the_time,
+)
+from alignmixup.ops.adain import AdaIN, adain, find_weights, load_adain, style_statistics
+from alignmixup.ops.blend import (
+    Loss,
+    check_alpha,
+    check_batch,
+    check_case,
+    check_loss,
+    clean_batch,
+    mixed_batch,
+)
+from alignmixup.ops.pixels import Scale, check_scale, from_pixels, to_pixels
+
+__all__ = ["StyleDraw", "StyleMix", "StyleMixer", "mix_styles"]
+
+
+@dataclass(frozen=True, slots=True)
+class StyleDraw(Draw):
+    """A draw with the anchor's shares of content and style, and where t lies in its range."""
+
+    content: Float[Tensor, ""]
+    style: Float[Tensor, ""]
+    joint: Float[Tensor, ""]
+
+
+@dataclass(frozen=True)
+class StyleMixer(Mixer):
+    """What StyleMix and StyleCutMix share: an AdaIN network by the file of its weights.
+
+    ``weights`` names a file made by ``fit_adain`` or a folder with the reference weights (see
+    ``adain.py``), ``sha256`` what its checksum must be. ``input_size`` is the side images are
+    resized to for the style network: by default 224 for the reference weights and their own for
+    small ones. ``content_weight`` is r. ``mean`` and ``std`` are those of a loader that
+    normalises; without them images are in [0, 1].
+    """
+
+    weights: str = ""
+    sha256: str = ""
+    input_size: int | None = None
+    content_weight: float = 0.7
+    mean: Scale = None
+    std: Scale = None
+    loss: Loss = "ce"
+
+    def __post_init__(self) -> None:
+        # A Path will do; as a string it can be written with the other settings.
+        object.__setattr__(self, "weights", str(self.weights))
+        if self.sha256 and not self.weights:
+            raise ValueError(
+                f"sha256 {self.sha256!r} is that of no weights: name them, too, or leave it out"
+            )
+        check_loss(self.loss)
+        check_scale(self.mean, self.std)
+        if not 0 <= self.content_weight <= 1:
+            raise ValueError(f"content_weight must lie in [0, 1], got {self.content_weight}")
+        if self.input_size is not None and self.input_size < 16:
+            raise ValueError(f"input_size must be at least 16 pixels, got {self.input_size}")
+
+    def describe(self) -> dict[str, object]:
+        """Which weights are used: path, kind ("reference" or "small"), sha256, how they came."""
+        return asdict(find_weights(self.weights))
+
+    def network(self, device: torch.device) -> AdaIN:
+        """The frozen style network on ``device``, read once; a ``ValueError`` if it will not do."""
+        return load_adain(self.weights, sha256=self.sha256, device=device)
+
+    def pixels(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c h w"]:
+        if x.ndim != 4 or x.shape[1] != 3:
+            raise ValueError(f"style mixing needs RGB images [b, 3, h, w], got {list(x.shape)}")
+        return to_pixels(x, self.mean, self.std)
+
+    def like(self, pixels: Float[Tensor, "n 3 h w"], x: Tensor) -> Float[Tensor, "n 3 h w"]:
+        """Return ``pixels`` in the space and type of the images ``x``."""
+        return from_pixels(pixels, self.mean, self.std).to(x.dtype)
+
+
+@dataclass(frozen=True)
+class StyleMix(StyleMixer):
+    """Mixed features, decoded, with probability ``prob``; one pair of shares for the batch.
+
+    alpha 0.5 and prob 0.2 are the authors' for CIFAR, the only data they give settings for. An
+    image passes through the decoder even where all shares are the anchor's, so it never comes back
+    bit for bit.
+    """
+
+    alpha: float = 0.5
+    prob: float = 0.2
+
+    def __post_init__(self) -> None:
+        StyleMixer.__post_init__(self)
+        check_alpha(self.alpha)
+        check_prob(self.prob)
+
+    @property
+    def cases(self) -> Mapping[str, float]:
+        return some_of_the_time("style", self.prob)
+
+    def draw(self, batch_size: int, rng: torch.Generator) -> Draw:
+        case = sample_case(self.cases, rng)
+        perm = sample_perm(batch_size, rng)
+        content, style = (sample_share(self.alpha, None, rng) for _ in range(2))
+        lam = self.content_weight * content + (1 - self.content_weight) * style
+        return StyleDraw(case, perm, lam, content, style, joint=sample_unit((), rng))
+
+    def apply(self, net: nn.Module, x: Tensor, y: Tensor, draw: Draw) -> Mixed:
+        draw = draw.to(x.device)
+        check_batch(x, y, draw.perm, draw.lam)
+        check_case(draw.case, ("style", "clean"))
+        if draw.case == "clean":
+            return clean_batch(net, x, y, draw, self.loss)
+        if not isinstance(draw, StyleDraw):
+            raise ValueError("StyleMix needs a draw with shares of style: use its own draw()")
+        with torch.no_grad():
+            style = self.network(x.device)
+            features = style.encode(self.pixels(x), self.input_size)
+            mixed = mix_styles(features, draw.perm, draw.content, draw.style, draw.joint)
+            image = self.like(style.decode(mixed, image_size(x), self.input_size), x)
+        return mixed_batch(net(image), y, draw.perm, draw.lam, self.loss)
+
+
+def mix_styles(
+    features: Float[Tensor, "b c h w"],
+    perm: Int[Tensor, " b"],
+    content: Float[Tensor, ""],
+    style: Float[Tensor, ""],
+    joint: Float[Tensor, ""],
+) -> Float[Tensor, "b c h w"]:
+    """Mix f11, f22, f12 and f21 of each pair; ``joint`` in [0, 1] places t in its range."""
+    f11, own = features, style_statistics(features)
+    f22, other = features[perm], own.of(perm)
+    low, high = (content + style - 1).clamp(min=0), torch.minimum(content, style)
+    t = torch.lerp(low, high, joint)
+    f12, f21 = adain(f11, other, own), adain(f22, own, other)
+    rest = 1 - content - style + t
+    return t * f11 + rest * f22 + (content - t) * f12 + (style - t) * f21

@@ -1,0 +1,275 @@
+"""A classifier that can give its images back: encoder, embedding, classifier and decoder.
+
+    A = F(x),   e = f(A),   logits = g(e),   x^ = D(e)                      (paper, Experiments)
+
+f is a fully connected layer on all of A (a vector e), or a 2 x 2 convolution of stride 2 (a tensor
+E). In the variational form f gives (mu, sigma), stacked along the channels, and g and D read
+z = mu + sigma noise, or mu where no noise is given.
+
+f and g are linear, so mixing the vector e is mixing logits, and mixing A without alignment is the
+same again; E is followed by a linear g on all of its positions, where alignment does matter.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from alignmixup.models.decoder import ResidualDecoder, start_side
+
+__all__ = [
+    "AutoencodingClassifier",
+    "Decoded",
+    "EmbeddingKind",
+    "TensorEmbedding",
+    "Variational",
+    "VectorEmbedding",
+]
+
+EmbeddingKind = Literal["vector", "tensor"]
+
+# f reads A whole up to 512 x 8 x 8; the 2048 x 7 x 7 of ResNet-50 would take 51 M weights.
+MOST_INPUTS = 512 * 8 * 8
+REDUCED_CHANNELS = 128
+
+# Channels of the decoder's first map, by its side, where the encoder has as many.
+MOST_CHANNELS = {4: 512, 7: 256}
+
+
+class Decoded(NamedTuple):
+    """What ``net(x, decode=True)`` gives.
+
+    ``output`` and ``target`` are the reconstruction and the image in normalised space, where the
+    loss is taken; ``image`` is the reconstruction in the space of the images, for looking at, and
+    may leave [0, 1] a little. ``mean`` is the code, and ``deviation`` its sigma in the variational
+    form.
+    """
+
+    image: Float[Tensor, "b 3 h w"]
+    output: Float[Tensor, "b 3 h w"]
+    target: Float[Tensor, "b 3 h w"]
+    mean: Tensor
+    deviation: Tensor | None
+
+
+class AutoencodingClassifier(nn.Module):
+    """One of our networks with an embedding, a classifier on it and, if asked, a decoder.
+
+    ``backbone`` gives ``normalize`` and everything up to its head, which stay its own modules: a
+    trained network keeps its weights, as ``encoder.stem``, ``encoder.layer1`` and so on. The output
+    of ``encoder`` is A, that of ``embed`` is e (or E, or the pair), for taps.
+
+    ``net(x)`` are logits. ``net(x, decode=True)`` runs the decoder instead of the classifier and
+    gives a ``Decoded``: a flag of the one forward, because a second method would go around the
+    wrappers of torch.compile and DistributedDataParallel. ``noise`` [b, ``code_dim``] samples the
+    code of the variational form; without it the code is mu, in training and evaluation alike.
+
+    A vector has ``embedding_dim`` numbers and reads A flattened, or ``pooled`` (where alignment
+    before it has no effect). Where A has more than 32,768 numbers and more than 128 channels, a
+    1 x 1 convolution first reduces it to that many; ``reduced_channels`` asks for another number. A
+    tensor has ``embedding_channels`` and half the side of A, rounded down: 2 x 2 from 4 x 4, 4 x 4
+    from 8 x 8, 3 x 3 from 7 x 7.
+    """
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        image_size: int,
+        *,
+        embedding: EmbeddingKind = "vector",
+        variational: bool = False,
+        pooled: bool = False,
+        embedding_dim: int = 512,
+        embedding_channels: int = 128,
+        reduced_channels: int | None = None,
+        decoder: bool = True,
+        decoder_channels: int | None = None,
+        decoder_blocks: int = 2,
+    ) -> None:
+        super().__init__()
+        parts = dict(backbone.named_children())
+        if list(parts)[:1] != ["normalize"] or list(parts)[-1:] != ["head"]:
+            raise ValueError(
+                f"an autoencoder needs one of our own networks, from normalize to head, got a "
+                f"{type(backbone).__name__} of {list(parts)}"
+            )
+        self.image_size = image_size
+        self.variational = variational
+        self.normalize = parts.pop("normalize")
+        num_classes: int = parts.pop("head").get_submodule("linear").out_features  # type: ignore[assignment]
+        self.encoder = nn.Sequential(OrderedDict(parts))
+        shape = _map_shape(self.encoder, image_size)
+        copies = 2 if variational else 1
+        inner = _embedding(
+            shape,
+            embedding,
+            pooled,
+            copies * embedding_dim,
+            copies * embedding_channels,
+            reduced_channels,
+        )
+        self.embed: nn.Module = Variational(inner) if variational else inner
+        channels, *sides = inner.out_shape
+        self.code_shape = (channels // copies, *sides)
+        self.classifier = nn.Linear(self.code_dim, num_classes)
+        self.decoder: ResidualDecoder | None = None
+        if decoder:
+            if decoder_channels is None:
+                decoder_channels = min(shape[0], MOST_CHANNELS[start_side(image_size)])
+            self.decoder = ResidualDecoder(
+                self.code_shape, image_size, channels=decoder_channels, num_blocks=decoder_blocks
+            )
+
+    @property
+    def code_dim(self) -> int:
+        """How many numbers a code has: those of e, of E, of mu or of M."""
+        return torch.Size(self.code_shape).numel()
+
+    def forward(
+        self, x: Tensor, *, decode: bool = False, noise: Tensor | None = None
+    ) -> Float[Tensor, "b k"] | Decoded:
+        side = self.image_size
+        if x.shape[2:] != (side, side):
+            raise ValueError(
+                f"this network was built for images of {side} x {side}, got {list(x.shape)}: "
+                "build it with the image_size it is to see"
+            )
+        target = self.normalize(x)
+        embedded = self.embed(self.encoder(target))
+        mean, deviation = embedded.chunk(2, dim=1) if self.variational else (embedded, None)
+        code = self._sample(mean, deviation, noise)
+        if not decode:
+            logits: Tensor = self.classifier(code.flatten(1))
+            return logits
+        if self.decoder is None:
+            raise ValueError("this network was built with decoder=False: it cannot decode")
+        output = self.decoder(code)
+        image = output * self.normalize.std + self.normalize.mean
+        return Decoded(image, output, target, mean, deviation)
+
+    def _sample(self, mean: Tensor, deviation: Tensor | None, noise: Tensor | None) -> Tensor:
+        if noise is None:
+            return mean
+        if deviation is None:
+            raise ValueError("noise is for a network with variational=True; this one samples none")
+        if noise.shape != (len(mean), self.code_dim):
+            raise ValueError(
+                f"noise must have shape {[len(mean), self.code_dim]} for this network's codes, got "
+                f"{list(noise.shape)}: set the mixer's embedding_dim to {self.code_dim}"
+            )
+        return mean + deviation * noise.to(deviation.dtype).reshape(mean.shape)
+
+
+def _map_shape(encoder: nn.Sequential, image_size: int) -> tuple[int, int, int]:
+    """Return (channels, height, width) of A, by a look at one black image."""
+    modes = {module: module.training for module in encoder.modules()}
+    encoder.eval()
+    try:
+        with torch.no_grad():
+            black = next(encoder.parameters()).new_zeros(1, 3, image_size, image_size)
+            _, channels, height, width = encoder(black).shape
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+    return channels, height, width
+
+
+def _embedding(
+    shape: tuple[int, int, int],
+    kind: EmbeddingKind,
+    pooled: bool,
+    dim: int,
+    channels: int,
+    reduced_channels: int | None,
+) -> VectorEmbedding | TensorEmbedding:
+    if kind == "vector":
+        return VectorEmbedding(shape, dim, pooled=pooled, reduced_channels=reduced_channels)
+    if kind != "tensor":
+        raise ValueError(f"unknown embedding {kind!r}; choose 'vector' or 'tensor'")
+    if pooled or reduced_channels is not None:
+        raise ValueError(
+            f"pooled={pooled} and reduced_channels={reduced_channels} are options of a vector "
+            "embedding: leave them out for a tensor"
+        )
+    return TensorEmbedding(shape, channels)
+
+
+class VectorEmbedding(nn.Module):
+    """f as a fully connected layer on the flattened A, or on its mean over positions."""
+
+    def __init__(
+        self,
+        shape: tuple[int, int, int],
+        dim: int,
+        *,
+        pooled: bool = False,
+        reduced_channels: int | None = None,
+    ) -> None:
+        super().__init__()
+        channels, height, width = shape
+        if dim < 1:
+            raise ValueError(f"embedding_dim must be at least 1, got {dim}")
+        if pooled and reduced_channels is not None:
+            raise ValueError("a pooled embedding reads little already: leave out reduced_channels")
+        is_large = channels * height * width > MOST_INPUTS and channels > REDUCED_CHANNELS
+        if reduced_channels is None and not pooled and is_large:
+            reduced_channels = REDUCED_CHANNELS
+        self.pooled = pooled
+        self.out_shape: tuple[int, ...] = (dim,)
+        self.reduce: nn.Conv2d | None = None
+        if reduced_channels is not None:
+            if not 0 < reduced_channels <= channels:
+                raise ValueError(
+                    f"reduced_channels must lie in 1..{channels}, got {reduced_channels}"
+                )
+            self.reduce = nn.Conv2d(channels, reduced_channels, 1, bias=False)
+            channels = reduced_channels
+        self.linear = nn.Linear(channels if pooled else channels * height * width, dim)
+
+    def forward(self, features: Float[Tensor, "b c h w"]) -> Float[Tensor, "b d"]:
+        if self.reduce is not None:
+            features = self.reduce(features)
+        flat = features.mean(dim=(2, 3)) if self.pooled else features.flatten(1)
+        e: Tensor = self.linear(flat)
+        return e
+
+
+class TensorEmbedding(nn.Module):
+    """f as a 2 x 2 convolution of stride 2; of an odd side the last row and column are not read."""
+
+    def __init__(self, shape: tuple[int, int, int], channels: int) -> None:
+        super().__init__()
+        if channels < 1:
+            raise ValueError(f"embedding_channels must be at least 1, got {channels}")
+        if min(shape[1:]) < 2:
+            raise ValueError(
+                f"a tensor embedding halves the map, and this encoder's is {shape[1]} x "
+                f"{shape[2]}: use a vector embedding"
+            )
+        self.out_shape: tuple[int, ...] = (channels, shape[1] // 2, shape[2] // 2)
+        self.conv = nn.Conv2d(shape[0], channels, 2, stride=2)
+
+    def forward(self, features: Float[Tensor, "b c h w"]) -> Float[Tensor, "b d i j"]:
+        E: Tensor = self.conv(features)
+        return E
+
+
+class Variational(nn.Module):
+    """(mu, sigma) stacked along the channels, from an embedding of twice the size."""
+
+    # A floor, so that log sigma in the prior term stays finite where softplus rounds to zero.
+    LEAST_DEVIATION = 1e-4
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, features: Float[Tensor, "b c h w"]) -> Float[Tensor, "b *rest"]:
+        mean, raw = self.inner(features).chunk(2, dim=1)
+        # softplus, not exp: sigma itself is what is mixed, and a large step cannot overflow it.
+        return torch.cat((mean, F.softplus(raw) + self.LEAST_DEVIATION), dim=1)

@@ -1,0 +1,148 @@
+"""PreActResNet-18 for small images, and the block and the head that other networks share.
+
+    block:  o = ReLU(BN(x));  y = s(o or x) + conv(ReLU(BN(conv(o))))       (He et al. 2016b)
+
+s is the identity on x, or a 1 x 1 convolution of o where the shape changes. Four stages of two
+blocks; their raw sum is the feature tensor A of the paper (512 x 4 x 4 for images of 32 x 32).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from typing import Literal
+
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from alignmixup.models.normalize import ImageConv, Normalize, Rgb
+from alignmixup.ops.norm_relu import NormReluSequential, norm_relu
+
+__all__ = ["Head", "HeadKind", "PreActBlock", "PreActResNet18", "map_size", "preact_stage"]
+
+HeadKind = Literal["pool", "flatten"]
+
+
+class PreActResNet18(nn.Module):
+    """Images in [0, 1] to logits, through ``stem``, ``layer1`` to ``layer4`` and ``head``.
+
+    There is no BN or ReLU between ``layer4`` and ``head``, as in the manifold mixup family of
+    networks and in the network released with AlignMixup.
+
+    ``stem_norm`` adds BN and ReLU after the first convolution. It is on by default because the
+    released AlignMixup network has it; the manifold mixup, PuzzleMix and Co-Mixup networks do not.
+    ``stem_stride=2`` is their way with Tiny-ImageNet (a 4 x 4 map from 64 x 64), ``1`` that of
+    AlignMixup (8 x 8). ``last_stride=1`` leaves out the last down-sampling: A at 8 x 8 on CIFAR.
+    ``head="flatten"`` needs the ``image_size`` it will see; a pooled head takes any.
+    """
+
+    def __init__(
+        self,
+        num_classes: int,
+        mean: Rgb,
+        std: Rgb,
+        *,
+        stem_stride: int = 1,
+        width: int = 64,
+        stem_norm: bool = True,
+        head: HeadKind = "pool",
+        image_size: int = 32,
+        last_stride: int = 2,
+    ) -> None:
+        super().__init__()
+        self.normalize = Normalize(mean, std)
+        conv = ImageConv(3, width, 3, stride=stem_stride, padding=1, bias=False)
+        stem: dict[str, nn.Module] = {"conv": conv}
+        if stem_norm:
+            stem |= {"norm": nn.BatchNorm2d(width), "relu": nn.ReLU()}
+        self.stem = NormReluSequential(OrderedDict(stem))
+        self.layer1 = preact_stage(width, width, num_blocks=2, stride=1)
+        self.layer2 = preact_stage(width, 2 * width, num_blocks=2, stride=2)
+        self.layer3 = preact_stage(2 * width, 4 * width, num_blocks=2, stride=2)
+        self.layer4 = preact_stage(4 * width, 8 * width, num_blocks=2, stride=last_stride)
+        side = map_size(image_size, (stem_stride, 2, 2, last_stride))
+        self.head = Head(8 * width, num_classes, kind=head, side=side)
+
+    def forward(self, x: Tensor) -> Float[Tensor, "b k"]:
+        out: Tensor = self.stem(self.normalize(x))
+        out = self.layer4(self.layer3(self.layer2(self.layer1(out))))
+        logits: Tensor = self.head(out)
+        return logits
+
+
+def preact_stage(
+    in_channels: int, channels: int, *, num_blocks: int, stride: int, dropout: float = 0.0
+) -> nn.Sequential:
+    """Return ``num_blocks`` blocks, the first of which changes width and resolution."""
+    first = PreActBlock(in_channels, channels, stride=stride, dropout=dropout)
+    others = [
+        PreActBlock(channels, channels, stride=1, dropout=dropout) for _ in range(num_blocks - 1)
+    ]
+    return nn.Sequential(first, *others)
+
+
+class PreActBlock(nn.Module):
+    """A pre-activation block of two 3 x 3 convolutions; ``dropout`` acts between them."""
+
+    def __init__(
+        self, in_channels: int, channels: int, *, stride: int, dropout: float = 0.0
+    ) -> None:
+        super().__init__()
+        self.norm1 = nn.BatchNorm2d(in_channels)
+        self.conv1 = nn.Conv2d(in_channels, channels, 3, stride=stride, padding=1, bias=False)
+        self.norm2 = nn.BatchNorm2d(channels)
+        self.conv2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+        self.dropout = dropout
+        self.shortcut: nn.Conv2d | None = None
+        if stride != 1 or in_channels != channels:
+            self.shortcut = nn.Conv2d(in_channels, channels, 1, stride=stride, bias=False)
+
+    def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b d i j"]:
+        out = norm_relu(self.norm1, x)
+        skip = x if self.shortcut is None else self.shortcut(out)
+        out = norm_relu(self.norm2, self.conv1(out))
+        if self.dropout:
+            out = F.dropout(out, self.dropout, self.training)
+        total: Tensor = skip + self.conv2(out)
+        return total
+
+
+class Head(nn.Module):
+    """The classifier: one linear layer on the mean over positions, or on all of them.
+
+    ``kind="pool"`` sees the mean alone, which alignment by an exact plan does not change;
+    ``"flatten"`` gives each position weights of its own, for maps of ``side`` x ``side``.
+    """
+
+    def __init__(
+        self, channels: int, num_classes: int, *, kind: str = "pool", side: int = 1
+    ) -> None:
+        super().__init__()
+        if kind not in ("pool", "flatten"):
+            raise ValueError(f"unknown head {kind!r}; choose 'pool' or 'flatten'")
+        if num_classes < 1:
+            raise ValueError(f"num_classes must be at least 1, got {num_classes}")
+        self.kind = kind
+        self.side = side
+        self.linear = nn.Linear(channels * (side**2 if kind == "flatten" else 1), num_classes)
+
+    def forward(self, features: Float[Tensor, "b c h w"]) -> Float[Tensor, "b k"]:
+        if self.kind == "pool":
+            logits: Tensor = self.linear(features.mean(dim=(2, 3)))
+            return logits
+        height, width = features.shape[2:]
+        if (height, width) != (self.side, self.side):
+            raise ValueError(
+                f"this flattened head was built for maps of {self.side} x {self.side}, got "
+                f"{height} x {width}: build the network with the image_size it is to see"
+            )
+        logits = self.linear(features.flatten(1))
+        return logits
+
+
+def map_size(image_size: int, strides: Iterable[int]) -> int:
+    """Return the side of the map after padded 3 x 3 convolutions of these strides."""
+    for stride in strides:
+        image_size = -(-image_size // stride)
+    return image_size

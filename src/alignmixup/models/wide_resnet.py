@@ -1,0 +1,69 @@
+"""Wide residual networks for small images: WRN-d-k (Zagoruyko and Komodakis 2016).
+
+Three stages of (d - 4) / 6 pre-activation blocks with 16k, 32k and 64k channels, then BN and ReLU.
+WRN16-8 gives 512 x 8 x 8 from images of 32 x 32: the feature tensor A of the paper.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from alignmixup.models.normalize import ImageConv, Normalize, Rgb
+from alignmixup.models.preact_resnet import Head, HeadKind, map_size, preact_stage
+from alignmixup.ops.norm_relu import NormReluSequential
+
+__all__ = ["WideResNet"]
+
+
+class WideResNet(nn.Module):
+    """Images in [0, 1] to logits, through ``stem``, ``layer1`` to ``layer3``, ``norm``, ``head``.
+
+    ``norm`` is the final BN and ReLU as one module, so that a tap on it sees what the head reads.
+    ``width`` is the channels of the stem, 16 in every published network.
+    """
+
+    def __init__(
+        self,
+        num_classes: int,
+        mean: Rgb,
+        std: Rgb,
+        *,
+        depth: int = 16,
+        widen_factor: int = 8,
+        dropout: float = 0.0,
+        stem_stride: int = 1,
+        width: int = 16,
+        head: HeadKind = "pool",
+        image_size: int = 32,
+        last_stride: int = 2,
+    ) -> None:
+        super().__init__()
+        num_blocks, rest = divmod(depth - 4, 6)
+        if rest or num_blocks < 1:
+            raise ValueError(f"depth must be 6 n + 4 (10, 16, 22, 28, ...), got {depth}")
+        if not 0 <= dropout < 1:
+            raise ValueError(f"dropout must lie in [0, 1), got {dropout}")
+        wide = [width, *(width * widen_factor * scale for scale in (1, 2, 4))]
+        stages = [
+            preact_stage(wide[i], wide[i + 1], num_blocks=num_blocks, stride=s, dropout=dropout)
+            for i, s in enumerate((1, 2, last_stride))
+        ]
+        self.normalize = Normalize(mean, std)
+        self.stem = ImageConv(3, width, 3, stride=stem_stride, padding=1, bias=False)
+        self.layer1, self.layer2, self.layer3 = stages
+        norm: dict[str, nn.Module] = {
+            "norm": nn.BatchNorm2d(wide[3]),
+            "relu": nn.ReLU(),
+        }
+        self.norm = NormReluSequential(OrderedDict(norm))
+        side = map_size(image_size, (stem_stride, 2, last_stride))
+        self.head = Head(wide[3], num_classes, kind=head, side=side)
+
+    def forward(self, x: Tensor) -> Float[Tensor, "b k"]:
+        out: Tensor = self.stem(self.normalize(x))
+        out = self.norm(self.layer3(self.layer2(self.layer1(out))))
+        logits: Tensor = self.head(out)
+        return logits

@@ -1,0 +1,268 @@
+"""Networks made for weakly supervised localisation: ACoL and ADL, on VGG-16 and ResNet-50.
+
+A plain classifier looks at the most telling part of an object. Both methods hide that part while
+training, so that the rest is learnt as well; neither changes what is trained for.
+
+ACoL (Zhang et al. 2018): two classifiers read one map F. With M_A the map of the true class made by
+the first, in [0, 1] by its minimum and maximum, the second reads F where M_A <= delta, and zero
+elsewhere; both are trained. The map of a class is max(M_A, M_B), each in [0, 1].
+
+ADL (Choe and Shim 2019): a layer without weights between two others. With a = mean_c F the
+attention, it multiplies F either by the drop mask [a <= gamma max a] or by the importance map
+sigmoid(a), chosen at random at each step; when not training it does nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, overload
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from alignmixup.contracts import Draw, Mixed, Mixer, soft_cross_entropy, soft_targets
+from alignmixup.models.normalize import Rgb
+from alignmixup.models.resnet import ResNet50, load_torchvision_resnet50
+from alignmixup.models.vgg_gap import VGGGAP, load_torchvision_vgg16
+
+__all__ = ["ADL", "ADL_LAYERS", "ACoL", "ACoLOutput", "ErasingLoss", "add_adl"]
+
+Body = Literal["vgg", "resnet50"]
+
+
+@dataclass(frozen=True, slots=True)
+class ACoLOutput:
+    """The logits of both classifiers, their maps of one class, and what was hidden from B."""
+
+    logits: Float[Tensor, "b k"]
+    logits_b: Float[Tensor, "b k"]
+    map_a: Float[Tensor, "b h w"]
+    map_b: Float[Tensor, "b h w"]
+    erased: Tensor  # [b, h, w] bool
+
+
+class ACoL(nn.Module):
+    """Images in [0, 1] to the logits of the first classifier, through ``body`` and two branches.
+
+    Train it with ``ErasingLoss``, which knows the labels. ``threshold`` is delta. The VGG body ends
+    at conv5_3, the ResNet-50 body at ``layer4`` with stride 1; both give 14 x 14 from 224 x 224.
+    """
+
+    def __init__(
+        self,
+        num_classes: int,
+        mean: Rgb,
+        std: Rgb,
+        *,
+        body: Body = "vgg",
+        width: int = 64,
+        threshold: float = 0.6,
+    ) -> None:
+        super().__init__()
+        if body not in ("vgg", "resnet50"):
+            raise ValueError(f"unknown body {body!r}; choose 'vgg' or 'resnet50'")
+        if not 0 < threshold < 1:
+            raise ValueError(f"threshold must lie in (0, 1), got {threshold}")
+        self.num_classes = num_classes
+        self.threshold = threshold
+        # The body keeps its own names, so that pretrained weights are loaded into it as usual.
+        self.body: VGGGAP | ResNet50
+        if body == "vgg":
+            self.body, channels = VGGGAP(1, mean, std, width=width), 8 * width
+            self.body.conv6 = nn.Sequential()
+        else:
+            self.body = ResNet50(1, mean, std, width=width, last_stride=1)
+            channels = 32 * width
+        self.body.head = _KeepMap()  # type: ignore[assignment]
+        self.branch_a = _branch(channels, 16 * width, num_classes)
+        self.branch_b = _branch(channels, 16 * width, num_classes)
+
+    @overload
+    def forward(self, x: Tensor, classes: None = None) -> Tensor: ...
+
+    @overload
+    def forward(self, x: Tensor, classes: Tensor) -> ACoLOutput: ...
+
+    def forward(self, x: Tensor, classes: Tensor | None = None) -> Tensor | ACoLOutput:
+        """Return the logits; given ``classes``, run the second branch as well, without them.
+
+        Training goes through here too, so that a wrapper of the network sees all of it.
+        """
+        features: Tensor = self.body(x)
+        maps_a: Tensor = self.branch_a(features)
+        if classes is None:
+            return maps_a.mean(dim=(2, 3))
+        return self._erase(features, maps_a, classes)
+
+    def _erase(self, features: Tensor, maps_a: Tensor, classes: Tensor) -> ACoLOutput:
+        rows = torch.arange(len(features), device=features.device)
+        map_a = _unit(maps_a[rows, classes].detach())  # what is hidden is no path for gradients
+        erased = map_a > self.threshold
+        maps_b = self.branch_b(features.masked_fill(erased.unsqueeze(1), 0.0))
+        map_b = _unit(maps_b[rows, classes].detach())
+        return ACoLOutput(maps_a.mean((2, 3)), maps_b.mean((2, 3)), map_a, map_b, erased)
+
+    def class_maps(
+        self, x: Float[Tensor, "b 3 h w"], classes: Int[Tensor, " b"] | None
+    ) -> tuple[Float[Tensor, "b k"], Float[Tensor, "b h w"]]:
+        """Return the logits and the fused map of ``classes``, or of the predicted ones."""
+        features: Tensor = self.body(x)
+        maps_a: Tensor = self.branch_a(features)
+        chosen = maps_a.mean(dim=(2, 3)).argmax(dim=1) if classes is None else classes
+        out = self._erase(features, maps_a, chosen)
+        return out.logits, torch.maximum(out.map_a, out.map_b)
+
+    def load_torchvision(self, state_dict: Mapping[str, Tensor]) -> None:
+        """Put the weights of torchvision's vgg16 or resnet50 into the body; the branches stay."""
+        if isinstance(self.body, VGGGAP):
+            load_torchvision_vgg16(self.body, state_dict)
+        else:
+            no_head = {k: v for k, v in state_dict.items() if not k.startswith("fc.")}
+            load_torchvision_resnet50(self.body, no_head, with_head=False)
+
+
+class _KeepMap(nn.Module):
+    """The head of a body whose map is wanted as it is."""
+
+    def forward(self, features: Tensor) -> Tensor:
+        return features
+
+
+def _branch(channels: int, hidden: int, num_classes: int) -> nn.Sequential:
+    """Return two 3 x 3 convolutions and one 1 x 1 to a map a class; its mean is the logits."""
+    return nn.Sequential(
+        nn.Conv2d(channels, hidden, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(hidden, hidden, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(hidden, num_classes, 1),
+    )
+
+
+def _unit(maps: Float[Tensor, "b h w"]) -> Float[Tensor, "b h w"]:
+    """Bring each map to [0, 1]; a constant one to zero."""
+    low, high = maps.amin(dim=(1, 2), keepdim=True), maps.amax(dim=(1, 2), keepdim=True)
+    return torch.where(high > low, (maps - low) / (high - low), torch.zeros_like(maps))
+
+
+@dataclass(frozen=True, slots=True)
+class ErasingLoss(Mixer):
+    """How ACoL is trained: the sum of both classifiers' losses, without mixing and without chance.
+
+    It takes the place of a mixer in a training loop.
+    """
+
+    @property
+    def cases(self) -> Mapping[str, float]:
+        return {"clean": 1.0}
+
+    def draw(self, batch_size: int, rng: torch.Generator) -> Draw:
+        return Draw("clean", torch.arange(batch_size), torch.ones(()))
+
+    def apply(self, net: nn.Module, x: Tensor, y: Tensor, draw: Draw) -> Mixed:
+        # A wrapper (compiled, distributed) has the network among its modules, and must be called.
+        inside = next((m for m in net.modules() if isinstance(m, ACoL)), None)
+        if inside is None:
+            raise ValueError(f"ErasingLoss trains an ACoL network, got {type(net).__name__}")
+        targets = soft_targets(y, inside.num_classes)
+        out: ACoLOutput = net(x, targets.argmax(dim=1))
+        return Mixed(out.logits, targets, {"erased": soft_cross_entropy(out.logits_b, targets)})
+
+
+class ADL(nn.Module):
+    """Hide the most attended part of a map, or stress it, at random; nothing in eval mode.
+
+    ``drop_rate`` is how often it hides, ``threshold`` is gamma. The choice of step i is a function
+    of ``seed`` and i, which is counted in a buffer: a resumed run repeats the uninterrupted one,
+    and no step waits for the device.
+    """
+
+    steps: Tensor
+
+    def __init__(self, drop_rate: float = 0.75, threshold: float = 0.8, *, seed: int = 0) -> None:
+        super().__init__()
+        if not 0 <= drop_rate <= 1:
+            raise ValueError(f"drop_rate must lie in [0, 1], got {drop_rate}")
+        if not 0 < threshold <= 1:
+            raise ValueError(f"threshold must lie in (0, 1], got {threshold}")
+        self.drop_rate = drop_rate
+        self.threshold = threshold
+        self.seed = seed
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, features: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c h w"]:
+        if not self.training:
+            return features
+        attention = features.mean(dim=1, keepdim=True)
+        importance = attention.sigmoid()
+        kept = attention <= self.threshold * attention.amax(dim=(2, 3), keepdim=True)
+        is_drop = _chance(self.seed, self.steps) < self.drop_rate
+        self.steps += 1
+        return features * torch.where(is_drop, kept.to(features.dtype), importance)
+
+    def extra_repr(self) -> str:
+        return f"drop_rate={self.drop_rate}, threshold={self.threshold}, seed={self.seed}"
+
+
+def _chance(seed: int, step: Tensor) -> Float[Tensor, ""]:
+    """Return a number in [0, 1) that depends on seed and step alone: splitmix64 of both.
+
+    The arithmetic of int64 tensors wraps; a shift to the right must drop the copied sign.
+    """
+    z = step + (seed * 0x2545F4914F6CDD1D + 1) % 2**62
+    z = z * _signed(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> 30 & (1 << 34) - 1)) * _signed(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> 27 & (1 << 37) - 1)) * _signed(0x94D049BB133111EB)
+    z = z ^ (z >> 31 & (1 << 33) - 1)
+    return (z >> 40 & (1 << 24) - 1).float() / 2**24
+
+
+def _signed(word: int) -> int:
+    return word - 2**64 if word >= 2**63 else word
+
+
+# Where the layer goes: VGG after the third and fourth pool and after conv5_3, ResNet-50 after its
+# last two stages.
+ADL_LAYERS: Mapping[str, tuple[str, ...]] = {
+    "VGGGAP": ("features.16", "features.23", "features.29"),
+    "ResNet50": ("layer3", "layer4"),
+}
+
+
+def add_adl(
+    net: nn.Module,
+    layers: Sequence[str] | None = None,
+    *,
+    drop_rate: float = 0.75,
+    threshold: float = 0.8,
+    seed: int = 0,
+) -> nn.Module:
+    """Put an ADL behind each of ``layers`` of ``net``, in place, and return ``net``.
+
+    Without ``layers`` the net is our VGG-GAP or ResNet-50. Load pretrained weights first: the
+    buffers of the new layers are not among them. The names of weights stay as they are.
+    """
+    chosen = ADL_LAYERS.get(type(net).__name__) if layers is None else tuple(layers)
+    if not chosen:
+        raise ValueError(
+            f"no layers are known for a {type(net).__name__}: name them in layers=; known are "
+            f"{', '.join(ADL_LAYERS)}"
+        )
+    modules = dict(net.named_modules())
+    for number, name in enumerate(chosen):
+        if name not in modules:
+            raise ValueError(f"the net has no layer {name!r}; there are {', '.join(modules)}")
+        target, adl = modules[name], ADL(drop_rate, threshold, seed=seed + number)
+        if isinstance(target, nn.Sequential):
+            target.append(adl)
+        elif list(target.parameters()):
+            raise ValueError(
+                f"{name!r} has weights of its own and is no nn.Sequential: its names would change; "
+                "name the sequence it ends, or a layer without weights"
+            )
+        else:
+            parent, _, last = name.rpartition(".")
+            setattr(modules[parent], last, nn.Sequential(target, adl))
+    return net

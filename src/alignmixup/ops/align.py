@@ -1,0 +1,220 @@
+"""Interpolation of aligned feature tensors: the heart of AlignMixup, as a pure function.
+
+    R = r P*,   A~_i = sum_j R_ij a'_j,   out = lam A + (1 - lam) A~            keep = "anchor"
+                A~'_j = sum_i R_ij a_i,   out = lam A~' + (1 - lam) A'          keep = "partner"
+
+Symbols: a_i, a'_j features of anchor and partner at r positions; P* the transport plan between
+them (rows: the anchor's positions); lam the share of the anchor in both directions. The paper's
+algorithm exchanges the two images for its second direction, so that lam is there the share of the
+image whose positions are kept; as lam comes from a symmetric distribution, both are one method.
+
+Gradients flow through both feature tensors and not through the plan.
+
+**An exact plan keeps the mean over positions**: (1/r) sum_i A~_i = sum_j (sum_i P_ij) a'_j, the
+mean of a'. Whatever follows and reads only that mean, as average pooling and a linear layer do,
+gives the same logits and gradients with and without alignment. See ``alignment_effect``.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, cast
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.compiler import is_compiling
+
+from alignmixup.ops._precision import full_float32
+from alignmixup.ops.blend import blend
+from alignmixup.ops.cost import pairwise_cost
+from alignmixup.ops.sinkhorn import Backend, Side, check_settings, choose_backend, sinkhorn
+
+__all__ = ["Keep", "align_mix", "to_positions"]
+
+Keep = Literal["anchor", "partner"]
+
+
+def align_mix(
+    features: Float[Tensor, "b c h w"] | Float[Tensor, "b n c"],
+    perm: Int[Tensor, " b"],
+    lam: Float[Tensor, "*b"],
+    *,
+    keep: Keep = "anchor",
+    eps: float = 0.1,
+    num_iters: int = 100,
+    tol: float | None = None,
+    last: Side | None = None,
+    backend: Backend = "auto",
+) -> Tensor:
+    """Mix each sample's features with its partner's, carried onto the positions that are kept.
+
+    ``features`` are maps [b, c, h, w] or tokens [b, n, c]; ``perm`` is a permutation of the batch;
+    ``lam`` the anchor's share, one for all or one a sample. ``last`` names the marginal of the plan
+    that is exact; by default the one that keeps the mean over positions. With ``num_iters = 0``
+    each kept position takes the softmax of its similarities, as cross-attention does.
+    """
+    if keep not in ("anchor", "partner"):
+        raise ValueError(f"keep must be 'anchor' or 'partner', got {keep!r}")
+    side = last or _exact_side(keep, num_iters)
+    check_settings(eps, num_iters, tol, side)
+    _check_features(features, perm, lam)
+    positions = to_positions(features)
+    name = choose_backend(features.device, backend, features.dtype, positions.shape[1])
+    dtype = torch.promote_types(features.dtype, torch.float32)
+    shares = lam.to(features.device, dtype).expand(len(features)).contiguous()
+    mixed, _ = _align_mix(
+        positions,
+        perm.to(features.device, torch.int64),  # to torch, uint8 would be a mask
+        shares,
+        keep == "partner",
+        eps,
+        num_iters,
+        tol or 0.0,
+        side,
+        name,
+    )
+    return from_positions(mixed, features.shape)
+
+
+def to_positions(features: Tensor) -> Float[Tensor, "b n c"]:
+    """Return maps or tokens as positions x channels, a view where the memory allows."""
+    if features.ndim == 3:
+        return features
+    return features.permute(0, 2, 3, 1).flatten(1, 2)
+
+
+def from_positions(positions: Float[Tensor, "b n c"], shape: torch.Size) -> Tensor:
+    """Undo ``to_positions``."""
+    if len(shape) == 3:
+        return positions
+    b, c, h, w = shape
+    return positions.view(b, h, w, c).permute(0, 3, 1, 2)
+
+
+def _exact_side(keep: Keep, num_iters: int) -> Side:
+    """The marginal that keeps the mean; without iterations, the one that makes convex combinations.
+
+    Kept anchor: the mean of A~ is that of A' where the columns are exact, but each A~_i is a convex
+    combination where the rows are.
+    """
+    if keep == "anchor":
+        return "columns" if num_iters else "rows"
+    return "rows" if num_iters else "columns"
+
+
+def _check_features(features: Tensor, perm: Tensor, lam: Tensor) -> None:
+    shape = list(features.shape)
+    if features.ndim not in (3, 4) or not features.is_floating_point():
+        raise ValueError(
+            "features must be float maps [b, c, h, w] or tokens [b, n, c], "
+            f"got {features.dtype} {shape}; choose a layer that gives one of these"
+        )
+    if 0 in shape[1:]:
+        raise ValueError(f"features must have positions and channels, got {shape}")
+    for name, value in (("perm", perm), ("lam", lam)):
+        if not isinstance(value, Tensor):
+            raise ValueError(f"{name} must be a tensor, got {value!r}: wrap it in torch.tensor")
+    b = len(features)
+    if perm.shape != (b,):
+        raise ValueError(f"perm must have shape [{b}], got {list(perm.shape)}")
+    if perm.is_floating_point() or perm.dtype == torch.bool:
+        raise ValueError(f"perm must hold whole numbers, got {perm.dtype}")
+    # On a GPU the check would wait for the device at each step; a tracer's tensor has no values.
+    if type(perm) is Tensor and perm.device.type == "cpu" and b and not is_compiling():
+        low, high = (int(end) for end in torch.aminmax(perm))
+        if low < 0 or high >= b:
+            raise ValueError(f"perm must hold samples 0 to {b - 1}, got {low} to {high}")
+    if lam.ndim and lam.shape != perm.shape:
+        raise ValueError(f"lam must have shape [] or [{b}], got {list(lam.shape)}")
+
+
+# One opaque operator for the whole of it: torch.compile need not look inside, the precision of the
+# products is ours in forward and backward alike, and a kernel can take its place.
+@torch.library.custom_op("alignmixup::align_mix", mutates_args=())
+def _align_mix(
+    features: Tensor,
+    perm: Tensor,
+    lam: Tensor,
+    keep_partner: bool,
+    eps: float,
+    num_iters: int,
+    tol: float,
+    last: str,
+    backend: str,
+) -> tuple[Tensor, Tensor]:
+    """Return the mixed features and the plan; ``tol = 0`` stands for none."""
+    if backend == "triton":
+        from alignmixup.ops.triton import align as _triton
+
+        return _triton.align_mix(
+            features, perm, lam, keep_partner, eps, num_iters, tol or None, last
+        )
+    A = features.to(lam.dtype)
+    partner = A[perm]
+    cost = pairwise_cost(A.transpose(1, 2), partner.transpose(1, 2))
+    plan = sinkhorn(
+        cost,
+        eps=eps,
+        num_iters=num_iters,
+        tol=tol or None,
+        last="rows" if last == "rows" else "columns",
+        backend=cast(Backend, backend),
+    ).plan
+    r = plan.shape[-1]
+    with full_float32(features.device):
+        if keep_partner:
+            mixed = blend(r * plan.transpose(1, 2) @ A, partner, lam)
+        else:
+            mixed = blend(A, r * plan @ partner, lam)
+    return torch.empty_like(features).copy_(mixed), plan
+
+
+@_align_mix.register_fake
+def _(features, perm, lam, keep_partner, eps, num_iters, tol, last, backend):  # type: ignore[no-untyped-def]
+    b, n, _ = features.shape
+    return torch.empty_like(features), lam.new_empty(b, n, n)
+
+
+@torch.library.custom_op("alignmixup::align_mix_backward", mutates_args=())
+def _align_mix_backward(
+    grad: Tensor, perm: Tensor, lam: Tensor, plan: Tensor, keep_partner: bool, backend: str
+) -> Tensor:
+    """The gradient by the features: each sample's as an anchor, plus its own as a partner."""
+    if backend == "triton":
+        from alignmixup.ops.triton import align as _triton
+
+        return _triton.align_mix_backward(grad, perm, lam, plan, keep_partner)
+    g = grad.to(lam.dtype)
+    w = lam[:, None, None]
+    r = plan.shape[-1]
+    with full_float32(grad.device):
+        if keep_partner:
+            as_anchor, as_partner = w * r * (plan @ g), (1 - w) * g
+        else:
+            as_anchor, as_partner = w * g, (1 - w) * r * (plan.transpose(1, 2) @ g)
+        total = as_anchor.index_add(0, perm, as_partner)
+    return torch.empty_like(grad).copy_(total)
+
+
+@_align_mix_backward.register_fake
+def _(grad, perm, lam, plan, keep_partner, backend):  # type: ignore[no-untyped-def]
+    return torch.empty_like(grad)
+
+
+def _save_for_backward(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
+    _, perm, lam, keep_partner, *_, backend = inputs
+    ctx.save_for_backward(perm, lam, output[1])
+    ctx.keep_partner, ctx.backend = keep_partner, backend
+    ctx.set_materialize_grads(False)
+
+
+def _backward(ctx, grad, grad_plan):  # type: ignore[no-untyped-def]
+    # No gradient goes through the plan, and none to lam: shares are drawn, not learned.
+    perm, lam, plan = ctx.saved_tensors
+    by_features = None
+    if grad is not None:
+        by_features = _align_mix_backward(grad, perm, lam, plan, ctx.keep_partner, ctx.backend)
+    return by_features, *[None] * 8
+
+
+_align_mix.register_autograd(_backward, setup_context=_save_for_backward)

@@ -1,0 +1,40 @@
+"""Squared distances between two sets of feature vectors: the cost of carrying one onto the other.
+
+    C_ij = |a_i - b_j|^2 = |a_i|^2 + |b_j|^2 - 2 <a_i, b_j>          (paper, eq. for the cost)
+
+Symbols: n, m positions; c channels; columns a_i, b_j are feature vectors. One batched product: the
+b x n x m x c tensor of differences is never formed.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from alignmixup.ops._precision import full_float32
+
+__all__ = ["pairwise_cost"]
+
+
+def pairwise_cost(
+    a: Float[Tensor, "*batch c n"], b: Float[Tensor, "*batch c m"]
+) -> Float[Tensor, "*batch n m"]:
+    """Squared distances between the columns of ``a`` and those of ``b``; no gradient flows.
+
+    In full float32 (float64 stays float64), also under autocast and where tf32 is switched on.
+    """
+    if a.shape[:-1] != b.shape[:-1]:
+        raise ValueError(
+            "a and b must agree in batch and channels, [..., c, n] and [..., c, m], "
+            f"got {list(a.shape)} and {list(b.shape)}"
+        )
+    dtype = torch.promote_types(torch.promote_types(a.dtype, b.dtype), torch.float32)
+    with torch.no_grad(), full_float32(a.device):
+        a, b = a.detach().to(dtype), b.detach().to(dtype)
+        # Distances do not see a common shift, but rounding does: without the shift, features far
+        # from the origin (all of them after a ReLU) lose the digits that tell them apart.
+        centre = a.mean(dim=-1, keepdim=True)
+        a, b = a - centre, b - centre
+        squares = a.square().sum(-2).unsqueeze(-1) + b.square().sum(-2).unsqueeze(-2)
+        return (squares - 2 * a.transpose(-2, -1) @ b).clamp_(min=0)

@@ -1,0 +1,135 @@
+"""Entropic optimal transport between two sets of equal weights: the door to every solver.
+
+    P* = argmin <P, C> - eps H(P),  P 1 = 1/n,  P' 1 = 1/m          (paper, eq. for the assignment)
+
+Symbols: n, m positions in each set; C cost; P plan, rows = positions of the anchor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from alignmixup.ops import _absorbed, _reference
+
+__all__ = ["Backend", "Side", "Transport", "choose_backend", "sinkhorn"]
+
+Side = Literal["rows", "columns"]
+Backend = Literal["auto", "reference", "absorbed", "triton"]
+Solver = Callable[[Tensor, float, int, float | None, str], tuple[Tensor, Tensor]]
+
+
+def _solve_by_triton(
+    cost: Tensor, eps: float, num_iters: int, tol: float | None, last: str
+) -> tuple[Tensor, Tensor]:
+    from alignmixup.ops.triton import align as _triton
+
+    return _triton.solve(cost, eps, num_iters, tol, last)
+
+
+SOLVERS: dict[str, Solver] = {
+    "reference": _reference.solve,
+    "absorbed": _absorbed.solve,
+    "triton": _solve_by_triton,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Transport:
+    """A batch of plans, which backend made them, and how many iterations each of them took."""
+
+    plan: Float[Tensor, "*batch n m"]
+    backend: str
+    num_iters: Int[Tensor, "*batch"]
+
+    @property
+    def marginal_error(self) -> Float[Tensor, "*batch"]:
+        """Distance of the marginals from uniform: all |row sum - 1/n| and |column sum - 1/m|."""
+        n, m = self.plan.shape[-2:]
+        rows = (self.plan.sum(-1) - 1 / n).abs().sum(-1)
+        columns = (self.plan.sum(-2) - 1 / m).abs().sum(-1)
+        return rows + columns
+
+    @property
+    def entropy(self) -> Float[Tensor, "*batch"]:
+        """-sum P log P: log(n m) where nothing is matched, log n for a permutation."""
+        entropy: Tensor = torch.special.entr(self.plan).sum((-2, -1))
+        return entropy
+
+
+def sinkhorn(
+    cost: Float[Tensor, "*batch n m"],
+    *,
+    eps: float = 0.1,
+    num_iters: int = 100,
+    tol: float | None = None,
+    last: Side = "columns",
+    backend: Backend = "auto",
+) -> Transport:
+    """Solve a batch of entropic transport problems with uniform marginals; no gradient flows.
+
+    ``last`` names the marginal enforced at the end of each iteration, the exact one in the plan.
+    With ``num_iters = 0`` it is the only one enforced, once: the paper's cross-attention case.
+    ``tol`` stops each sample by itself once its other marginal is off by no more than ``tol`` in
+    total; the default runs a fixed number of iterations. Half-precision costs are raised to
+    float32. To ``torch.compile`` this is Python, which may break the graph; ``align_mix`` is one
+    operator, which does not.
+    """
+    check_settings(eps, num_iters, tol, last)
+    if cost.ndim < 2 or not cost.is_floating_point():
+        raise ValueError(
+            f"cost must be a float tensor [..., n, m], got {cost.dtype} {list(cost.shape)}"
+        )
+    if 0 in cost.shape[-2:]:
+        raise ValueError(f"cost needs at least one row and one column, got {list(cost.shape)}")
+    with torch.no_grad():
+        wide = cost.detach().to(torch.promote_types(cost.dtype, torch.float32))
+        name = choose_backend(wide.device, backend, wide.dtype, max(wide.shape[-2:]))
+        plan, used = SOLVERS[name](wide, eps, num_iters, tol, last)
+    return Transport(plan=plan, backend=name, num_iters=used)
+
+
+def choose_backend(device: torch.device, backend: str, dtype: torch.dtype, size: int) -> str:
+    """Return the solver that will run; one asked for by name runs or is an error.
+
+    ``size`` is the larger number of positions. "auto" takes the kernels on a GPU where they can
+    run, and there the reference where not, as it never waits for the device.
+    """
+    if backend == "auto":
+        if device.type == "cpu":
+            return "absorbed"
+        return "reference" if _triton_refusal(device, dtype, size) else "triton"
+    if backend not in SOLVERS:
+        raise ValueError(f"unknown backend {backend!r}; choose from {sorted(SOLVERS)} or 'auto'")
+    reason = _triton_refusal(device, dtype, size) if backend == "triton" else None
+    if reason:
+        raise ValueError(f"backend 'triton' cannot run here: {reason}")
+    return backend
+
+
+def _triton_refusal(device: torch.device, dtype: torch.dtype, size: int) -> str | None:
+    """Say why the kernels cannot run, or None. Triton is not loaded before it is wanted."""
+    try:
+        from alignmixup.ops.triton import align as _triton
+    except ImportError:
+        return "triton is not installed"
+    return _triton.refusal(device, dtype, size)
+
+
+def check_settings(eps: float, num_iters: int, tol: float | None, last: str) -> None:
+    """Raise a ``ValueError`` that names the setting which no solver can honour."""
+    if not isinstance(eps, float | int) or not eps > 0:
+        raise ValueError(f"eps must be a positive number, got {eps!r}; the paper uses 0.1")
+    if not isinstance(num_iters, int) or num_iters < 0:
+        raise ValueError(
+            f"num_iters must be a whole number, 0 (normalise once) or more, got {num_iters!r}"
+        )
+    if tol is not None and (not isinstance(tol, float | int) or not tol > 0):
+        raise ValueError(f"tol must be positive, or None for a fixed number of steps, got {tol!r}")
+    if last not in ("rows", "columns"):
+        raise ValueError(f"last must be 'rows' or 'columns', got {last!r}")

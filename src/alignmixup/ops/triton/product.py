@@ -1,0 +1,128 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+"""Kernels for products of plans and features: interpolation by a given plan, and its gradient."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from alignmixup.ops.triton.common import Tiling, load_tile, padded, strides, transported
+
+__all__ = ["backward", "mix"]
+
+
+def tiling(n: int, dtype: torch.dtype) -> Tiling:
+    """Tiles of positions x channels; the smaller ones keep all SMs busy at small r."""
+    if n <= 64:
+        size = padded(n)
+        return Tiling(size, size, channels=64, num_warps=4 if size == 64 else 2, num_stages=1)
+    return Tiling(64, 32, channels=64 if dtype == torch.float32 else 128, num_warps=4)
+
+
+def mix(features: Tensor, perm: Tensor, lam: Tensor, plan: Tensor, keep_partner: bool) -> Tensor:
+    """Interpolate features [b, n, c] with their partners', carried over by the plans [b, n, n]."""
+    b, n, c = features.shape
+    out = torch.empty_like(features)
+    tile = tiling(n, features.dtype)
+    grid = (b, triton.cdiv(c, tile.channels), triton.cdiv(n, tile.rows))
+    _mix_kernel[grid](
+        features, perm, lam, plan, out, c, features.stride(0), out.stride(0),
+        n=n, **strides(features, out),
+        KEEP_PARTNER=keep_partner, BLOCK_N=tile.rows, BLOCK_K=tile.inner, BLOCK_C=tile.channels,
+        num_warps=tile.num_warps, num_stages=tile.num_stages,
+    )  # fmt: skip
+    return out
+
+
+@triton.jit
+def _mix_kernel(
+    x_ptr, perm_ptr, lam_ptr, plan_ptr, out_ptr, c, stride_b, out_stride_b, n: tl.constexpr,
+    stride_n: tl.constexpr, stride_c: tl.constexpr, out_stride_n: tl.constexpr,
+    out_stride_c: tl.constexpr, KEEP_PARTNER: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """out = lam A + (1 - lam) n P A', or lam n P' A + (1 - lam) A' where the partner is kept."""
+    sample = tl.program_id(0).to(tl.int64)
+    channels = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    rows = tl.program_id(2) * BLOCK_N + tl.arange(0, BLOCK_N)
+    lam = tl.load(lam_ptr + sample)
+    anchor = x_ptr + sample * stride_b
+    partner = x_ptr + tl.load(perm_ptr + sample).to(tl.int64) * stride_b
+    plan = plan_ptr + sample * n * n
+    if KEEP_PARTNER:
+        aligned = transported(
+            plan, anchor, rows, channels, n, c, 1, n, stride_n, stride_c, BLOCK_N, BLOCK_C, BLOCK_K
+        )
+        kept = load_tile(partner, rows, channels, n, c, stride_n, stride_c)
+        mixed = lam * aligned + (1 - lam) * kept.to(tl.float32)
+    else:
+        aligned = transported(
+            plan, partner, rows, channels, n, c, n, 1, stride_n, stride_c, BLOCK_N, BLOCK_C, BLOCK_K
+        )
+        kept = load_tile(anchor, rows, channels, n, c, stride_n, stride_c)
+        mixed = lam * kept.to(tl.float32) + (1 - lam) * aligned
+    out = out_ptr + sample * out_stride_b
+    pointers = out + rows[:, None] * out_stride_n + channels[None, :] * out_stride_c
+    tl.store(pointers, mixed.to(kept.dtype), mask=(rows < n)[:, None] & (channels < c)[None, :])
+
+
+def backward(grad: Tensor, perm: Tensor, lam: Tensor, plan: Tensor, keep_partner: bool) -> Tensor:
+    """The gradient by the features [b, n, c]: each sample's as an anchor and as a partner."""
+    b, n, c = grad.shape
+    out = torch.empty_like(grad)
+    tile = tiling(n, grad.dtype)
+    grid = (b, triton.cdiv(c, tile.channels), triton.cdiv(n, tile.rows))
+    _backward_kernel[grid](
+        grad, perm, lam, plan, out, b, c, grad.stride(0), out.stride(0),
+        n=n, **strides(grad, out),
+        KEEP_PARTNER=keep_partner, BLOCK_N=tile.rows, BLOCK_K=tile.inner, BLOCK_C=tile.channels,
+        BLOCK_B=min(1024, triton.next_power_of_2(b)),
+        num_warps=tile.num_warps, num_stages=tile.num_stages,
+    )  # fmt: skip
+    return out
+
+
+@triton.jit
+def _backward_kernel(
+    grad_ptr, perm_ptr, lam_ptr, plan_ptr, out_ptr, batch, c, stride_b, out_stride_b,
+    n: tl.constexpr, stride_n: tl.constexpr, stride_c: tl.constexpr, out_stride_n: tl.constexpr,
+    out_stride_c: tl.constexpr, KEEP_PARTNER: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_B: tl.constexpr,
+):  # fmt: skip
+    """out_k = lam_k g_k + sum of (1 - lam_i) n P_i' g_i over the samples i with partner k;
+    lam_k n P_k g_k + sum of (1 - lam_i) g_i where the partner is kept."""
+    sample = tl.program_id(0).to(tl.int64)
+    channels = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    rows = tl.program_id(2) * BLOCK_N + tl.arange(0, BLOCK_N)
+    lam = tl.load(lam_ptr + sample)
+    own = grad_ptr + sample * stride_b
+    if KEEP_PARTNER:
+        plan = plan_ptr + sample * n * n
+        total = lam * transported(
+            plan, own, rows, channels, n, c, n, 1, stride_n, stride_c, BLOCK_N, BLOCK_C, BLOCK_K
+        )
+    else:
+        total = lam * load_tile(own, rows, channels, n, c, stride_n, stride_c).to(tl.float32)
+    # Whose partner is this sample? One sample's, for a permutation; found here without a launch of
+    # its own, and summed here without atomics, so the sum has one order.
+    for start in range(0, batch, BLOCK_B):
+        i = start + tl.arange(0, BLOCK_B)
+        partners = tl.load(perm_ptr + i, mask=i < batch, other=-1)
+        anchor = tl.min(tl.where(partners == sample, i, batch), axis=0)
+        while anchor < batch:
+            share = 1 - tl.load(lam_ptr + anchor)
+            other = grad_ptr + anchor.to(tl.int64) * stride_b
+            if KEEP_PARTNER:
+                part = load_tile(other, rows, channels, n, c, stride_n, stride_c)
+                total += share * part.to(tl.float32)
+            else:
+                plan = plan_ptr + anchor.to(tl.int64) * n * n
+                total += share * transported(
+                    plan, other, rows, channels, n, c, 1, n, stride_n, stride_c,
+                    BLOCK_N, BLOCK_C, BLOCK_K,
+                )  # fmt: skip
+            anchor = tl.min(tl.where((partners == sample) & (i > anchor), i, batch), axis=0)
+    out = out_ptr + sample * out_stride_b
+    pointers = out + rows[:, None] * out_stride_n + channels[None, :] * out_stride_c
+    inside = (rows < n)[:, None] & (channels < c)[None, :]
+    tl.store(pointers, total.to(out_ptr.dtype.element_ty), mask=inside)

@@ -1,0 +1,57 @@
+"""Best, last and median test accuracy of a run, read out of its ledger."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from alignmixup.training.ledger import LEDGER, read_ledger
+
+__all__ = ["Summary", "summarise"]
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Test accuracy of a run, each figure under its own name, and whether the run has ended.
+
+    ``best`` is chosen on the test set; ``median10`` is the median of the last ten epochs.
+    """
+
+    epochs: int
+    is_complete: bool
+    best: float | None
+    best_epoch: int | None
+    last: float | None
+    median10: float | None
+
+    def __str__(self) -> str:
+        length = f"{self.epochs} epoch{'' if self.epochs == 1 else 's'}"
+        if self.last is None:
+            return f"{length}, not evaluated yet"
+        state = "" if self.is_complete else " (stopped early)"
+        return (
+            f"top-1 after {length}{state}: median of the last ten {self.median10:.2f}, "
+            f"last {self.last:.2f}, best {self.best:.2f} (epoch {self.best_epoch}, chosen on the "
+            "test set)"
+        )
+
+
+def summarise(out: Path) -> Summary:
+    """Read best, last and median of the last ten epochs out of a run's ledger."""
+    events = cast(list[dict[str, Any]], read_ledger(out / LEDGER))
+    settings: dict[str, Any] = next((e["settings"] for e in events if e["event"] == "start"), {})
+    epochs = [e for e in events if e["event"] == "epoch"]
+    scored = [(e["epoch"], e["test"]["top1"]) for e in epochs if "test" in e]
+    reached = epochs[-1]["epoch"] if epochs else 0
+    best = max(scored, key=lambda pair: pair[1], default=(None, None))
+    last_ten = [top1 for epoch, top1 in scored if epoch > reached - 10]
+    return Summary(
+        epochs=reached,
+        is_complete=reached == settings.get("epochs"),
+        best=best[1],
+        best_epoch=best[0],
+        last=scored[-1][1] if scored else None,
+        median10=statistics.median(last_ten) if last_ten else None,
+    )

@@ -1,0 +1,362 @@
+"""A run from recipe to results: what is written, what is refused, what is scored."""
+
+import dataclasses
+import itertools
+import json
+
+import pytest
+import torch
+from PIL import Image
+
+import alignmixup as am
+from alignmixup.datasets import shapes
+from alignmixup.experiments import run as run_module
+from alignmixup.experiments.batches import load_split
+from alignmixup.experiments.run import Sets, open_run, train
+from alignmixup.experiments.run_folder import append_results
+from alignmixup.experiments.scoring import evaluate
+from alignmixup.experiments.styling import make_style_weights
+from alignmixup.mixers import AlignMixup, NoMix, StyleCutMix, StyleMix
+from alignmixup.models.zoo import NetSpec
+from alignmixup.ops.adain import load_adain, save_adain, small_adain
+from alignmixup.recipes.schema import DataSpec, Recipe
+from alignmixup.report.tables import read_results
+from alignmixup.training import TrainSettings
+from alignmixup.training.adain_fit import class_style_distances
+from alignmixup.training.ledger import read_ledger
+from alignmixup.training.trainer import LEDGER
+
+RECIPE = Recipe(
+    name="shapes-r18-alignmixup",
+    data=DataSpec("shapes"),
+    net=NetSpec("preact_resnet18", width=4),
+    mixer=AlignMixup("layer4", num_iters=10),
+    train=TrainSettings(
+        epochs=2, batch_size=16, lr=0.02, schedule="cosine", milestones=(), device="cpu"
+    ),
+)
+
+
+@pytest.fixture(scope="module")
+def sets():
+    return Sets(shapes("train", 48), shapes("test", 40))
+
+
+@pytest.fixture(scope="module")
+def finished(sets, tmp_path_factory):
+    out = tmp_path_factory.mktemp("runs") / "run"
+    train(RECIPE, out, sets=sets, quiet=True)
+    return out
+
+
+def test_a_finished_run_has_its_three_accuracies_with_where_they_come_from(finished):
+    results = read_results([finished])
+    figures = {r.metric: r for r in results if r.task == "accuracy" and r.metric != "top1"}
+    for metric in ("top1_best", "top1_last", "top1_median10"):
+        result = figures[metric]
+        assert (result.recipe, result.seed, result.epoch) == ("shapes-r18-alignmixup", 0, 2)
+        assert result.trained == {
+            "mixer": "AlignMixup",
+            "mixer.num_iters": 10,
+            "data.name": "shapes",
+            "net.name": "preact_resnet18",
+            "net.width": 4,
+            "train.epochs": 2,
+            "train.batch_size": 16,
+            "train.lr": 0.02,
+            "train.schedule": "cosine",
+            "train.milestones": [],
+        }
+        assert torch.__version__ in result.version
+        assert result.date
+        assert result.hardware
+
+
+def test_training_a_finished_run_again_changes_nothing(finished, sets):
+    before = {p.name: p.read_bytes() for p in finished.iterdir()}
+    train(RECIPE, finished, sets=sets, quiet=True)
+    assert {p.name: p.read_bytes() for p in finished.iterdir()} == before
+
+
+def test_a_second_process_in_the_folder_is_refused(finished, sets):
+    fcntl = pytest.importorskip("fcntl")
+    with (finished / "run.json").open("rb") as held:  # as the first one does
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(ValueError, match="another process is training in"):
+            train(RECIPE, finished, sets=sets, quiet=True)
+    train(RECIPE, finished, sets=sets, quiet=True)
+
+
+def test_the_ledger_opens_with_the_alignment_effect(finished):
+    events = {e["event"]: e for e in read_ledger(finished / LEDGER)}
+    effect = events["alignment_effect"]
+    assert effect["layer"] == "layer4"
+    assert effect["logits"] < 1e-3 < effect["features"]
+
+
+def test_train_says_in_one_line_when_alignment_is_next_to_nothing(sets, tmp_path, capsys):
+    one = dataclasses.replace(RECIPE, train=dataclasses.replace(RECIPE.train, epochs=1))
+    train(one, tmp_path / "pool", sets=sets)
+    assert "next to nothing" in capsys.readouterr().out
+    flat = dataclasses.replace(one, net=dataclasses.replace(one.net, head="flatten"))
+    train(flat, tmp_path / "flat", sets=sets)
+    assert "next to nothing" not in capsys.readouterr().out
+
+
+def test_the_folder_of_another_recipe_is_refused_and_the_difference_named(finished, sets):
+    other = dataclasses.replace(RECIPE, mixer=NoMix())
+    with pytest.raises(ValueError, match=r"mixer\.kind: AlignMixup there, NoMix now"):
+        train(other, finished, sets=sets, quiet=True)
+    with pytest.raises(ValueError, match=r"train\.epochs: 2 there, 5 now"):
+        train(RECIPE, finished, sets=sets, changes={"train.epochs": 5}, quiet=True)
+    # Where and how often it is computed is free.
+    train(RECIPE, finished, sets=sets, changes={"train.eval_every": 3}, quiet=True)
+
+
+def test_what_fails_before_training_leaves_no_run_behind(tmp_path, sets):
+    broken = dataclasses.replace(RECIPE, net=NetSpec("wrn16_8", stem_norm=False))
+    with pytest.raises(ValueError, match="stem_norm"):
+        train(broken, tmp_path / "run", sets=sets, quiet=True)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_killed_while_it_claimed_its_folder_can_start_again(tmp_path, sets):
+    (tmp_path / "run.json.partial").write_text("{")
+    one = dataclasses.replace(RECIPE, train=dataclasses.replace(RECIPE.train, epochs=1))
+    assert train(one, tmp_path, sets=sets, quiet=True).is_complete
+
+
+def test_a_folder_with_other_things_in_it_is_refused(tmp_path, sets):
+    (tmp_path / "thesis.tex").write_text("precious")
+    with pytest.raises(ValueError, match="not empty and holds no run"):
+        train(RECIPE, tmp_path, sets=sets, quiet=True)
+
+
+def test_a_run_read_back_gives_the_accuracy_it_recorded(finished, sets):
+    recorded = {r.metric: r.value for r in read_results([finished])}
+    run = open_run(finished, 10, 32, device="cpu")
+    x, y = sets.test.images.float() / 255, sets.test.labels
+    with torch.no_grad():
+        top1 = 100 * float((run.net(x).argmax(1) == y).float().mean())
+    assert top1 == pytest.approx(recorded["top1_last"])
+    assert run.recipe == RECIPE
+    assert run.epoch == 2
+
+
+def test_evaluate_scores_a_run_and_appends(finished, sets):
+    before = len(read_results([finished]))
+    done = am.evaluate(finished, sets.test, tasks=["accuracy", "fgsm", "calibration"], device="cpu")
+    assert done.value("accuracy", "top1") == pytest.approx(
+        next(r.value for r in read_results([finished]) if r.metric == "top1_last")
+    )
+    assert done.value("fgsm", "top1_error") >= done.value("fgsm", "clean_error") - 1e-9
+    assert len(read_results([finished])) == before + len(done.results)
+    assert {r.recipe for r in done.results} == {"shapes-r18-alignmixup"}
+
+
+def test_localisation_cost_and_noise_come_with_the_data(finished, sets, tmp_path):
+    tasks = ["localization", "cost", "ood"]
+    done = evaluate(finished, sets.test, tasks=tasks, device="cpu", data_root=tmp_path)
+    absent = ("lsun-crop", "lsun-resize", "isun", "tiny-crop", "tiny-resize")
+    assert set(done.left_out) == {f"ood {name}" for name in absent}
+    for metric in ("top1_loc", "gt_known_loc", "maxboxacc", "maxboxacc_v2"):
+        assert 0 <= done.value("localization", metric) <= 100
+    assert done.value("localization", "top1_loc") <= done.value("localization", "gt_known_loc")
+    net = open_run(finished, 10, 32, device="cpu").net
+    params = sum(p.numel() for p in net.parameters()) / 1e6
+    assert done.value("cost", "params") == pytest.approx(params)
+    assert done.value("cost", "ms_per_batch") > 0
+    assert {r.settings["source"] for r in done.results if r.task == "ood"} == {
+        "uniform",
+        "gaussian",
+    }
+
+
+def test_what_the_data_do_not_allow_is_left_out_with_its_reason(finished, sets):
+    boxless = dataclasses.replace(sets.test, boxes=None)
+    done = evaluate(finished, boxless, tasks=["localization", "accuracy"], device="cpu")
+    assert done.left_out == {"localization": "shapes has no boxes"}
+    assert done.value("accuracy", "top1") >= 0
+
+
+def test_the_same_seed_gives_the_same_figures(finished, sets):
+    values = [
+        [
+            r.value
+            for r in evaluate(finished, sets.test, tasks=["pgd"], seed=s, device="cpu").results
+        ]
+        for s in (3, 3)
+    ]
+    assert values[0] == values[1]
+
+
+def test_a_users_module_is_scored_too(sets):
+    class Always3(torch.nn.Module):
+        def forward(self, x):
+            return torch.eye(10, device=x.device)[3].expand(len(x), 10) * 5
+
+    done = am.evaluate(Always3(), sets.test, tasks=["accuracy"])
+    share = 100 * float((sets.test.labels == 3).float().mean())
+    assert done.value("accuracy", "top1") == pytest.approx(share)
+    with pytest.raises(ValueError, match="pass an ImageSet"):
+        am.evaluate(Always3())
+    with pytest.raises(ValueError, match=r"the folder of a run or an nn\.Module, got function"):
+        am.evaluate(lambda x: x, sets.test)
+    with pytest.raises(ValueError, match=r"\['accurracy'\]"):
+        am.evaluate(Always3(), sets.test, tasks=["accurracy"])
+    with pytest.raises(ValueError, match="no result fgsm/top1_error"):
+        done.value("fgsm", "top1_error")
+
+
+def test_a_run_scored_before_its_end_still_records_its_accuracies(tmp_path, sets, finished):
+    """A figure of the middle must not be taken for those of the end."""
+    for name in ("run.json", "checkpoint.safetensors", LEDGER):
+        (tmp_path / name).write_bytes((finished / name).read_bytes())
+    evaluate(tmp_path, sets.test, device="cpu")
+    train(RECIPE, tmp_path, sets=sets, quiet=True)
+    metrics = [r.metric for r in read_results([tmp_path])]
+    assert {"top1_best", "top1_last", "top1_median10"} <= set(metrics)
+    assert len(metrics) == len(set(metrics))
+
+
+def test_a_line_cut_short_does_not_spoil_those_behind_it(tmp_path, sets, finished):
+    for file in finished.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    path = tmp_path / "results.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text(lines[0] + lines[1][:100])  # killed, or the disk was full
+    train(RECIPE, tmp_path, sets=sets, quiet=True)
+    metrics = [r.metric for r in read_results([tmp_path])]
+    assert metrics == ["top1_median10", "top1_last", "top1_best"]
+    path.write_text(path.read_text()[:-1])  # whole but for its end: nothing goes
+    evaluate(tmp_path, sets.test, device="cpu")
+    assert [r.metric for r in read_results([tmp_path])][:3] == metrics
+
+
+def test_a_file_of_results_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "results.jsonl").mkdir()
+    with pytest.raises(OSError, match=r"cannot write the results to .*results\.jsonl"):
+        append_results(tmp_path, [am.Result("accuracy", "top1", 1.0)])
+
+
+def test_a_file_in_the_place_of_the_folder_is_named_before_anything_is_loaded(tmp_path):
+    (tmp_path / "run").write_text("mine")
+    with pytest.raises(ValueError, match="run is a file, where the folder"):
+        train(RECIPE, tmp_path / "run", data_root=tmp_path / "nowhere", quiet=True)
+
+
+def test_every_result_says_which_style_weights_were_used(tmp_path, sets):
+    path = tmp_path / "style.safetensors"
+    made = make_style_weights("shapes", path, steps=4, num_images=60, width=3, seed=0).weights
+    settings = dataclasses.replace(RECIPE.train, epochs=1)
+    recipe = dataclasses.replace(RECIPE, mixer=StyleMix(weights=str(path)), train=settings)
+    run = tmp_path / "run"
+    train(recipe, run, sets=sets, quiet=True)
+    path.unlink()  # what was used stays known
+    evaluate(run, sets.test, tasks=["calibration"], device="cpu")
+    results = read_results([run])
+    assert {r.task for r in results} == {"accuracy", "calibration"}
+    for result in results:
+        assert result.trained["mixer.weights"] == "small"
+        assert result.trained["style_weights"]["sha256"] == made.sha256
+        assert str(tmp_path) not in result.to_json().replace(result.command, "")
+
+
+def test_style_weights_that_cannot_be_read_leave_no_run_behind(tmp_path, sets):
+    (tmp_path / "style.safetensors").write_bytes(b"not the weights of a style network")
+    mixer = StyleMix(str(tmp_path / "style.safetensors"))
+    with pytest.raises(ValueError, match=r"style\.safetensors is damaged or no \.safetensors file"):
+        train(dataclasses.replace(RECIPE, mixer=mixer), tmp_path / "run", sets=sets, quiet=True)
+    assert not (tmp_path / "run").exists()
+
+
+def test_style_weights_with_another_checksum_leave_no_run_behind(tmp_path, sets):
+    path = tmp_path / "style.safetensors"
+    make_style_weights("shapes", path, steps=4, num_images=60, width=3)
+    recipe = dataclasses.replace(RECIPE, mixer=StyleMix(str(path), sha256="0" * 64))
+    with pytest.raises(ValueError, match=r"has sha256 .*, expected 0000"):
+        train(recipe, tmp_path / "run", sets=sets, quiet=True)
+    assert not (tmp_path / "run").exists()
+
+
+def test_style_weights_without_distances_leave_no_run_of_automatic_gamma_behind(tmp_path, sets):
+    path = tmp_path / "style.safetensors"
+    save_adain(small_adain(2, torch.Generator().manual_seed(0)), path)
+    recipe = dataclasses.replace(RECIPE, mixer=StyleCutMix(str(path), gamma="auto"))
+    with pytest.raises(ValueError, match="hold no class distances, which gamma='auto' needs"):
+        train(recipe, tmp_path / "run", sets=sets, quiet=True)
+    assert not (tmp_path / "run").exists()
+
+
+def test_automatic_gamma_without_weights_gets_the_distances_of_the_training_set(
+    tmp_path, sets, monkeypatch
+):
+    monkeypatch.setattr(run_module, "ADAIN_STEPS", 2)
+    settings = dataclasses.replace(RECIPE.train, epochs=1)
+    mixer = StyleCutMix(prob=1.0, gamma="auto")
+    train(
+        dataclasses.replace(RECIPE, mixer=mixer, train=settings),
+        tmp_path / "run",
+        sets=sets,
+        quiet=True,
+    )
+    made = load_adain(tmp_path / "run" / "adain.safetensors")
+    assert made.class_distances is not None
+    expected = class_style_distances(made, sets.train.images, sets.train.labels, 10)
+    off_diagonal = expected.sum() / 90
+    torch.testing.assert_close(made.class_distances, expected / off_diagonal)
+    (metadata,) = {
+        json.dumps(r.trained["style_weights"]["metadata"]) for r in read_results([tmp_path / "run"])
+    }
+    assert json.loads(metadata) == {
+        "data": "shapes/train",
+        "num_images": str(len(sets.train)),
+        "steps": "2",
+        "seed": str(settings.seed),
+        "width": "32",
+    }
+
+
+def test_of_streamed_files_every_class_has_its_share_in_the_style_network(tmp_path, monkeypatch):
+    for split, (name, count) in itertools.product(("train", "val"), {"cat": 9, "dog": 1}.items()):
+        folder = tmp_path / "data" / split / name
+        folder.mkdir(parents=True)
+        for i in range(count):
+            Image.new("RGB", (20, 20), (25 * i, 80, 160)).save(folder / f"{i}.png")
+    monkeypatch.setattr(run_module, "ADAIN_STEPS", 2)
+    monkeypatch.setattr(run_module, "ADAIN_IMAGES", 4)
+    spec = DataSpec(f"folder:{tmp_path / 'data'}@16", stream=True)
+    recipe = dataclasses.replace(RECIPE, data=spec, mixer=StyleCutMix(gamma="auto"))
+    files = load_split(spec, "train", None)
+    mixer = run_module.with_style_weights(recipe, files, tmp_path, torch.device("cpu"))
+    assert mixer.describe()["metadata"]["num_images"] == "4"
+    assert mixer.network(torch.device("cpu")).class_distances.shape == (2, 2)
+
+
+@pytest.mark.parametrize("name", ["gpu", "cuda:x"])
+def test_a_device_that_there_is_not_is_named(name, sets, tmp_path):
+    with pytest.raises(ValueError, match=f"there is no device '{name}'; use cpu, cuda"):
+        evaluate(torch.nn.Flatten(), sets.test, device=name)
+
+
+def test_what_is_not_a_run_is_said_so(tmp_path):
+    with pytest.raises(FileNotFoundError, match="not the folder of a run"):
+        evaluate(tmp_path)
+    (tmp_path / "run.json").write_text(json.dumps({"name": "x"}))
+    with pytest.raises(ValueError, match=r"run\.json is damaged"):
+        evaluate(tmp_path)
+    for record in ([], RECIPE.to_json() | {"data": []}, RECIPE.to_json() | {"mixer": None}):
+        (tmp_path / "run.json").write_text(json.dumps(record))
+        with pytest.raises(ValueError, match=r"run\.json is damaged"):
+            evaluate(tmp_path)
+    (tmp_path / "run.json").write_bytes(b"\xff\xfe")
+    with pytest.raises(ValueError, match=r"run\.json is damaged"):
+        evaluate(tmp_path)
+
+
+def test_tensorboard_files_are_written_when_asked_for(tmp_path, sets):
+    pytest.importorskip("tensorboard")
+    one = dataclasses.replace(RECIPE, train=dataclasses.replace(RECIPE.train, epochs=1))
+    train(one, tmp_path / "run", sets=sets, tensorboard=True, quiet=True)
+    (events,) = (tmp_path / "run" / "tensorboard").iterdir()
+    assert b"train/mixed_loss" in events.read_bytes()

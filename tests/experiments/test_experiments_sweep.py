@@ -1,0 +1,169 @@
+"""A sweep: runs side by side, each in its folder, failures apart, and going on after a stop."""
+
+import json
+import os
+import signal
+import threading
+import time
+
+import pytest
+
+from alignmixup.experiments import sweep as sweeps
+from alignmixup.experiments.sweep import recipes_of, sweep
+from alignmixup.recipes.catalogue import find_recipe
+from alignmixup.training import summarise
+
+# A narrow network; spawned processes are told by settings, not by patches.
+SMALL = {
+    "net.width": 4,
+    "train.epochs": 1,
+    "train.batch_size": 1000,
+    "train.warmup_epochs": 0.0,
+    "train.precision": "float32",
+    "train.compile": False,
+    "train.device": "cpu",
+}
+
+
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+def test_every_recipe_is_trained_and_scored_and_a_failure_stops_nobody(tmp_path):
+    names = ["cifar10-r18-baseline-fast", "cifar10-r18-alignmixup-fast"]
+    (tmp_path / "shapes-r18-baseline-fast-seed0").mkdir()
+    (tmp_path / "shapes-r18-baseline-fast-seed0" / "mine.txt").write_text("not a run")
+    seen = []
+    jobs = sweep(
+        names,
+        tmp_path,
+        changes=SMALL,
+        dataset="shapes",
+        tasks=["accuracy", "localization"],
+        workers=2,
+        on_change=lambda job: seen.append((job.recipe.mixer.__class__.__name__, job.state)),
+    )
+    failed, done = jobs
+    assert failed.state.startswith("failed:")
+    assert "is not empty and holds no run" in failed.state
+    assert done.state == "done"
+    assert ("AlignMixup", "running") in seen
+    lines = (done.folder / "results.jsonl").read_text().splitlines()
+    metrics = [json.loads(line)["metric"] for line in lines]
+    assert {"top1_median10", "top1", "max_box_acc_v2"} & set(metrics) >= {"top1_median10", "top1"}
+    assert set(json.loads((done.folder / "scored.json").read_text())) == {
+        "accuracy",
+        "localization",
+    }
+    # Again: what is finished is left alone.
+    before = (done.folder / "results.jsonl").read_bytes()
+    again = sweep(
+        names[1:], tmp_path, changes=SMALL, dataset="shapes", tasks=["accuracy", "localization"]
+    )
+    assert [job.state for job in again] == ["done"]
+    assert (done.folder / "results.jsonl").read_bytes() == before
+
+
+def stopped_when(is_time, *args, **options):
+    """Sweep until ``is_time()``, then send this process a signal."""
+
+    def interrupt():
+        deadline = time.monotonic() + 100
+        while not is_time() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    watcher = threading.Thread(target=interrupt)
+    watcher.start()
+    jobs = sweep(*args, **options)
+    watcher.join()
+    return jobs
+
+
+def test_a_signal_stops_the_runs_which_save_and_go_on(tmp_path):
+    folder = tmp_path / "shapes-r18-baseline-fast-seed3"
+    order = ["cifar10-r18-baseline-fast"], tmp_path
+    options = {"changes": {**SMALL, "train.epochs": 500}, "dataset": "shapes", "seeds": [3]}
+
+    def epochs():
+        return summarise(folder).epochs if (folder / "checkpoint.safetensors").exists() else 0
+
+    (job,) = stopped_when(lambda: epochs() > 0, *order, **options)
+    assert (job.state, job.folder) == ("stopped", folder)
+    reached = epochs()
+    assert reached >= 1
+    (later,) = stopped_when(lambda: epochs() > reached, *order, **options)
+    assert later.state == "stopped"
+    assert epochs() > reached
+
+
+def test_after_the_minutes_given_everybody_is_stopped(tmp_path):
+    changes = {**SMALL, "train.epochs": 500}
+    names = ["cifar10-r18-baseline-fast", "cifar10-r18-input-fast"]
+    jobs = sweep(names, tmp_path, changes=changes, dataset="shapes", minutes=0.0)
+    assert [job.state for job in jobs] == ["stopped", "waiting"]  # one at a time
+
+
+def test_bad_orders_are_refused_before_anything_starts(tmp_path, monkeypatch):
+    monkeypatch.setattr(sweeps._Crew, "_start", lambda self, number: pytest.fail("started"))
+    with pytest.raises(ValueError, match="at least one recipe"):
+        sweep([], tmp_path)
+    with pytest.raises(ValueError, match="unknown recipe 'cifar10-r18-nothing'"):
+        sweep(["cifar10-r18-nothing"], tmp_path)
+    with pytest.raises(ValueError, match=r"unknown tasks \['beauty'\]"):
+        sweep(["cifar10-r18-baseline"], tmp_path, tasks=["beauty"])
+    with pytest.raises(ValueError, match="workers must be at least 1, got 0"):
+        sweep(["cifar10-r18-baseline"], tmp_path, workers=0)
+    with pytest.raises(ValueError, match="at least one seed"):
+        sweep(["cifar10-r18-baseline"], tmp_path, seeds=[])
+    with pytest.raises(ValueError, match="no task is named"):
+        sweep(["cifar10-r18-baseline"], tmp_path, tasks=[])
+    with pytest.raises(ValueError, match=r"train\.epochs must be int, got 1\.5"):
+        sweep(["cifar10-r18-baseline"], tmp_path, changes={"train.epochs": 1.5})
+    with pytest.raises(ValueError, match="takes its seeds from seeds="):
+        sweep(["cifar10-r18-baseline"], tmp_path, changes={"train.seed": 3})
+    with pytest.raises(ValueError, match=r"would train in .*shapes-r18-baseline-seed0"):
+        sweep(["cifar10-r18-baseline", "cifar100-r18-baseline"], tmp_path, dataset="shapes")
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(FileExistsError, match="file"):
+        sweep(["cifar10-r18-baseline"], tmp_path / "file")
+
+
+def test_a_seed_named_twice_is_one_run(tmp_path, monkeypatch):
+    """Two processes in one folder would undo each other's work."""
+    monkeypatch.setattr(sweeps._Crew, "goes_on", lambda self: False)
+    jobs = sweep(["cifar10-r18-baseline"], tmp_path, seeds=[3, 1, 3])
+    assert [job.recipe.train.seed for job in jobs] == [3, 1]
+
+
+def test_patterns_and_names_stand_for_recipes_each_once():
+    names = recipes_of(["cifar10-r18-input-fast", "cifar10-r18-i*-fast", "cifar10-r18-cutmix"])
+    assert names == ["cifar10-r18-input-fast", "cifar10-r18-cutmix"]
+    with pytest.raises(ValueError, match=r"no recipe matches 'mnist-\*'"):
+        recipes_of(["mnist-*"])
+    with pytest.raises(ValueError, match="unknown recipe 'cifar10-r18-inputs'; did you mean"):
+        recipes_of(["cifar10-r18-inputs"])
+
+
+def test_what_was_left_out_is_tried_again_and_what_was_done_is_not(tmp_path):
+    job = sweeps.Job(find_recipe("cifar10-r18-baseline-fast"), tmp_path)
+    order = sweeps._Order(None, ("accuracy", "ood", "localization", "pgd"))
+    notes = {
+        "accuracy": "done",
+        "ood": "done; left out ood isun: no folder",
+        "localization": "left out; left out localization: no boxes",
+    }
+    (tmp_path / "scored.json").write_text(json.dumps(notes))
+    assert sweeps._unscored(job, order) == ["localization", "pgd"]
+
+
+def test_a_failure_of_many_lines_is_told_in_one(tmp_path):
+    folder = tmp_path / "run"
+    job = sweeps.Job(find_recipe("cifar10-r18-baseline-fast"), folder)
+    sweeps._log(job).write_text("Traceback\nfailed: no compiler: set CXX\nand more of it\n")
+    order = sweeps._Order(None, ("accuracy",))
+    assert sweeps._outcome(job, order, 1) == "failed: no compiler: set CXX"
+    sweeps._log(job).unlink()
+    assert sweeps._outcome(job, order, 1) == "failed: exit code 1"

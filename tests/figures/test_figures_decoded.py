@@ -1,0 +1,170 @@
+"""Pictures of decoded features: their ends are the decoded images, and commands write them."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from alignmixup.cli import main
+from alignmixup.datasets import shapes
+from alignmixup.experiments import built_in, decoding
+from alignmixup.experiments.built_in import BuiltIn, DecodedSource, decoded_source, small_recipe
+from alignmixup.experiments.painters import LayerDecoder
+from alignmixup.experiments.run import Sets, train
+from alignmixup.figures import alignment as alignment_figures
+from alignmixup.figures.decoded import TEASER_SHARE, interpolation, teaser_pictures
+from alignmixup.mixers import AlignMixup, NoMix
+from alignmixup.models import build
+from alignmixup.models.zoo import NetSpec
+from alignmixup.ops.align import align_mix
+from alignmixup.recipes.schema import DataSpec, Recipe
+from alignmixup.training import TrainSettings
+
+TINY = BuiltIn(
+    width=4,
+    epochs=1,
+    decoder_epochs=1,
+    num_train=32,
+    num_test=40,
+    head_epochs=1,
+    head_images=32,
+)
+
+
+@pytest.fixture(scope="module")
+def images():
+    return shapes("test", 40)
+
+
+@pytest.fixture(scope="module")
+def painter(images):
+    net = build(NetSpec("preact_resnet18", width=4), 10, images.mean, images.std, 32, seed=0)
+    with torch.random.fork_rng():  # whatever ran before, the same first weights
+        torch.manual_seed(0)
+        decoder = LayerDecoder(net, "layer3", 32, channels=16).eval()
+    rng = torch.Generator().manual_seed(0)
+    with torch.no_grad():  # untrained, but not blank
+        decoder.decoder.to_image.weight.normal_(0, 5, generator=rng)
+    return decoder
+
+
+@torch.no_grad()
+def decoded(painter, features):
+    return painter.paint(features).permute(0, 2, 3, 1).numpy()
+
+
+def test_interpolations_begin_and_end_with_the_decoded_images(painter, images):
+    x = images.images[[0, 1]] / 255
+    grid = interpolation(painter, x, (0.0, 0.4, 1.0))
+    first, second = decoded(painter, painter.features(x))
+    assert np.abs(first - second).max() > 0.02
+    for mixes in (grid.keep_first["unaligned"], grid.keep_second["unaligned"]):
+        np.testing.assert_allclose(mixes[0], second, atol=1e-5)
+        np.testing.assert_allclose(mixes[2], first, atol=1e-5)
+    np.testing.assert_allclose(grid.keep_first["aligned"][2], first, atol=1e-5)
+    np.testing.assert_allclose(grid.keep_second["aligned"][0], second, atol=1e-5)
+    A, swap = painter.features(x), torch.tensor([1, 0])
+    carried = align_mix(A, swap, torch.tensor(0.0))[:1]
+    np.testing.assert_allclose(grid.keep_first["aligned"][:1], decoded(painter, carried), atol=1e-5)
+    carried = align_mix(A, swap, torch.tensor(1.0), keep="partner")[:1]
+    shown = grid.keep_second["aligned"][2:]
+    np.testing.assert_allclose(shown, decoded(painter, carried), atol=1e-5)
+    # Where the kept image is absent, aligned and unaligned must differ.
+    assert np.abs(grid.keep_first["aligned"][0] - second).max() > 1e-3
+
+
+def test_the_teaser_shows_what_each_method_does(painter, images):
+    x, y = images.images[[0, 1]] / 255, images.labels[[0, 1]]
+    pictures = teaser_pictures(painter, x, y, images.class_names)
+    shown = {p.title: p for p in pictures}
+    assert list(shown) == [
+        *("Image 1", "Input mixup", "CutMix"),
+        *("Image 2", "Manifold mixup", "AlignMixup"),
+    ]
+    first, second = x.permute(0, 2, 3, 1).numpy()
+    np.testing.assert_array_equal(shown["Image 1"].image, first)
+    assert shown["Image 2"].caption == images.class_names[1]
+    blend = TEASER_SHARE * first + (1 - TEASER_SHARE) * second
+    np.testing.assert_allclose(shown["Input mixup"].image, blend, atol=1e-6)
+    cut = shown["CutMix"].image
+    is_first = (cut == first).all(-1)
+    assert (is_first | (cut == second).all(-1)).all()
+    assert 0.4 < is_first.mean() < 0.8
+    A, swap, lam = painter.features(x), torch.tensor([1, 0]), torch.tensor(TEASER_SHARE)
+    aligned = align_mix(A, swap, lam, keep="partner")[:1]
+    np.testing.assert_allclose(shown["AlignMixup"].image, decoded(painter, aligned)[0], atol=1e-5)
+
+
+def test_the_built_in_network_is_trained_once_and_serves_every_figure(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(built_in, "BUILT_IN", TINY)
+    out = tmp_path / "figures"
+    assert main(["figure", "interpolations", "--out", str(out)]) == 0
+    said = capsys.readouterr()
+    assert "trained once on the built-in shapes" in said.err
+    assert "of the mean image's" in said.err
+    weights = out / "shapes-seed0" / "decoder.safetensors"
+    written = weights.read_bytes()
+    assert main(["figure", "teaser", "--out", str(out)]) == 0
+    assert main(["figure", "pose", "--out", str(out)]) == 0
+    assert weights.read_bytes() == written
+    assert "epoch 1/1" not in capsys.readouterr().err
+    for name in ("interpolations", "teaser", "pose"):
+        assert (out / f"{name}.png").stat().st_size > 5000
+        assert (out / f"{name}.pdf").read_bytes().startswith(b"%PDF")
+    lines = [json.loads(line) for line in (out / "pose.jsonl").read_text().splitlines()]
+    ways = {(r["settings"]["plan"], r["settings"].get("kept_share")) for r in lines}
+    assert {(plan, share) for plan in ("aligned", "oracle") for share in (0.0, 0.2, 1.0)} <= ways
+    assert {r["task"] for r in lines} == {"pose"}
+    assert lines[0]["recipe"] == "shapes-r18-baseline"
+    assert lines[0]["date"]
+
+
+def test_alignment_before_pooling_changes_no_logits_in_any_trained_network(tmp_path, monkeypatch):
+    monkeypatch.setattr(built_in, "BUILT_IN", TINY)
+    assert main(["figure", "heads", "--out", str(tmp_path)]) == 0
+    lines = [json.loads(line) for line in (tmp_path / "heads.jsonl").read_text().splitlines()]
+    changes = {
+        (r["settings"]["network"], r["settings"]["layer"]): r["value"]
+        for r in lines
+        if r["metric"] == "logits"
+    }
+    assert len(changes) == 8
+    for network, layer in (("pooled head", "layer4"), ("AE pooled f", "encoder")):
+        assert changes.pop((network, layer)) < 1e-5
+    assert all(value > 1e-2 for value in changes.values()), changes
+
+
+def test_figures_of_a_run_are_those_of_its_decoder(tmp_path, capsys, monkeypatch, images):
+    folder = tmp_path / "run"
+    sets = {"train": shapes("train", 16), "test": images}
+    monkeypatch.setattr(decoding, "load_split", lambda spec, split, root: sets[split])
+    recipe = Recipe(
+        name="tiny-run",
+        data=DataSpec("shapes", flip=False),
+        net=NetSpec("preact_resnet18", width=4),
+        mixer=AlignMixup("layer3", num_iters=7),
+        train=TrainSettings(epochs=1, batch_size=16, milestones=(), device="cpu"),
+    )
+    train(recipe, folder, sets=Sets(**sets), quiet=True)
+    assert main(["figure", "teaser", "--run", str(folder), "--out", str(tmp_path)]) == 1
+    assert f"has no decoder: train one with 'alignmixup decoder {folder}'" in (
+        capsys.readouterr().err
+    )
+    size = ["--epochs", "1", "--batch-size", "8", "--channels", "2", "--device", "cpu"]
+    assert main(["decoder", str(folder), *size]) == 0
+    source = decoded_source(tmp_path, folder, 0, None)
+    assert (source.painter.layer, source.num_iters) == ("layer3", 7)
+    assert source.what == "tiny-run, 1 epoch, decoder of layer3"
+    assert source.where()["recipe"] == "tiny-run"
+
+
+def test_pose_is_measured_on_shapes_alone(tmp_path, monkeypatch, painter, images):
+    recipe = small_recipe("x", NetSpec("preact_resnet18"), NoMix(), 1, 0)
+    recipe = Recipe(**{**vars(recipe), "data": DataSpec("cifar10")})
+    source = DecodedSource(painter, images, "what", 0.1, 100, recipe, 1)
+    monkeypatch.setattr(alignment_figures, "decoded_source", lambda *args: source)
+    with pytest.raises(ValueError, match="this run's data are cifar10"):
+        alignment_figures.pose(tmp_path)

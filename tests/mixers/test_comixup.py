@@ -1,0 +1,438 @@
+"""Co-Mixup: its joint assignment against brute force and a plain search, images and labels."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from alignmixup.contracts import Draw
+from alignmixup.mixers.comixup import CoDraw, CoMixup, mix_blocks, mix_labels
+from alignmixup.ops.joint import JointCosts, assign_blocks, joint_objective
+from cases import NUM_CLASSES, TinyNet, images, labels
+from gridcut_oracles import salient_pictures
+from learning import check_it_teaches
+
+
+def draw_from(mixer: CoMixup, batch_size: int, seed: int = 0) -> CoDraw:
+    draw = mixer.draw(batch_size, torch.Generator().manual_seed(seed))
+    assert isinstance(draw, CoDraw)
+    return draw
+
+
+def realistic_costs(
+    parts: int, inputs: int, n: int, penalty: str = "hard", sharpness: float = 1.0
+) -> JointCosts:
+    """The paper's costs, from the saliency of a network, as it is or sharper."""
+    rng = torch.Generator().manual_seed(0)
+    count = parts * inputs
+    rows = torch.arange(count) % 256
+    maps = salient_pictures().saliency[rows].double() ** sharpness
+    blocks = F.avg_pool2d(maps.unsqueeze(1), 32 // n).view(count, -1)
+    gammas = torch._standard_gamma(torch.full((parts, inputs), 2.0), generator=rng).double()
+    prior = (gammas / gammas.sum(1, keepdim=True)).log() * 0.05 / n**2
+    unary = -(blocks / blocks.sum(1, keepdim=True)).view(parts, inputs, -1) - prior.unsqueeze(2)
+    windows = F.avg_pool2d(maps.unsqueeze(1), 8, 1).flatten(1).argmax(1).view(parts, inputs)
+    peaks = torch.stack([windows // 25, windows % 25], dim=2).double()
+    distance = torch.cdist(peaks, peaks, p=1)
+    distance = distance * inputs / distance.sum((1, 2), keepdim=True).clamp_min(1e-12)
+    compatibility = 0.999 * torch.eye(inputs).double() + 0.001 * distance
+    is_real = torch.ones(parts, inputs, dtype=torch.bool)
+    return JointCosts(unary, compatibility, is_real, 0.32 / n**2, 1 / n**2, 0.83 * n**2, penalty)
+
+
+def random_start(restarts: int, costs: JointCosts, seed: int = 0) -> Tensor:
+    parts, inputs, sites = costs.unary.shape
+    rng = torch.Generator().manual_seed(seed)
+    return torch.randint(inputs, (restarts, parts, inputs, sites), generator=rng)
+
+
+def one_part(costs: JointCosts, part: int, times: int) -> JointCosts:
+    tensors = {
+        name: getattr(costs, name)[part].expand(times, *getattr(costs, name).shape[1:])
+        for name in ("unary", "compatibility", "is_real")
+    }
+    return dataclasses.replace(costs, **tensors)
+
+
+def assigned(costs: JointCosts, start: Tensor, **settings: object) -> Tensor:
+    return assign_blocks(costs, start, **settings).shares
+
+
+# ---- the joint assignment ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("penalty", ["hard", "soft"])
+def test_objective_against_loops(penalty: str) -> None:
+    costs = realistic_costs(2, 5, 2, penalty)
+    costs = dataclasses.replace(costs, tau=2.0)
+    rng = torch.Generator().manual_seed(0)
+    shares = torch.rand(2, 5, 4, 5, generator=rng, dtype=torch.float64).softmax(3)
+    values = joint_objective(costs, shares)
+    edges = [(0, 1), (2, 3), (0, 2), (1, 3)]
+    for p in range(2):
+        total = 0.0
+        for j in range(5):
+            total += float((shares[p, j].T * costs.unary[p]).sum())
+            for u, v in edges:
+                total += costs.beta / 2 * float((shares[p, j, u] - shares[p, j, v]).square().sum())
+            others = sum(shares[p, k].sum(0) for k in range(5) if k != j)
+            counts = costs.compatibility[p] @ others
+            less = 2.0 if penalty == "soft" else 0.0
+            excess = torch.where(counts > 2.0, counts - less, 0.0)
+            total += costs.gamma * float(shares[p, j].sum(0) @ excess)
+        assert float(values[p]) == pytest.approx(total, rel=1e-9)
+
+
+@pytest.mark.parametrize("penalty", ["hard", "soft"])
+@pytest.mark.parametrize(("inputs", "parts"), [(2, 120), (3, 2)])
+def test_tiny_parts_reach_the_minimum(inputs: int, parts: int, penalty: str) -> None:
+    """The parts of shapes tried do; with other saliency one in twenty does not."""
+    costs = realistic_costs(parts, inputs, 2, penalty)
+    shares = assigned(costs, random_start(8, costs), half_labels=False, resolve_ties=False)
+    assert joint_objective(costs, shares).tolist() == pytest.approx(least_of_all(costs), abs=1e-6)
+
+
+# Measured: 2, 7 and 7 of 120 parts are above the minimum, by 5.3, 2.7 and 7.6 % at most.
+@pytest.mark.parametrize("sharpness", [2.0, 3.0, 4.0])
+def test_tiny_parts_with_sharp_saliency_come_near_the_minimum(sharpness: float) -> None:
+    costs = realistic_costs(120, 2, 2, sharpness=sharpness)
+    shares = assigned(costs, random_start(16, costs), half_labels=False, resolve_ties=False)
+    least = torch.tensor(least_of_all(costs), dtype=torch.float64)
+    above = joint_objective(costs, shares) - least
+    assert (above >= -1e-9).all()
+    assert (above > 1e-6).sum() <= 10
+    assert (above < 0.1 * least.abs()).all()
+
+
+def least_of_all(costs: JointCosts) -> list[float]:
+    """The least value on two by two blocks: of two inputs there are 256 ways, of three 531,441."""
+    parts, inputs, _ = costs.unary.shape
+    every = torch.cartesian_prod(*[torch.arange(inputs)] * (4 * inputs)).view(-1, inputs, 4)
+    ways = [F.one_hot(some, inputs).double() for some in every.split(50_000)]
+    return [
+        min(float(joint_objective(one_part(costs, part, len(w)), w).min()) for w in ways)
+        for part in range(parts)
+    ]
+
+
+# The saliency of the network as it is, and raised to powers that make it ever sharper.
+@pytest.mark.parametrize(
+    ("inputs", "n", "sharpness"),
+    [(20, 4, 1.0), (20, 4, 2.0), (20, 4, 4.0), (12, 4, 3.0), (8, 4, 1.0), (6, 4, 1.0), (8, 2, 1.0)],
+)
+def test_not_above_conditional_modes_with_ten_restarts(
+    inputs: int, n: int, sharpness: float
+) -> None:
+    """No part of the paper's size is, nor any smaller one at the saliency of a network."""
+    ours, searched = compare_with_conditional_modes(inputs, n, sharpness)
+    assert (ours <= searched + 1e-9).all()
+
+
+@pytest.mark.parametrize("inputs", [6, 8])
+def test_small_parts_with_sharp_saliency_are_below_conditional_modes_on_the_whole(
+    inputs: int,
+) -> None:
+    """There a plain search is now and then luckier, by a few per cent."""
+    ours, searched = compare_with_conditional_modes(inputs, 4, 3.0)
+    assert (ours.mean(1) < 1.05 * searched.mean()).all()  # both are negative
+    assert (ours <= 0.95 * searched).all()
+
+
+def compare_with_conditional_modes(inputs: int, n: int, sharpness: float) -> tuple[Tensor, Tensor]:
+    """The objective of whole inputs alone and of the full assignment, and of a plain search."""
+    parts = 40 // inputs
+    costs = realistic_costs(parts, inputs, n, sharpness=sharpness)
+    start = random_start(CoMixup().num_restarts, costs)
+    plain = assigned(costs, start, half_labels=False, resolve_ties=False)
+    full = assigned(costs, start)
+    num_sweeps = 3 if inputs == 20 else 6
+    searched = [search_modes(one_part(costs, part, 10), num_sweeps) for part in range(parts)]
+    ours = torch.stack([joint_objective(costs, plain), joint_objective(costs, full)])
+    return ours, torch.tensor(searched, dtype=torch.float64)
+
+
+def search_modes(costs: JointCosts, num_sweeps: int) -> float:
+    """Set one block at a time to its best input, from ten random starts; the best value found."""
+    restarts, inputs, sites = costs.unary.shape
+    side = round(sites**0.5)
+    labels = random_start(1, costs, seed=1)[0]
+    eye = torch.eye(inputs, dtype=torch.float64)
+    rows = torch.arange(restarts)
+    shown = F.one_hot(labels, inputs).double().sum(2)
+    for _ in range(num_sweeps):
+        for j in range(inputs):
+            for site in range(sites):
+                old = labels[:, j, site]
+                shown[rows, j, old] -= 1
+                many = shown.unsqueeze(1).repeat(1, inputs, 1, 1)
+                many[:, :, j] += eye
+                counts = (many.sum(2, keepdim=True) - many) @ costs.compatibility[:, None]
+                crowding = (many * torch.where(counts > costs.tau, counts, 0.0)).sum((2, 3))
+                r, c = divmod(site, side)
+                near = [(r - 1, c), (r + 1, c), (r, c - 1), (r, c + 1)]
+                value = costs.unary[:, :, site] + costs.gamma * crowding
+                for row, column in near:
+                    if 0 <= row < side and 0 <= column < side:
+                        value = value - costs.beta * eye[labels[:, j, row * side + column]]
+                best = value.argmin(1)
+                labels[:, j, site] = best
+                shown[rows, j, best] += 1
+    return float(joint_objective(costs, F.one_hot(labels, inputs).double()).min())
+
+
+def test_shares_are_whole_or_halves_and_halves_occur() -> None:
+    costs = realistic_costs(3, 12, 4)
+    shares = assigned(costs, random_start(4, costs))
+    assert torch.equal(shares.sum(3), torch.ones_like(shares.sum(3)))
+    assert set(shares.unique().tolist()) == {0.0, 0.5, 1.0}
+    plain = assigned(costs, random_start(4, costs), half_labels=False)
+    assert set(plain.unique().tolist()) == {0.0, 1.0}
+
+
+def test_halves_are_of_inputs_the_output_shows() -> None:
+    """One iteration before halves come in; then an output of one input has nothing to halve."""
+    costs = realistic_costs(1, 3, 2)
+    costs = dataclasses.replace(costs, beta=10.0, gamma=0.0)  # no jump within an output is worth it
+    shares = assigned(costs, random_start(8, costs), num_iters=3)
+    assert set(shares.unique().tolist()) == {0.0, 1.0}
+    assert (shares.sum(2).amax(2) == 4).all()
+
+
+def test_crowding_spreads_the_inputs() -> None:
+    """One input is better than all others everywhere: without the penalty every output shows it."""
+    costs = realistic_costs(1, 6, 4)
+    unary = costs.unary.clone()
+    unary[0, 2] -= 0.3
+    greedy = dataclasses.replace(costs, unary=unary, gamma=0.0)
+    fair = dataclasses.replace(costs, unary=unary)
+    start = random_start(4, costs)
+    assert (assigned(greedy, start)[0, ..., 2] == 1).all()
+    shown = assigned(fair, start)[0, ..., 2].sum((0, 1))
+    assert shown < 3 * 16
+
+
+def test_tied_outputs_are_pushed_apart() -> None:
+    """Two of two inputs have every reason to look alike: half and half, left and right."""
+    unary = torch.zeros(1, 2, 4, dtype=torch.float64)
+    unary[0, 0, [0, 2]] = unary[0, 1, [1, 3]] = -0.1
+    is_real = torch.ones(1, 2, dtype=torch.bool)
+    eye = torch.eye(2, dtype=torch.float64)[None]
+    # A third input fills up the part, as it does in the mixer.
+    unary, eye = F.pad(unary, (0, 0, 0, 1)), F.pad(eye, (0, 1, 0, 1))
+    is_real = F.pad(is_real, (0, 1))
+    costs = JointCosts(unary, eye, is_real, beta=0.02, gamma=0.11, tau=100.0)
+    start = torch.zeros(1, 1, 3, 4, dtype=torch.int64)
+    alike = assigned(costs, start, half_labels=False, resolve_ties=False)[0, :2]
+    assert torch.equal(alike[0], alike[1])
+    assert (alike.sum(1) > 0).sum(1).tolist() == [2, 2]
+    apart = assigned(costs, start, half_labels=False)[0, :2]
+    assert apart[0].sum(0)[0] < apart[1].sum(0)[0]  # the first input is dearer in the first output
+
+
+def test_parts_do_not_see_each_other() -> None:
+    costs = realistic_costs(4, 8, 4)
+    start = random_start(4, costs)
+    together = assigned(costs, start)
+    for part in range(4):
+        alone = assigned(one_part(costs, part, 1), start[:, part : part + 1])
+        assert torch.equal(alone[0], together[part])
+
+
+def test_what_fills_up_a_part_changes_nothing() -> None:
+    """A part of five, filled up to eight with nonsense, is the part of five."""
+    costs = realistic_costs(2, 5, 4)
+    start = random_start(4, costs)
+    wide = dataclasses.replace(
+        costs,
+        unary=F.pad(costs.unary, (0, 0, 0, 3), value=-5.0),
+        compatibility=F.pad(costs.compatibility, (0, 3, 0, 3)),
+        is_real=F.pad(costs.is_real, (0, 3)),
+    )
+    narrow = assigned(costs, start)
+    filled = assigned(wide, F.pad(start, (0, 0, 0, 3)))
+    assert torch.equal(filled[:, :5, :, :5], narrow)
+    assert filled[:, 5:].abs().sum() == 0
+    assert filled[..., 5:].abs().sum() == 0
+
+
+# ---- images and labels ---------------------------------------------------------------------------
+
+
+class Watched(nn.Module):
+    """A network that remembers what it was shown."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = TinyNet()
+        self.seen: list[Tensor] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.append(x.detach())
+        logits: Tensor = self.net(x)
+        return logits
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 3, 20, 23, 41])
+def test_targets_are_the_shares_one_sees(batch_size: int) -> None:
+    """Each class is a corner of the colour cube: a pixel's colour tells the classes it shows."""
+    corners = torch.tensor([[0.0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 1, 1]])
+    y = labels(batch_size)
+    noise = 1e-3 * images(batch_size)  # or there is no saliency to go by
+    x = (corners[y].view(-1, 3, 1, 1) + noise).clamp(0, 1)
+    mixer, net = CoMixup(), Watched()
+    mixed = mixer.apply(net, x, y, draw_from(mixer, batch_size))
+    torch.testing.assert_close(mixed.targets.sum(1), torch.ones(batch_size))
+    seen = net.seen[1].mean((2, 3))
+    torch.testing.assert_close(seen, mixed.targets @ corners, atol=2e-3, rtol=0)
+    if batch_size >= 20:
+        assert (mixed.targets.amax(1) < 0.99).float().mean() > 0.3  # it does mix
+
+
+def test_blocks_are_pixel_for_pixel_those_of_the_inputs() -> None:
+    x, part_size = images(5), 3
+    shares = torch.zeros(2, 3, 4, 3)
+    shares[:, :, :, 0] = 1
+    shares[0, 1, 2] = torch.tensor([0.0, 0.5, 0.5])
+    shares[1, 1, 3] = torch.tensor([0.0, 1.0, 0.0])
+    mixed = mix_blocks(x, shares, part_size)
+    assert torch.equal(mixed[0], x[0])
+    assert torch.equal(mixed[1][:, :8], x[0][:, :8])
+    torch.testing.assert_close(mixed[1][:, 8:, :8], (x[1] + x[2])[:, 8:, :8] / 2)
+    assert torch.equal(mixed[3], x[3])
+    assert torch.equal(mixed[4][:, 8:, 8:], x[4][:, 8:, 8:])
+    assert torch.equal(mixed[4][:, :8], x[3][:, :8])
+    targets = mix_labels(torch.eye(5), shares, part_size)
+    torch.testing.assert_close(targets[1], torch.tensor([0.75, 0.125, 0.125, 0, 0]))
+    torch.testing.assert_close(targets[4], torch.tensor([0, 0, 0, 0.75, 0.25]))
+
+
+def test_samples_mix_within_their_part_only() -> None:
+    mixer, y = CoMixup(part_size=4), torch.arange(10)
+    draw = draw_from(mixer, 10)
+
+    class Ten(TinyNet):
+        def __init__(self) -> None:
+            super().__init__()
+            self.more = nn.Linear(NUM_CLASSES, 10)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.more(super().forward(x))
+
+    targets = mixer.apply(Ten(), images(10), y, draw).targets
+    for first in (0, 4, 8):
+        inside = targets[first : first + 4, first : first + 4]
+        torch.testing.assert_close(inside.sum(1), torch.ones(len(inside)))
+
+
+def test_the_clean_loss_is_kept() -> None:
+    mixer, x, y = CoMixup(), images(6), labels(6)
+    mixed = mixer.apply(TinyNet(), x, y, draw_from(mixer, 6))
+    clean = 2 / NUM_CLASSES * F.cross_entropy(TinyNet()(x), y)
+    torch.testing.assert_close(mixed.extra["clean"], clean)
+    silent = CoMixup(clean_lam=0.0).apply(TinyNet(), x, y, draw_from(mixer, 6))
+    assert silent.extra == {}
+
+
+def test_the_layout_of_the_images_is_kept() -> None:
+    x, net, mixer = images(6).to(memory_format=torch.channels_last), Watched(), CoMixup()
+    mixer.apply(net, x, labels(6), draw_from(mixer, 6))
+    assert net.seen[1].is_contiguous(memory_format=torch.channels_last)
+
+
+# ---- chance and settings -------------------------------------------------------------------------
+
+
+def test_a_dirichlet_prior_for_each_part() -> None:
+    mixer = CoMixup(grids=(2, 4))
+    draw = draw_from(mixer, 47)
+    for part in draw.prior.split(20):
+        torch.testing.assert_close(part.sum(), torch.ones(()))
+    assert draw.start.shape == (16, 47, int(draw.case), int(draw.case))
+    rng = torch.Generator().manual_seed(0)
+    priors = torch.stack([CoMixup().draw(20, rng).prior for _ in range(2000)])
+    # Dirichlet(2, ..., 2): mean 1/20, variance (1/20) (19/20) / (40 + 1).
+    assert float(priors.mean()) == pytest.approx(0.05, rel=1e-3)
+    assert float(priors.var()) == pytest.approx(0.05 * 0.95 / 41, rel=0.05)
+
+
+def test_published_settings() -> None:
+    default = CoMixup()
+    assert (default.alpha, default.part_size, default.grids) == (2.0, 20, (4,))
+    assert (default.beta, default.gamma, default.eta) == (0.32, 1.0, 0.05)
+    assert (default.omega, default.threshold, default.clean_lam) == (0.001, 0.83, 1.0)
+    assert (default.num_iters, default.compat_size, default.compat_stride) == (4, 8, 1)
+
+
+@pytest.mark.unchecked_shapes
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"alpha": 0.0}, "alpha must be positive, got 0.0"),
+        ({"part_size": 0}, "part_size must be a whole number from 1 on, got 0"),
+        ({"num_restarts": 0}, "num_restarts must be a whole number from 1 on, got 0"),
+        ({"grids": (0,)}, r"grids must be different numbers .* got \(0,\)"),
+        ({"penalty": "firm"}, "penalty must be 'hard' or 'soft', got 'firm'"),
+        ({"omega": 2.0}, "omega must lie in .* got 2.0"),
+        ({"beta": -1.0}, "beta must be 0 or more, and finite, got -1.0"),
+        ({"eta": math.nan}, "eta must be 0 or more, and finite, got nan"),
+        ({"gamma": math.inf}, "gamma must be 0 or more, and finite, got inf"),
+        ({"threshold": math.nan}, "threshold must be 0 or more, and finite, got nan"),
+        ({"clean_lam": math.inf}, "clean_lam must be 0 .* got inf"),
+        ({"grids": 4}, r"grids must be a tuple of whole numbers, such as \(2, 4\), got 4"),
+        ({"grids": (4.0,)}, r"a tuple of whole numbers, .* got \(4.0,\)"),
+        ({"part_size": 8.0}, "part_size must be a whole number from 1 on, got 8.0"),
+    ],
+)
+def test_bad_settings_are_named(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        CoMixup(**settings)
+
+
+@pytest.mark.unchecked_shapes
+def test_bad_input_is_named() -> None:
+    mixer = CoMixup()
+    bare = Draw("4", torch.arange(2), torch.ones(()))
+    with pytest.raises(ValueError, match="needs a draw with a prior and a start"):
+        mixer.apply(TinyNet(), images(2), labels(2), bare)
+    with pytest.raises(ValueError, match=r"4 blocks divide, got \[2, 3, 14, 14\]"):
+        mixer.apply(TinyNet(), images(2)[..., :14, :14], labels(2), draw_from(mixer, 2))
+    # A grid that does not fit is named at once, not when it happens to be drawn.
+    several = CoMixup(grids=(2, 3))
+    start = dataclasses.replace(draw_from(CoMixup(grids=(2,)), 2), case="2")
+    with pytest.raises(ValueError, match=r"3 blocks divide, got \[2, 3, 16, 16\]"):
+        several.apply(TinyNet(), images(2), labels(2), start)
+
+
+# ---- training ------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_learns_shapes() -> None:
+    small = CoMixup(part_size=5, grids=(2,), num_restarts=1, num_iters=2, clean_lam=0.0, loss="ce")
+    check_it_teaches(small, epochs=8)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("batch_size", [20, 26])
+def test_a_step_can_be_captured(batch_size: int) -> None:
+    mixer, x, y = CoMixup(), images(batch_size).double(), labels(batch_size)
+    draw = draw_from(mixer, batch_size)
+    here = mixer.apply(TinyNet().double(), x, y, draw)
+    net, x, y, there = TinyNet().double().cuda(), x.cuda(), y.cuda(), draw.to("cuda")
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        mixer.apply(TinyNet().double().cuda(), x, y, there).loss().backward()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        mixed = mixer.apply(net, x, y, there)
+        loss = mixed.loss()
+        loss.backward()
+    graph.replay()
+    torch.testing.assert_close(loss.cpu(), here.loss(), atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(mixed.targets.cpu(), here.targets)

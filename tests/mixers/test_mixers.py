@@ -1,0 +1,536 @@
+"""What holds for every mixer: each test runs on the whole table of ``cases.py``."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+
+import pytest
+import scipy.stats
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from alignmixup.contracts import Draw, Mixed, Mixer, soft_cross_entropy, softmax_bce
+from alignmixup.mixers import AlignMixup, CutMix, Cutout, InputMixup, ManifoldMixup, NoMix
+from alignmixup.ops.align import align_mix
+from cases import (
+    NUM_CLASSES,
+    Row,
+    TinyNet,
+    draw_case,
+    every_case,
+    every_row,
+    every_unguided_case,
+    images,
+    labels,
+    with_lam,
+)
+
+# ---- laws ----------------------------------------------------------------------------------------
+
+
+@every_case
+def test_a_whole_share_gives_the_image_back(row: Row, case: str) -> None:
+    """lam = 1: the plain forward's logits, bit for bit. A kept partner comes back at lam = 0."""
+    net, x = TinyNet().double(), images(6, dtype=torch.float64)
+    draw = draw_case(row.mixer, case, 6)
+    plain, one_hot = net(x), torch.eye(NUM_CLASSES)[labels(6)]
+    recovered = row.recovers.get(case, "anchor")
+    if recovered == "anchor":
+        mixed = row.mixer.apply(net, x, labels(6), with_lam(draw, 1.0))
+        assert torch.equal(mixed.logits, plain)
+        assert torch.equal(mixed.targets, one_hot)
+    elif recovered == "partner":
+        mixed = row.mixer.apply(net, x, labels(6), with_lam(draw, 0.0))
+        # The rows of a matrix product may round differently where they lie elsewhere.
+        torch.testing.assert_close(mixed.logits, plain[draw.perm], atol=1e-13, rtol=1e-13)
+        assert torch.equal(mixed.targets, one_hot[draw.perm])
+    else:
+        mixed = row.mixer.apply(net, x, labels(6), with_lam(draw, 1.0))
+        assert (mixed.logits - plain).norm() > 1e-3 * plain.norm()
+        assert row.is_guided or torch.equal(mixed.targets, one_hot)
+
+
+@every_unguided_case
+def test_a_share_in_between_mixes(row: Row, case: str) -> None:
+    """The counterpart of the law above: no case is a plain forward that nobody notices."""
+    net, x = TinyNet().double(), images(6, dtype=torch.float64)
+    draw = with_lam(draw_case(row.mixer, case, 6), 0.4)
+    mixed = row.mixer.apply(net, x, labels(6), draw)
+    assert torch.equal(mixed.logits, net(x)) == (case == "clean")
+    if case not in ("clean", "cut"):
+        expected = torch.eye(NUM_CLASSES)[labels(6)]
+        expected = 0.4 * expected + 0.6 * expected[draw.perm]
+        torch.testing.assert_close(mixed.targets, expected)
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+@every_case
+def test_small_batches_and_targets_that_sum_to_one(row: Row, case: str, batch_size: int) -> None:
+    draw = draw_case(row.mixer, case, batch_size)
+    mixed = row.mixer.apply(TinyNet(), images(batch_size), labels(batch_size), draw)
+    assert mixed.logits.shape == mixed.targets.shape == (batch_size, NUM_CLASSES)
+    torch.testing.assert_close(mixed.targets.sum(1), torch.ones(batch_size))
+    assert (mixed.targets >= 0).all()
+    assert mixed.loss().isfinite()
+
+
+@every_case
+def test_one_hot_labels_are_integer_labels(row: Row, case: str) -> None:
+    draw = draw_case(row.mixer, case, 6)
+    one_hot = torch.eye(NUM_CLASSES)[labels(6)]
+    by_integer = row.mixer.apply(TinyNet(), images(6), labels(6), draw)
+    by_share = row.mixer.apply(TinyNet(), images(6), one_hot, draw)
+    assert torch.equal(by_integer.targets, by_share.targets)
+    assert torch.equal(by_integer.loss(), by_share.loss())
+
+
+@every_unguided_case
+def test_soft_labels_mix_in_the_shares_of_hard_ones(row: Row, case: str) -> None:
+    """Sample i has label i, so that the targets of the hard labels are the matrix of all shares."""
+    draw, x = draw_case(row.mixer, case, NUM_CLASSES), images(NUM_CLASSES)
+    rng = torch.Generator().manual_seed(1)
+    soft = torch.randn(NUM_CLASSES, NUM_CLASSES, generator=rng).softmax(1)
+    shares = row.mixer.apply(TinyNet(), x, torch.arange(NUM_CLASSES), draw).targets
+    mixed = row.mixer.apply(TinyNet(), x, soft, draw).targets
+    torch.testing.assert_close(mixed, shares @ soft)
+
+
+@every_case
+def test_every_parameter_gets_a_finite_gradient(row: Row, case: str) -> None:
+    net = TinyNet()
+    draw = draw_case(row.mixer, case, 6)
+    row.mixer.apply(net, images(6), labels(6), draw).loss().backward()
+    for name, parameter in net.named_parameters():
+        assert parameter.grad.isfinite().all(), name
+        assert parameter.grad.abs().max() > 0, name
+
+
+@every_case
+def test_the_same_draw_gives_the_same_result(row: Row, case: str) -> None:
+    draw, x, y = draw_case(row.mixer, case, 6), images(6), labels(6)
+    kept = {name: tensor.clone() for name, tensor in draw.tensors().items()}
+    first = row.mixer.apply(TinyNet(), x, y, draw)
+    second = row.mixer.apply(TinyNet(), x, y, draw)
+    assert torch.equal(first.logits, second.logits)
+    assert torch.equal(first.targets, second.targets)
+    # ... and leaves its inputs alone.
+    assert torch.equal(x, images(6))
+    assert torch.equal(y, labels(6))
+    assert all(torch.equal(kept[name], tensor) for name, tensor in draw.tensors().items())
+
+
+# ---- chance --------------------------------------------------------------------------------------
+
+
+@every_row
+def test_draws_follow_the_generator(row: Row) -> None:
+    """Equal states give equal draws; a state saved midway and restored goes on the same way."""
+    rng, twin = (torch.Generator().manual_seed(3) for _ in range(2))
+    for _ in range(5):
+        assert_same_draw(row.mixer.draw(6, rng), row.mixer.draw(6, twin))
+    state = rng.get_state()
+    ahead = [row.mixer.draw(6, rng) for _ in range(5)]
+    rng.set_state(state)
+    for draw in ahead:
+        assert_same_draw(draw, row.mixer.draw(6, rng))
+
+
+def assert_same_draw(one: Draw, other: Draw) -> None:
+    assert type(one) is type(other)
+    assert one.case == other.case
+    for name, tensor in one.tensors().items():
+        assert torch.equal(tensor, other.tensors()[name]), name
+
+
+@every_row
+def test_a_draw_touches_no_global_chance(row: Row) -> None:
+    before = torch.get_rng_state()
+    row.mixer.draw(6, torch.Generator().manual_seed(0))
+    assert torch.equal(before, torch.get_rng_state())
+
+
+@every_row
+def test_cases_occur_with_their_probability(row: Row) -> None:
+    """Chi-square at one in ten thousand, from a fixed seed."""
+    rng, num_draws = torch.Generator().manual_seed(0), 900
+    counts = dict.fromkeys(row.mixer.cases, 0)
+    for _ in range(num_draws):
+        counts[row.mixer.draw(2, rng).case] += 1
+    expected = {case: num_draws * share for case, share in row.mixer.cases.items()}
+    assert math.isclose(sum(expected.values()), num_draws)
+    distance = sum((counts[case] - number) ** 2 / number for case, number in expected.items())
+    assert distance <= scipy.stats.chi2.ppf(1 - 1e-4, max(1, len(counts) - 1))
+
+
+@every_row
+def test_draws_are_permutations_and_shares(row: Row) -> None:
+    rng = torch.Generator().manual_seed(0)
+    for _ in range(20):
+        draw = row.mixer.draw(7, rng)
+        assert torch.equal(draw.perm.sort().values, torch.arange(7))
+        assert draw.lam.shape in [(), (7,)]
+        assert ((draw.lam >= 0) & (draw.lam <= 1)).all()
+
+
+@pytest.mark.parametrize("alpha", [0.2, 1.0, 2.0])
+def test_shares_are_beta_distributed(alpha: float) -> None:
+    rng = torch.Generator().manual_seed(0)
+    shares = InputMixup(alpha=alpha, lam_per_sample=True).draw(4000, rng).lam
+    test = scipy.stats.kstest(shares.double().numpy(), scipy.stats.beta(alpha, alpha).cdf)
+    assert test.pvalue > 1e-3
+
+
+def test_paper_thirds_and_released_halves() -> None:
+    thirds = {"input": 1 / 3, "feat": 1 / 3, "feat'": 1 / 3}
+    assert AlignMixup().cases == pytest.approx(thirds)
+    assert AlignMixup.released().cases == {"input": 0.5, "feat": 0.25, "feat'": 0.25}
+    assert AlignMixup(weights={"feat": 2.0, "input": 0.0}).cases == {"feat": 1.0}
+    assert AlignMixup() == AlignMixup("layer4", alpha=2.0, eps=0.1, num_iters=100)
+
+
+@every_row
+def test_calling_a_mixer_draws_and_applies(row: Row) -> None:
+    x, y = images(6), labels(6)
+    mixed = row.mixer(TinyNet(), x, y, torch.Generator().manual_seed(5))
+    draw = row.mixer.draw(6, torch.Generator().manual_seed(5))
+    assert torch.equal(mixed.loss(), row.mixer.apply(TinyNet(), x, y, draw).loss())
+    net = TinyNet()
+    torch.manual_seed(5)  # without a generator chance is torch's own
+    assert torch.equal(mixed.loss(), row.mixer(net, x, y).loss())
+
+
+# ---- agreements ----------------------------------------------------------------------------------
+
+
+@pytest.mark.unchecked_shapes
+@every_row
+def test_a_compiled_module_gives_the_same_loss(row: Row) -> None:
+    torch.compiler.reset()
+    plain, twin = TinyNet(), TinyNet()
+    compiled = torch.compile(twin, backend="aot_eager")
+    for case in row.mixer.cases:
+        draw = draw_case(row.mixer, case, 6)
+        losses = [loss_of(row.mixer, net, draw) for net in (plain, compiled)]
+        torch.testing.assert_close(losses[1], losses[0], atol=1e-5, rtol=1e-5)
+        for loss in losses:
+            loss.backward()
+    for one, other in zip(plain.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(other.grad, one.grad, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.unchecked_shapes
+@pytest.mark.filterwarnings("ignore")  # the compiler's own, on old processors
+def test_inductor_gives_the_same_loss() -> None:
+    torch.compiler.reset()
+    mixer, plain = AlignMixup(), TinyNet()
+    compiled = torch.compile(TinyNet())
+    for case in mixer.cases:
+        draw = draw_case(mixer, case, 6)
+        losses = [loss_of(mixer, net, draw) for net in (plain, compiled)]
+        torch.testing.assert_close(losses[1], losses[0], atol=1e-5, rtol=1e-5)
+        for loss in losses:
+            loss.backward()
+
+
+def loss_of(mixer: Mixer, net: nn.Module, draw: Draw) -> Tensor:
+    return mixer.apply(net, images(6), labels(6), draw).loss()
+
+
+@every_unguided_case
+def test_autocast_is_near_float32(row: Row, case: str) -> None:
+    draw, net = draw_case(row.mixer, case, 6), TinyNet()
+    wide = row.mixer.apply(TinyNet(), images(6), labels(6), draw)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        narrow = row.mixer.apply(net, images(6), labels(6), draw)
+    narrow.loss().backward()
+    assert narrow.logits.dtype == torch.bfloat16
+    assert narrow.loss().dtype == narrow.targets.dtype == torch.float32
+    assert torch.equal(narrow.targets, wide.targets)  # labels are mixed exactly
+    # bf16 has 8 bits: each of four layers is off by up to 0.4 %, and a plan follows its features.
+    difference = (narrow.logits.float() - wide.logits).norm() / wide.logits.norm()
+    assert difference < 0.05
+    assert all(p.grad.isfinite().all() for p in net.parameters())
+
+
+@pytest.mark.gpu
+@every_unguided_case
+def test_cuda_is_near_cpu(row: Row, case: str) -> None:
+    """A draw of a CPU generator serves images on any device."""
+    draw, x, y = draw_case(row.mixer, case, 6), images(6), labels(6)
+    here = row.mixer.apply(TinyNet(), x, y, draw)
+    there = row.mixer.apply(TinyNet().to("cuda"), x.to("cuda"), y.to("cuda"), draw)
+    torch.testing.assert_close(there.targets.cpu(), here.targets)
+    torch.testing.assert_close(there.logits.cpu(), here.logits, atol=2e-2, rtol=2e-2)  # tf32 convs
+
+
+def test_soft_cross_entropy_is_torchs_own() -> None:
+    rng = torch.Generator().manual_seed(0)
+    z, t = torch.randn(7, 4, generator=rng) * 5, torch.rand(7, 4, generator=rng).softmax(1)
+    torch.testing.assert_close(soft_cross_entropy(z, t), F.cross_entropy(z, t))
+    y = torch.arange(7) % 4
+    hard = NoMix().apply(Constant(z), torch.rand(7, 3, 2, 2), y, NoMix().draw(7, rng))
+    torch.testing.assert_close(hard.loss(), F.cross_entropy(z, y))
+
+
+def test_mixed_loss_is_the_mix_of_the_two_losses() -> None:
+    """lam CE(z, y) + (1 - lam) CE(z, y'), sample by sample."""
+    rng = torch.Generator().manual_seed(0)
+    z, y = torch.randn(6, 4, generator=rng), torch.arange(6) % 4
+    draw = InputMixup(lam_per_sample=True).draw(6, rng)
+    mixed = InputMixup().apply(Constant(z), torch.rand(6, 3, 2, 2), y, draw)
+    one, two = (F.cross_entropy(z, label, reduction="none") for label in (y, y[draw.perm]))
+    torch.testing.assert_close(mixed.loss(), (draw.lam * one + (1 - draw.lam) * two).mean())
+
+
+def test_bce_against_a_loop() -> None:
+    rng = torch.Generator().manual_seed(0)
+    z = torch.randn(3, 4, generator=rng, dtype=torch.float64) * 3
+    t = torch.rand(3, 4, generator=rng, dtype=torch.float64).softmax(1)
+    total = 0.0
+    for i in range(3):
+        exps = [math.exp(float(v)) for v in z[i]]
+        for k in range(4):
+            p = exps[k] / sum(exps)
+            total -= float(t[i, k]) * math.log(p) + (1 - float(t[i, k])) * math.log(1 - p)
+    assert float(softmax_bce(z, t)) == pytest.approx(total / 12, rel=1e-9)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_bce_of_a_confident_wrong_prediction_is_finite(dtype: torch.dtype) -> None:
+    z = torch.tensor([[200.0, 0.0, -200.0]], dtype=dtype, requires_grad=True)
+    loss = softmax_bce(z, torch.tensor([[0.0, 1.0, 0.0]]))
+    loss.backward()
+    assert loss.isfinite()
+    assert loss > 60  # -log p of the right class is 200, of three terms in the mean
+    assert z.grad.isfinite().all()
+
+
+def test_bce_row_uses_bce() -> None:
+    draw = InputMixup().draw(6, torch.Generator().manual_seed(0))
+    mixed = InputMixup(loss="bce").apply(TinyNet(), images(6), labels(6), draw)
+    torch.testing.assert_close(mixed.loss(), softmax_bce(mixed.logits, mixed.targets))
+    assert mixed.loss() < 0.6 * soft_cross_entropy(mixed.logits, mixed.targets)
+
+
+def features_after(mixer: Mixer, draw: Draw) -> tuple[Tensor, Tensor]:
+    """What the head of a TinyNet sees with this mixer, and what it sees without."""
+    net, seen = TinyNet(), []
+    net.fc.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    mixer.apply(net, images(6), labels(6), draw)
+    net(images(6))
+    return seen[0].view(6, 8, 4, 4), seen[1].view(6, 8, 4, 4)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"eps": 2.0},
+        {"num_iters": 1},
+        {"num_iters": 0},
+        {"tol": 0.5},
+        {"last": "rows"},
+        {"last": "columns"},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize(("case", "keep"), [("feat", "anchor"), ("feat'", "partner")])
+def test_alignmixup_hands_its_settings_on(case: str, keep: str, settings: dict) -> None:
+    draw = draw_case(AlignMixup(lam_per_sample=True), case, 6)
+    mixed, plain = features_after(AlignMixup(**settings), draw)
+    expected = align_mix(plain, draw.perm, draw.lam, keep=keep, **settings)
+    torch.testing.assert_close(mixed, expected)
+    # Settings that make no difference here would prove nothing.
+    default = align_mix(plain, draw.perm, draw.lam, keep=keep)
+    is_default = settings.get("last") == ("columns" if keep == "anchor" else "rows")
+    assert torch.equal(expected, default) == (not settings or is_default)
+
+
+def test_alignmixup_hands_its_backend_on() -> None:
+    with pytest.raises(ValueError, match="unknown backend 'nonesuch'"):
+        features_after(AlignMixup(backend="nonesuch"), draw_case(AlignMixup(), "feat", 6))
+
+
+def test_the_released_preset_is_the_authors() -> None:
+    released = AlignMixup.released("layer2")
+    assert (released.layer, released.last, released.alpha) == ("layer2", "columns", 2.0)
+    assert not released.lam_per_sample
+
+
+def test_resolution_mixes_block_means() -> None:
+    """At resolution 2, what follows sees each quarter's mean, mixed, in all of its pixels."""
+    draw = draw_case(AlignMixup(), "feat", 6)
+    mixed, plain = features_after(AlignMixup(resolution=2, aligned=False), draw)
+    blocks = plain.view(6, 8, 2, 2, 2, 2).mean((3, 5))
+    blocks = draw.lam * blocks + (1 - draw.lam) * blocks[draw.perm]
+    expected = blocks.repeat_interleave(2, 2).repeat_interleave(2, 3)
+    torch.testing.assert_close(mixed, expected)
+
+
+class Constant(nn.Module):
+    """A network that gives these logits whatever it sees."""
+
+    def __init__(self, logits: Tensor) -> None:
+        super().__init__()
+        self.logits = logits
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.logits
+
+
+# ---- bad input -----------------------------------------------------------------------------------
+
+
+@pytest.mark.unchecked_shapes
+@every_case
+def test_bad_batches_are_named(row: Row, case: str) -> None:
+    net, x, y = TinyNet(), images(6), labels(6)
+    draw = draw_case(row.mixer, case, 6)
+
+    def apply(x: Tensor, y: Tensor, draw: Draw = draw) -> Mixed:
+        return row.mixer.apply(net, x, y, draw)
+
+    with pytest.raises(ValueError, match=r"labels must lie in 0\.\.4 for 5 logits, got 5"):
+        apply(x, y + 1)
+    with pytest.raises(ValueError, match=r"labels must lie in 0\.\.4 for 5 logits, got -1"):
+        apply(x, y - 1)
+    with pytest.raises(ValueError, match=r"soft labels must have shape \[b, 5\].*got \[6, 4\]"):
+        apply(x, torch.rand(6, 4))
+    with pytest.raises(ValueError, match=r"integer labels must have shape \[b\], got \[6, 5\]"):
+        apply(x, torch.eye(5, dtype=torch.int64)[y])
+    with pytest.raises(ValueError, match="6 images but 5 labels"):
+        apply(x, y[:5])
+    with pytest.raises(ValueError, match=r"images must be floats, got torch.uint8; divide"):
+        apply((x * 255).to(torch.uint8), y)
+    with pytest.raises(ValueError, match=r"images must be a tensor .*, got ndarray"):
+        apply(x.numpy(), y)
+    for bad in ("nan", "inf"):
+        with pytest.raises(ValueError, match=f"images must be finite, got values .* to {bad}"):
+            apply(x.index_fill(0, torch.tensor([5]), float(bad)), y)
+    with pytest.raises(ValueError, match=r"labels must be a tensor .*, got list"):
+        apply(x, y.tolist())
+    with pytest.raises(ValueError, match=r"labels must be a tensor .*, got a number alone"):
+        apply(x, y[0])
+    with pytest.raises(ValueError, match=r"nothing to mix in a batch of shape \[0, 3, 16, 16\]"):
+        apply(x[:0], y[:0])
+    with pytest.raises(ValueError, match="draw is for a batch of 6, but there are 3 images"):
+        apply(x[:3], y[:3])
+    with pytest.raises(ValueError, match=r"lam must have shape \[\] or \[6\], got \[4\]"):
+        apply(x, y, dataclasses.replace(draw, lam=torch.ones(4)))
+
+
+@pytest.mark.unchecked_shapes
+@every_row
+def test_a_network_that_gives_no_logits_is_named(row: Row) -> None:
+    class Maps(TinyNet):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x)[:, :, None]
+
+    for case in row.mixer.cases:
+        with pytest.raises(ValueError, match=r"must give logits \[b, k\], got \[6, 5, 1\]"):
+            row.mixer.apply(Maps(), images(6), labels(6), draw_case(row.mixer, case, 6))
+
+
+class Answer(TinyNet):
+    """A network that wraps its logits up, or gives them for other images than it was given."""
+
+    def __init__(self, wrap: Callable[[Tensor], object]) -> None:
+        super().__init__()
+        self.wrap = wrap
+
+    def forward(self, x: Tensor) -> object:
+        return self.wrap(super().forward(x))
+
+
+@pytest.mark.unchecked_shapes
+@pytest.mark.parametrize(
+    ("wrap", "found"),
+    [
+        (lambda z: {"logits": z}, "dict"),
+        (lambda z: (z, z), "tuple"),
+        (lambda z: z.repeat(2, 1), r"\[12, 5\]"),
+    ],
+)
+@every_row
+def test_logits_that_are_not_those_of_the_batch_are_named(row: Row, wrap, found: str) -> None:
+    for case in row.mixer.cases:
+        with pytest.raises(ValueError, match=rf"logits \[b, k\], got {found} for a batch of 6"):
+            row.mixer.apply(Answer(wrap), images(6), labels(6), draw_case(row.mixer, case, 6))
+
+
+@every_row
+def test_images_that_ask_for_a_gradient_are_mixed_without_a_word(row: Row) -> None:
+    for case in row.mixer.cases:
+        x = images(6).requires_grad_()
+        row.mixer.apply(TinyNet(), x, labels(6), draw_case(row.mixer, case, 6)).loss().backward()
+
+
+@every_row
+def test_inference_mode_works_or_is_named(row: Row) -> None:
+    """Saliency is a gradient, and there is none."""
+    draw = row.mixer.draw(6, torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        if not row.is_guided:
+            assert row.mixer.apply(TinyNet(), images(6), labels(6), draw).loss().isfinite()
+            return
+        with pytest.raises(ValueError, match=r"saliency needs a gradient.*inference_mode"):
+            row.mixer.apply(TinyNet(), images(6), labels(6), draw)
+
+
+@pytest.mark.unchecked_shapes
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: InputMixup(alpha=0.0), "alpha must be positive, got 0.0"),
+        (lambda: InputMixup(alpha=float("nan")), "alpha must be positive, got nan"),
+        (lambda: InputMixup(alpha=float("inf")), "alpha must be finite, got inf"),
+        (lambda: InputMixup(loss="mse"), "unknown loss 'mse'; choose from"),
+        (lambda: NoMix(loss=""), "unknown loss ''"),
+        (lambda: ManifoldMixup(()), r"layers must be one or more different names, got \(\)"),
+        (lambda: ManifoldMixup(("layer1", "layer1")), "different names"),
+        (lambda: ManifoldMixup("layer1"), r"a tuple of names: write \('layer1',\)"),
+        (lambda: CutMix(prob=1.5), r"prob must lie in \[0, 1\], got 1.5"),
+        (lambda: CutMix(alpha=-1.0), "alpha must be positive, got -1.0"),
+        (lambda: Cutout(length=1), "length must be a whole number of pixels, 2 or more, got 1"),
+        (lambda: Cutout(length=16.0), "length must be a whole number of pixels, .* got 16.0"),
+        (lambda: Cutout(fill=0.5), r"fill must be a tuple of one number a channel, .* got 0.5"),
+        (lambda: Cutout(fill=(0.5, float("nan"), 0.5)), r"got \(0.5, nan, 0.5\)"),
+        (lambda: AlignMixup(eps=0.0), "eps must be a positive number, got 0.0"),
+        (lambda: AlignMixup(num_iters=-1), "num_iters must be a whole number, 0 .* got -1"),
+        (lambda: AlignMixup(tol=0.0), "tol must be positive, .* got 0.0"),
+        (lambda: AlignMixup(last="diagonal"), "last must be 'rows' or 'columns', got 'diagonal'"),
+        (lambda: AlignMixup(resolution=0), "resolution must be at least 1, got 0"),
+        (lambda: AlignMixup(weights={"embedding": 1.0}), r"unknown cases \['embedding'\]"),
+        (lambda: AlignMixup(weights={"feat": 0.0}), "not all zero"),
+        (lambda: AlignMixup(weights={"feat": float("inf")}), "finite"),
+        (lambda: AlignMixup(weights={"feat": -1.0, "input": 2.0}), "must be >= 0"),
+    ],
+)
+def test_bad_settings_are_named(build, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build()
+
+
+@every_row
+def test_a_case_of_another_mixer_is_named(row: Row) -> None:
+    """Labels mixed and images not would train on wrong labels, and nobody would notice."""
+    draw = row.mixer.draw(6, torch.Generator().manual_seed(0))
+    with pytest.raises(ValueError, match=r"case is 'layer9', but this mixer has .* its own draw"):
+        row.mixer.apply(TinyNet(), images(6), labels(6), dataclasses.replace(draw, case="layer9"))
+
+
+def test_a_draw_without_a_box_is_named() -> None:
+    bare = Draw("cut", torch.arange(6), torch.tensor(0.5))
+    for mixer in (CutMix(), Cutout()):
+        with pytest.raises(ValueError, match="needs a draw with a box centre"):
+            mixer.apply(TinyNet(), images(6), labels(6), bare)
+
+
+def test_a_resolution_that_does_not_divide_the_map_is_named() -> None:
+    mixer = AlignMixup(resolution=3)
+    with pytest.raises(ValueError, match=r"resolution 3 must divide .* \[6, 8, 4, 4\]"):
+        mixer.apply(TinyNet(), images(6), labels(6), draw_case(mixer, "feat", 6))

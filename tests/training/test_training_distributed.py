@@ -1,0 +1,198 @@
+"""Several processes train as one: the same weights, one ledger, and nobody left waiting."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from alignmixup.datasets import shapes
+from alignmixup.experiments.run import Sets, train
+from alignmixup.recipes.catalogue import find_recipe
+from alignmixup.recipes.schema import changed
+from alignmixup.training.checkpoint import load_checkpoint
+from alignmixup.training.distributed import Team
+
+LINEAR = """
+import sys
+from pathlib import Path
+import torch
+from torch import nn
+from alignmixup.datasets import DeviceLoader, shapes
+from alignmixup.mixers import InputMixup
+from alignmixup.training import TrainSettings, fit, join_team
+
+torch.set_num_threads(1)
+out, epochs = Path(sys.argv[1]), int(sys.argv[2])
+team, device = join_team(torch.device("cpu"))
+torch.manual_seed(7 + team.rank)  # other first weights: the leader's count
+net = nn.Sequential(nn.AvgPool2d(8), nn.Flatten(), nn.Linear(48, 10))
+if team.size == 1:
+    torch.manual_seed(7)
+    net = nn.Sequential(nn.AvgPool2d(8), nn.Flatten(), nn.Linear(48, 10))
+
+
+class Pairs(InputMixup):
+    # Partners of the whole batch as they are within the halves of it.
+    def draw(self, batch_size, rng):
+        draw = super().draw(8, rng)
+        copies = [draw.perm + start for start in range(0, batch_size, 8)]
+        return draw.with_tensors({"perm": torch.cat(copies)})
+
+
+loader = DeviceLoader(shapes("train", 64), 16, 0, device, drop_last=True)
+settings = TrainSettings(epochs=epochs, batch_size=16, lr=0.5, milestones=(), eval_every=1)
+print("ready", flush=True)
+half = lambda net: {"top1": 50.0}
+summary = fit(net, Pairs(), loader, half, settings, out, quiet=True, team=team)
+print(summary.epochs, summary.is_complete, float(net[2].weight.double().norm()), flush=True)
+"""
+
+RECIPE = """
+import sys
+import torch
+from pathlib import Path
+from alignmixup.datasets import shapes
+from alignmixup.recipes.catalogue import find_recipe
+from alignmixup.experiments.run import Sets, train
+from alignmixup.recipes.schema import changed
+
+torch.set_num_threads(1)
+recipe = find_recipe("cifar10-r18-alignmixup-ae-fast").shrunk()
+recipe = changed(recipe, {"train.epochs": 2, "train.batch_size": 8, "train.lr": 0.01})
+sets = Sets(shapes("train", 80), shapes("test", 20))
+summary = train(recipe, sys.argv[1], sets=sets, quiet=True)
+print(summary.epochs, summary.is_complete, flush=True)
+"""
+
+
+TWICE = """
+import sys
+from pathlib import Path
+import torch
+from alignmixup.datasets import DeviceLoader, shapes
+from alignmixup.models.zoo import NetSpec, build
+from alignmixup.recipes.catalogue import find_recipe
+from alignmixup.training import TrainSettings, fit, join_team
+
+torch.set_num_threads(1)
+team, device = join_team(torch.device("cpu"))
+images = shapes("train", 32)
+net = build(NetSpec("preact_resnet18", width=4), 10, images.mean, images.std, 32, seed=0)
+mixer = find_recipe("cifar10-r18-comixup-fast").mixer
+loader = DeviceLoader(images, 16, 0, device, drop_last=True)
+settings = TrainSettings(epochs=1, batch_size=16, lr=0.05, milestones=())
+first = [p.detach().clone() for p in net.parameters()]
+half = lambda net: {"top1": 50.0}
+fit(net, mixer, loader, half, settings, Path(sys.argv[1]), quiet=True, team=team)
+assert not any(torch.equal(a, b) for a, b in zip(first, net.parameters()) if a.ndim == 4)
+print([float(p.double().norm()) for p in net.parameters()], flush=True)
+"""
+
+
+def start(script, *args, size=2):
+    """Start the processes of a team as torchrun would."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    common = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    common["OMP_NUM_THREADS"] = "1"
+    return [
+        subprocess.Popen(
+            [sys.executable, "-c", script, *map(str, args)],
+            env={**os.environ, **common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(size)
+    ]
+
+
+def finish(processes):
+    """The last line each of them prints; none of them may fail."""
+    lines = []
+    for process in processes:
+        try:
+            out, errors = process.communicate(timeout=120)
+        finally:
+            process.kill()
+        assert process.returncode == 0, errors
+        lines.append(out.strip().splitlines()[-1])
+    return lines
+
+
+def test_two_processes_train_as_one_does_and_one_of_them_keeps_the_book(tmp_path):
+    alone, together = tmp_path / "alone", tmp_path / "together"
+    one, two = start(LINEAR, alone, 3, size=1), start(LINEAR, together, 3)
+    finish(one)
+    first, second = finish(two)
+    assert first == second  # the same epochs and the same weights on both
+    expected = load_checkpoint(alone / "checkpoint.safetensors")
+    found = load_checkpoint(together / "checkpoint.safetensors")
+    torch.testing.assert_close(found.part("model"), expected.part("model"), rtol=1e-5, atol=1e-6)
+    events = [json.loads(line) for line in (together / "ledger.jsonl").read_text().splitlines()]
+    epochs = [e for e in events if e["event"] == "epoch"]
+    assert [e["epoch"] for e in epochs] == [1, 2, 3]
+    alone_events = [json.loads(x) for x in (alone / "ledger.jsonl").read_text().splitlines()]
+    losses = [e["loss"] for e in alone_events if e["event"] == "epoch"]
+    assert [e["loss"] for e in epochs] == pytest.approx(losses, rel=1e-4)
+
+
+def test_a_signal_to_one_process_stops_them_all_and_the_run_goes_on(tmp_path):
+    processes = start(LINEAR, tmp_path, 100_000)
+    for process in processes:
+        assert process.stdout.readline() == "ready\n"
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "checkpoint.safetensors").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    processes[1].send_signal(signal.SIGTERM)  # not the leader
+    first, second = finish(processes)
+    assert first == second
+    reached = int(first.split()[0])
+    assert 0 < reached < 100_000
+    assert load_checkpoint(tmp_path / "checkpoint.safetensors").facts["epoch"] == reached
+
+
+def test_a_recipe_whose_cases_leave_parameters_out(tmp_path):
+    """The clean case trains no classifier, the others no decoder: nobody waits for gradients."""
+    assert finish(start(RECIPE, tmp_path / "run")) == ["2 True", "2 True"]
+    lines = (tmp_path / "run" / "results.jsonl").read_text().splitlines()
+    assert [json.loads(x)["metric"] for x in lines] == ["top1_median10", "top1_last", "top1_best"]
+
+
+def test_a_method_of_two_passes_a_step_ends_with_the_same_weights_everywhere(tmp_path):
+    first, second = finish(start(TWICE, tmp_path))
+    assert first == second
+
+
+def test_shares_make_up_the_batch_and_an_uneven_batch_is_refused():
+    rows = torch.arange(12)
+    parts = [rows[Team(rank, 3).share(12)] for rank in range(3)]
+    assert torch.equal(torch.cat(parts), rows)
+    with pytest.raises(ValueError, match="a batch of 10 cannot be shared by 4 processes"):
+        Team(1, 4).share(10)
+
+
+def test_too_few_images_to_share_are_refused(monkeypatch, tmp_path):
+    monkeypatch.setattr(
+        "alignmixup.experiments.run.join_team", lambda device: (_Pretended(), device)
+    )
+    sets = Sets(shapes("train", 6), shapes("test", 4))
+    recipe = changed(find_recipe("cifar10-r18-baseline-fast").shrunk(), {"train.batch_size": 8})
+    with pytest.raises(ValueError, match="6 images make no full batch of 8 to share among 2"):
+        train(recipe, tmp_path / "run", sets=sets, quiet=True)
+
+
+class _Pretended(Team):
+    def __init__(self):
+        super().__init__(0, 2)
+
+    def wait(self):
+        pass

@@ -1,0 +1,65 @@
+"""The learning rate as a function of progress."""
+
+import dataclasses
+import math
+
+import pytest
+
+from alignmixup.training.schedule import learning_rate_share
+from alignmixup.training.settings import TrainSettings
+
+STEP = TrainSettings(epochs=2000, milestones=(500, 1000, 1500))
+COSINE = TrainSettings(epochs=200, schedule="cosine", milestones=())
+
+
+@pytest.mark.parametrize(
+    ("epoch", "share"),
+    [(0, 1), (499.99, 1), (500, 0.1), (999.9, 0.1), (1000, 0.01), (1500, 0.001), (1999.9, 0.001)],
+)
+def test_step_schedule_drops_at_the_papers_epochs(epoch, share):
+    assert learning_rate_share(STEP, epoch) == pytest.approx(share)
+
+
+def test_cosine_runs_from_one_to_zero():
+    assert learning_rate_share(COSINE, 0) == 1
+    assert learning_rate_share(COSINE, 100) == pytest.approx(0.5)
+    assert learning_rate_share(COSINE, 200) == pytest.approx(0)
+    shares = [learning_rate_share(COSINE, e / 7) for e in range(1400)]
+    assert shares == sorted(shares, reverse=True)
+
+
+@pytest.mark.parametrize("settings", [STEP, COSINE])
+def test_warm_up_rises_linearly_then_meets_the_schedule(settings):
+    warm = dataclasses.replace(settings, warmup_epochs=5.0)
+    assert [learning_rate_share(warm, e) for e in (0, 1, 2.5, 5)] == [0, 0.2, 0.5, 1]
+    assert learning_rate_share(warm, settings.epochs) == pytest.approx(
+        learning_rate_share(settings, settings.epochs), abs=1e-9
+    )
+
+
+def test_warm_cosine_is_the_cosine_of_what_is_left():
+    warm = dataclasses.replace(COSINE, warmup_epochs=20.0)
+    assert learning_rate_share(warm, 65) == pytest.approx((1 + math.cos(math.pi / 4)) / 2)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"epochs": 0}, "epochs must be at least 1, got 0"),
+        ({"batch_size": -1}, "batch_size"),
+        ({"lr": 0.0}, "lr must be positive"),
+        ({"lr": float("nan")}, "lr must be positive"),
+        ({"momentum": -0.1}, "momentum"),
+        ({"schedule": "linear"}, "'linear'"),
+        ({"precision": "fp8"}, "'fp8'"),
+        ({"milestones": (10, 5)}, "milestones must be epochs from 1 on, and rise"),
+        ({"milestones": (-5, 0)}, "milestones must be epochs from 1 on"),
+        ({"momentum": 1.5}, "momentum must be less than 1"),
+        ({"clip_norm": 0.0}, "clip_norm must be positive, or None"),
+        ({"classifier_lr": -1.0}, "classifier_lr must be positive, or None"),
+        ({"warmup_epochs": 2000.0}, "fewer than epochs"),
+    ],
+)
+def test_settings_that_cannot_be_are_named(change, named):
+    with pytest.raises(ValueError, match=named):
+        dataclasses.replace(STEP, **change)

@@ -1,0 +1,397 @@
+"""The engine: killed and resumed runs repeat the uninterrupted one, and bad runs end clearly."""
+
+import dataclasses
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+
+import pytest
+import torch
+from torch import nn
+
+from alignmixup.contracts import ImageSet
+from alignmixup.datasets import DeviceLoader, shapes
+from alignmixup.mixers import AlignMixup, NoMix
+from alignmixup.training import NonFiniteLoss, TrainSettings, fit, summarise, trainer as engine
+from alignmixup.training.checkpoint import load_checkpoint
+from alignmixup.training.ledger import read_ledger
+from alignmixup.training.signals import stop_signals
+from alignmixup.training.steps import PlainStep, make_optimizer
+from alignmixup.training.trainer import CHECKPOINT, LEDGER
+
+SETTINGS = TrainSettings(
+    epochs=3,
+    batch_size=16,
+    lr=0.05,
+    schedule="cosine",
+    milestones=(),
+    nesterov=True,
+    device="cpu",
+    seed=5,
+)
+
+
+class Net(nn.Module):
+    """Small, with BN buffers and dropout, so that all state matters."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer1 = nn.Sequential(nn.Conv2d(3, 6, 3, 4, 1), nn.BatchNorm2d(6), nn.ReLU())
+        self.layer4 = nn.Sequential(nn.Conv2d(6, 8, 3, 2, 1), nn.Dropout(0.2))
+        self.head = nn.Linear(8 * 16, 10)
+
+    def forward(self, x):
+        return self.head(self.layer4(self.layer1(x)).flatten(1))
+
+
+def make(num_images=80):
+    torch.manual_seed(0)
+    net = Net()
+    loader = DeviceLoader(shapes("train", num_images), SETTINGS.batch_size, SETTINGS.seed)
+    return net, loader
+
+
+def constant(net):
+    return {"top1": 10.0}
+
+
+def run(out, settings=SETTINGS, mixer=None, evaluate=constant, **make_options):
+    net, loader = make(**make_options)
+    mixer = mixer or AlignMixup("layer4", num_iters=10)
+    return fit(net, mixer, loader, evaluate, settings, out, quiet=True)
+
+
+def weights(out):
+    return load_checkpoint(out / CHECKPOINT).tensors
+
+
+def same(a, b):
+    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+
+
+def lines(out):
+    events = read_ledger(out / LEDGER)
+    return [{k: v for k, v in e.items() if k not in ("seconds", "wall_seconds")} for e in events]
+
+
+def test_convolutions_are_tried_while_training_and_not_after_it(tmp_path):
+    during = []
+
+    def looking(net):
+        during.append(torch.backends.cudnn.benchmark)
+        return constant(net)
+
+    assert not torch.backends.cudnn.benchmark
+    run(tmp_path, evaluate=looking)
+    assert during
+    assert all(during)
+    assert not torch.backends.cudnn.benchmark
+
+    def failing(net):
+        raise OSError("no test images")
+
+    with pytest.raises(OSError, match="no test images"):
+        run(tmp_path / "failed", evaluate=failing)
+    assert not torch.backends.cudnn.benchmark
+
+
+def test_the_same_seed_gives_the_same_run_and_another_another(tmp_path):
+    for name, seed in (("a", 5), ("b", 5), ("c", 6)):
+        run(tmp_path / name, dataclasses.replace(SETTINGS, seed=seed))
+    assert same(weights(tmp_path / "a"), weights(tmp_path / "b"))
+    assert lines(tmp_path / "a") == lines(tmp_path / "b")
+    assert not same(weights(tmp_path / "a"), weights(tmp_path / "c"))
+
+
+def test_a_step_is_sgd_by_hand(tmp_path):
+    """One step with momentum 0 against the gradient written out."""
+    net, loader = make()
+    settings = dataclasses.replace(SETTINGS, momentum=0.0, nesterov=False, weight_decay=0.01)
+    net.eval()  # no dropout, no batch statistics
+    before = {k: v.clone() for k, v in net.named_parameters()}
+    x, y = next(loader.epoch(0))
+    grads = torch.autograd.grad(nn.functional.cross_entropy(net(x), y), list(net.parameters()))
+    step = PlainStep(net, NoMix(), make_optimizer(net, settings), settings, loader.gather)
+    step((loader.rows(0)[:16],), NoMix().draw(16, torch.Generator()))
+    for (name, parameter), grad in zip(net.named_parameters(), grads, strict=True):
+        expected = before[name] - 0.05 * (grad + 0.01 * before[name])
+        torch.testing.assert_close(parameter, expected, atol=1e-6, rtol=1e-5)
+
+
+def test_the_classifier_may_have_its_own_rate_and_gradients_are_clipped():
+    net, loader = make()
+    optimizer = make_optimizer(net, dataclasses.replace(SETTINGS, classifier_lr=0.5))
+    assert [g["lr"] for g in optimizer.param_groups] == [0.05, 0.5]
+    assert len(optimizer.param_groups[1]["params"]) == 2
+    with pytest.raises(ValueError, match=r"'fc\.'.*\['head', 'layer1', 'layer4'\]"):
+        make_optimizer(net, dataclasses.replace(SETTINGS, classifier_lr=0.5, classifier="fc."))
+    clipped = dataclasses.replace(SETTINGS, clip_norm=1e-3)
+    step = PlainStep(net, NoMix(), make_optimizer(net, clipped), clipped, loader.gather)
+    step((loader.rows(0)[:16],), NoMix().draw(16, torch.Generator()))
+    norm = torch.stack([p.grad.norm() for p in net.parameters()]).norm()
+    assert float(norm) == pytest.approx(1e-3, rel=1e-2)
+
+
+class Interrupting:
+    """An evaluation that sends a signal at its first call."""
+
+    def __init__(self, number):
+        self.number = number
+
+    def __call__(self, net):
+        os.kill(os.getpid(), self.number)
+        return {"top1": 10.0}
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_and_ends_cleanly_and_the_run_goes_on(tmp_path, number):
+    whole = run(tmp_path / "whole")
+    part = run(tmp_path / "part", evaluate=Interrupting(number))
+    assert (part.epochs, part.is_complete) == (1, False)
+    assert signal.getsignal(number) is not None
+    rest = run(tmp_path / "part")
+    assert rest == whole
+    assert same(weights(tmp_path / "whole"), weights(tmp_path / "part"))
+    assert lines(tmp_path / "whole") == lines(tmp_path / "part")
+
+
+class SignalMixer(AlignMixup):
+    """Sends SIGTERM while drawing its nth step: a signal in the middle of an epoch."""
+
+    countdown = 7
+
+    def draw(self, batch_size, rng):
+        type(self).countdown -= 1
+        if type(self).countdown == 0:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return super().draw(batch_size, rng)
+
+
+def test_a_signal_in_the_middle_of_an_epoch_loses_nothing(tmp_path):
+    run(tmp_path / "whole")
+    run(tmp_path / "part", mixer=SignalMixer("layer4", num_iters=10))
+    facts = load_checkpoint(tmp_path / "part" / CHECKPOINT).facts
+    assert (facts["epoch"], facts["step"]) == (1, 2)
+    run(tmp_path / "part")
+    assert same(weights(tmp_path / "whole"), weights(tmp_path / "part"))
+    assert lines(tmp_path / "whole") == lines(tmp_path / "part")
+
+
+CHILD = """
+import sys
+from pathlib import Path
+import torch
+torch.set_num_threads(1)  # as this process: two threads add in another order
+sys.path.insert(0, {tests!r})
+import test_train_engine as t
+print("ready", flush=True)
+t.run(Path(sys.argv[1]), num_images=400)
+"""
+
+
+@pytest.mark.slow
+def test_killed_at_any_instant_and_started_again_gives_the_same_weights(tmp_path):
+    begin = time.perf_counter()
+    run(tmp_path / "whole", num_images=400)
+    length = time.perf_counter() - begin
+    code = CHILD.format(tests=os.path.dirname(__file__))
+    chance = random.Random(0)
+    kills = 0
+    for _ in range(40):
+        child = subprocess.Popen(
+            [sys.executable, "-c", code, str(tmp_path / "killed")],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        child.stdout.readline()  # imports are done: the kill falls into training
+        if kills < 4:
+            time.sleep(chance.uniform(0.05, 0.7) * length)
+            child.kill()
+        status = child.wait()
+        child.stdout.close()
+        kills += status == -signal.SIGKILL
+        if status == 0:
+            break
+    assert kills >= 2, "the child was never killed in the middle"
+    assert status == 0
+    assert same(weights(tmp_path / "whole"), weights(tmp_path / "killed"))
+    assert lines(tmp_path / "whole") == lines(tmp_path / "killed")
+
+
+def test_a_diverging_run_names_step_case_and_checkpoint(tmp_path):
+    wild = dataclasses.replace(SETTINGS, schedule="step", milestones=(1,), decay=1e31, epochs=2)
+    with pytest.raises(NonFiniteLoss) as caught:
+        run(tmp_path, wild)
+    text = str(caught.value)
+    assert "epoch 2" in text
+    assert "checkpoint.safetensors (epoch 1)" in text
+    assert any(f"case {case!r}" in text for case in ("input", "feat", "feat'"))
+    assert load_checkpoint(tmp_path / CHECKPOINT).facts["epoch"] == 1
+
+
+def test_going_on_with_another_network_is_refused(tmp_path):
+    run(tmp_path, dataclasses.replace(SETTINGS, epochs=1))
+    _, loader = make()
+    wider = Net()
+    wider.head = nn.Linear(8 * 16, 11)
+    with pytest.raises(ValueError, match=r"checkpoint.safetensors holds the weights of another"):
+        fit(wider, NoMix(), loader, constant, SETTINGS, tmp_path, quiet=True)
+
+
+def test_going_on_otherwise_is_refused_and_the_difference_named(tmp_path):
+    run(tmp_path, dataclasses.replace(SETTINGS, epochs=1))
+    longer = dataclasses.replace(SETTINGS, epochs=2, lr=0.5, eval_every=7)
+    named = r"\(train.epochs: 1 there, 2 now; train.lr: 0.05 there, 0.5 now\)"
+    with pytest.raises(ValueError, match=named):
+        run(tmp_path, longer)
+    same = dataclasses.replace(SETTINGS, epochs=1)
+    with pytest.raises(ValueError, match=r"cases.clean: None there, 1.0 now; cases.feat"):
+        run(tmp_path, same, mixer=NoMix())
+    with pytest.raises(ValueError, match="steps: 5 there, 6 now"):
+        run(tmp_path, same, num_images=96)
+    run(tmp_path, dataclasses.replace(same, eval_every=7))  # how often may change
+
+
+def test_a_loader_without_batches_and_scores_without_top1_are_named(tmp_path):
+    net, _ = make()
+    empty = []  # nothing is asked of it but its length
+    with pytest.raises(ValueError, match="the loader gives no batch"):
+        fit(net, NoMix(), empty, constant, SETTINGS, tmp_path / "a", quiet=True)
+    with pytest.raises(ValueError, match=r"evaluate must give 'top1', .* gave \['loss'\]"):
+        run(tmp_path / "b", evaluate=lambda net: {"loss": 1.0})
+
+
+def test_a_second_ctrl_c_is_obeyed_and_sigterm_behind_the_first_is_not():
+    with stop_signals() as caught:
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert caught == [signal.SIGINT, signal.SIGTERM]
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+class Spoiling(NoMix):
+    """The loss is not a number at one step, and the weights are from there on."""
+
+    def __init__(self, step):
+        super().__init__()
+        object.__setattr__(self, "step", step)
+        object.__setattr__(self, "taken", iter(range(1, 10_000)))
+
+    def apply(self, model, x, y, draw):
+        mixed = super().apply(model, x, y, draw)
+        factor = torch.nan if next(self.taken) == self.step else 1.0
+        return dataclasses.replace(mixed, logits=mixed.logits * factor)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("step", [3, 170, 250])
+def test_a_loss_that_is_no_number_is_found_in_its_epoch(tmp_path, step, device):
+    settings = dataclasses.replace(
+        SETTINGS, epochs=1, batch_size=1, lr=1e-4, device=device, capture=False, compile=False
+    )
+    torch.manual_seed(0)
+    loader = DeviceLoader(shapes("train", 250), 1, 0, device)
+    with pytest.raises(NonFiniteLoss, match=f"nan at step {step} of epoch 1"):
+        fit(Net().to(device), Spoiling(step), loader, constant, settings, tmp_path, quiet=True)
+
+
+class Late:
+    """A CUDA event that is reached when the device is: many steps after the host."""
+
+    reached = 0
+    recorded = 0
+
+    def record(self):
+        Late.recorded += 1
+        self.number = Late.recorded
+
+    def query(self):
+        return self.number <= Late.reached
+
+
+def test_a_device_far_behind_is_asked_about_every_loss(monkeypatch):
+    """The answer to a look comes two looks later, when others have been asked."""
+    real = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *a, pin_memory=False, **k: real(*a, **k))
+    monkeypatch.setattr(torch.cuda, "Event", Late)
+    monkeypatch.setattr(Late, "recorded", 0)
+    looker = engine._Run.__new__(engine._Run)
+    looker.device, looker.asked, looker.losses = torch.device("cuda"), deque(), []
+
+    class Found(Exception):
+        pass
+
+    def found():
+        raise Found
+
+    looker._check_losses = found
+    for look in range(6):
+        first = float("nan") if look == 1 else 1.0
+        looker.losses += [torch.tensor(first), *[torch.tensor(1.0)] * (engine.CHECK_EVERY - 1)]
+        monkeypatch.setattr(Late, "reached", look - 2)
+        if look == 4:
+            with pytest.raises(Found):
+                looker._look_at_losses()
+            return
+        looker._look_at_losses()
+
+
+class Scores:
+    def __init__(self, values):
+        self.values = iter(values)
+
+    def __call__(self, net):
+        return {"top1": next(self.values)}
+
+
+def test_best_last_and_median_are_those_of_the_epochs(tmp_path):
+    settings = dataclasses.replace(SETTINGS, epochs=14, eval_every=2, batch_size=80)
+    scores = [50, 99, 61, 62, 63, 64, 65, 66, 67, 68, 69, 70]
+    net, _ = make()
+    loader = DeviceLoader(shapes("train", 80), 80, 0)
+    summary = fit(net, NoMix(), loader, Scores(scores), settings, tmp_path, quiet=True)
+    evaluated = [e["epoch"] for e in read_ledger(tmp_path / LEDGER) if "test" in e]
+    assert evaluated == [2, 4, *range(5, 15)]  # every second one, and each of the last ten
+    assert (summary.best, summary.best_epoch) == (99, 4)
+    assert summary.last == 70
+    assert summary.median10 == 65.5
+    assert summary.is_complete
+    assert summarise(tmp_path) == summary
+    assert "median of the last ten 65.50" in str(summary)
+
+
+def test_the_ledger_says_what_ran(tmp_path):
+    run(tmp_path)
+    start, *epochs = read_ledger(tmp_path / LEDGER)
+    assert start["settings"]["seed"] == 5
+    assert sum(start["cases"].values()) == pytest.approx(1)
+    for epoch in epochs:
+        assert sum(epoch["cases"].values()) == 5
+        assert epoch["step_path"] == "plain"
+        assert epoch["loss"] > 0
+
+
+def test_training_learns(tmp_path):
+    """Classes that are plain colours: mixing must not keep a network from telling them apart."""
+    colours = torch.randint(256, (10, 3, 1, 1), generator=torch.Generator().manual_seed(1))
+    labels = torch.arange(200) % 10
+    images = colours[labels].expand(-1, -1, 32, 32).to(torch.uint8).contiguous()
+    half = (0.5, 0.5, 0.5)
+    plain = ImageSet("colours", "train", images, labels, tuple("0123456789"), half, half)
+    net, _ = make()
+    loader = DeviceLoader(plain, 16, 0)
+
+    def top1(model):
+        model.eval()
+        with torch.no_grad():
+            right = model(images.float() / 255).argmax(1) == labels
+        return {"top1": 100 * float(right.float().mean())}
+
+    settings = dataclasses.replace(SETTINGS, epochs=10, lr=0.02)
+    mixer = AlignMixup("layer4", num_iters=20)
+    assert fit(net, mixer, loader, top1, settings, tmp_path, quiet=True).last > 80
