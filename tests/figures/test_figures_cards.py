@@ -62,7 +62,7 @@ def test_colours_of_heat() -> None:
 def test_the_figure_writes_all_of_them(
     tmp_path: Path, pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(figures.data, "shapes", lambda split: pair.images)
+    monkeypatch.setattr(figures.datasets, "shapes", lambda split: pair.images)
     monkeypatch.setattr(cards, "CARDS", {"cutout": CARDS["cutout"]})
     written = figures.cards(tmp_path, adain_steps=2)
     assert [p.relative_to(tmp_path) for p in written] == [

@@ -39,7 +39,7 @@ def run(images, tmp_path_factory):
 
 @pytest.fixture
 def small(monkeypatch, images):
-    monkeypatch.setattr(figures.data, "load", lambda name, split, root: images)
+    monkeypatch.setattr(figures.datasets, "load", lambda name, split, root: images)
 
 
 def drawn_panels(monkeypatch):

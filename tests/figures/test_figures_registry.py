@@ -49,7 +49,7 @@ def pictures(net, images):
 @pytest.fixture
 def small(monkeypatch, images):
     """Less of everything that takes time."""
-    monkeypatch.setattr(figures.data, "shapes", lambda split: images)
+    monkeypatch.setattr(figures.datasets, "shapes", lambda split: images)
     monkeypatch.setattr(figures, "EFFECT_IMAGES", 2)
     monkeypatch.setattr(figures.methods, "__kwdefaults__", {**KEPT, "adain_steps": 4})
 
