@@ -34,8 +34,11 @@ def features(net, layer, x):
     return seen[0]
 
 
-def restated(state, x, *, stem_stride=1, last_stride=2):
-    """The evaluation-mode network, written from its definition on the bare tensors."""
+def restated(state, x, *, stem_stride=1, last_stride=2, block="released"):
+    """The evaluation-mode network, written from its definition on the bare tensors.
+
+    In the released network every block applies its shortcut, empty or not, to ReLU(BN(x)).
+    """
 
     def norm(x, name):
         mean, var = state[f"{name}.running_mean"], state[f"{name}.running_var"]
@@ -46,21 +49,24 @@ def restated(state, x, *, stem_stride=1, last_stride=2):
     if "stem.norm.weight" in state:
         x = norm(x, "stem.norm").relu()
     for stage, stage_stride in zip((1, 2, 3, 4), (1, 2, 2, last_stride), strict=True):
-        for block in (0, 1):
-            at, stride = f"layer{stage}.{block}", stage_stride if block == 0 else 1
+        for index in (0, 1):
+            at, stride = f"layer{stage}.{index}", stage_stride if index == 0 else 1
             pre = norm(x, f"{at}.norm1").relu()
-            if block == 0 and stage > 1:
+            if index == 0 and stage > 1:
                 x = F.conv2d(pre, state[f"{at}.shortcut.weight"], stride=stride)
+            elif block == "released":
+                x = pre
             inner = F.conv2d(pre, state[f"{at}.conv1.weight"], stride=stride, padding=1)
             inner = norm(inner, f"{at}.norm2").relu()
             x = x + F.conv2d(inner, state[f"{at}.conv2.weight"], padding=1)
     return x
 
 
+@pytest.mark.parametrize("block", ["released", "standard"])
 @pytest.mark.parametrize("stem_norm", [True, False])
 @pytest.mark.parametrize(("stem_stride", "last_stride"), [(1, 2), (2, 2), (1, 1)])
-def test_logits_equal_the_network_written_out(stem_norm, stem_stride, last_stride):
-    strides = {"stem_stride": stem_stride, "last_stride": last_stride}
+def test_logits_equal_the_network_written_out(block, stem_norm, stem_stride, last_stride):
+    strides = {"stem_stride": stem_stride, "last_stride": last_stride, "block": block}
     net = small(stem_norm=stem_norm, **strides).eval()
     x = torch.rand(3, 3, 16, 16, dtype=torch.float64)
     state = net.state_dict()
@@ -116,6 +122,16 @@ def test_layer4_has_the_stated_map_and_a_flattened_head_fits_it(image_size, opti
     assert net.head.linear.in_features == 32 * side**2
 
 
+def test_the_released_block_is_the_default():
+    x = torch.rand(2, 3, 16, 16, dtype=torch.float64)
+    default, released, standard = (
+        features(small(**options).eval(), "layer4", x)
+        for options in ({}, {"block": "released"}, {"block": "standard"})
+    )
+    assert torch.equal(default, released)
+    assert (released - standard).abs().max() > 0.01 * released.abs().max()
+
+
 def test_full_width_gives_512_channels():
     net = PreActResNet18(10, MEAN, STD)
     assert features(net, "layer4", torch.rand(2, 3, 32, 32)).shape == (2, 512, 4, 4)
@@ -162,5 +178,7 @@ def test_errors_name_the_value_and_the_remedy():
         Head(4, 2, kind="average")
     with pytest.raises(ValueError, match="num_classes must be at least 1, got 0"):
         Head(4, 0)
+    with pytest.raises(ValueError, match=r"unknown block 'raw'; choose 'released' or 'standard'"):
+        small(block="raw")
     with pytest.raises(ValueError, match=r"maps of 4 x 4, got 8 x 8.*image_size"):
         small(head="flatten", image_size=32)(torch.rand(1, 3, 64, 64, dtype=torch.float64))

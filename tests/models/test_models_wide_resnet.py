@@ -13,12 +13,15 @@ def small(**options):
     return WideResNet(4, MEAN, STD, width=4, widen_factor=2, **options).double()
 
 
-def formula(num_classes, depth, k):
-    total, before = 27 * 16, 16
+def formula(num_classes, depth, k, num_biases):
+    """Parameters by hand; ``num_biases`` is 1 where a convolution has a bias a channel, else 0."""
+    num_blocks = (depth - 4) // 6
+    total, before = (27 + num_biases) * 16, 16
     for channels in (16 * k, 32 * k, 64 * k):
         total += 2 * before + 9 * before * channels + 2 * channels + 9 * channels**2
         total += before * channels
-        total += ((depth - 4) // 6 - 1) * 2 * (2 * channels + 9 * channels**2)
+        total += (num_blocks - 1) * 2 * (2 * channels + 9 * channels**2)
+        total += num_biases * (2 * num_blocks + 1) * channels
         before = channels
     return total + 2 * before + before * num_classes + num_classes
 
@@ -28,9 +31,11 @@ def formula(num_classes, depth, k):
 )
 def test_parameter_count(depth, k, literal):
     with torch.device("meta"):
-        net = WideResNet(10, MEAN, STD, depth=depth, widen_factor=k)
-    count = sum(p.numel() for p in net.parameters())
-    assert count == formula(10, depth, k) == literal
+        standard = WideResNet(10, MEAN, STD, depth=depth, widen_factor=k, block="standard")
+        released = WideResNet(10, MEAN, STD, depth=depth, widen_factor=k)
+    count = sum(p.numel() for p in standard.parameters())
+    assert count == formula(10, depth, k, 0) == literal
+    assert sum(p.numel() for p in released.parameters()) == formula(10, depth, k, 1)
 
 
 def test_norm_gives_512_channels_of_8_by_8_and_none_negative():
@@ -45,8 +50,10 @@ def test_norm_gives_512_channels_of_8_by_8_and_none_negative():
     assert 0.4 < seen[0].square().mean() < 0.6
 
 
-def test_logits_equal_the_network_written_out():
-    net = small().eval()
+@pytest.mark.parametrize("block", ["released", "standard"])
+def test_logits_equal_the_network_written_out(block):
+    """Released: biases, the stride in the second convolution, shortcuts that read x."""
+    net = small(block=block).eval()
     rng = torch.Generator().manual_seed(2)
     state = net.state_dict()
     for name, tensor in state.items():
@@ -60,17 +67,21 @@ def test_logits_equal_the_network_written_out():
     x = torch.rand(3, 3, 16, 16, dtype=torch.float64)
     logits = net(x)
     h = (x - x.new_tensor(MEAN).view(3, 1, 1)) / x.new_tensor(STD).view(3, 1, 1)
-    h = F.conv2d(h, state["stem.weight"], padding=1)
+
+    def conv(x, name, stride=1, padding=1):
+        bias = state.get(f"{name}.bias")
+        return F.conv2d(x, state[f"{name}.weight"], bias, stride, padding)
+
+    h = conv(h, "stem")
     for stage, first in ((1, 1), (2, 2), (3, 2)):
-        for block, stride in ((0, first), (1, 1)):
-            at = f"layer{stage}.{block}"
+        for index, stride in ((0, first), (1, 1)):
+            at = f"layer{stage}.{index}"
             pre = norm(h, f"{at}.norm1").relu()
-            inner = F.conv2d(pre, state[f"{at}.conv1.weight"], stride=stride, padding=1)
-            inner = F.conv2d(
-                norm(inner, f"{at}.norm2").relu(), state[f"{at}.conv2.weight"], None, 1, 1
-            )
-            skip = h if block else F.conv2d(pre, state[f"{at}.shortcut.weight"], stride=stride)
-            h = skip + inner
+            strides = (1, stride) if block == "released" else (stride, 1)
+            inner = norm(conv(pre, f"{at}.conv1", strides[0]), f"{at}.norm2").relu()
+            source = h if block == "released" else pre
+            skip = h if index else conv(source, f"{at}.shortcut", stride, padding=0)
+            h = skip + conv(inner, f"{at}.conv2", strides[1])
     pooled = norm(h, "norm.norm").relu().mean((2, 3))
     expected = pooled @ state["head.linear.weight"].T + state["head.linear.bias"]
     torch.testing.assert_close(logits, expected)
@@ -85,6 +96,11 @@ def test_a_flattened_head_fits_the_map(image_size, options, side):
     assert net.head.linear.in_features == 4 * 2 * 4 * side**2
     x = torch.rand(2, 3, image_size, image_size, dtype=torch.float64)
     assert net(x).isfinite().all()
+
+
+def test_the_final_norm_of_the_released_network_keeps_a_tenth_of_the_old_statistics():
+    momenta = {block: small(block=block).norm.norm.momentum for block in ("released", "standard")}
+    assert momenta == {"released": 0.9, "standard": 0.1}
 
 
 def test_dropout_acts_in_training_alone():

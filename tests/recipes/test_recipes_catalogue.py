@@ -246,6 +246,14 @@ def test_style_mixing_trains_its_own_small_network_once(tmp_path, monkeypatch):
     assert len(note["sha256"]) == 64
 
 
+def test_a_record_from_before_blocks_were_a_setting_has_the_standard_one():
+    for name, block in (("cifar10-r18-alignmixup", "standard"), ("imagenet-r50-input", "released")):
+        record = find_recipe(name).to_json()
+        assert Recipe.from_json(record).net.block == "released"
+        del record["net"]["block"]
+        assert Recipe.from_json(record).net.block == block
+
+
 def test_shrunk_keeps_the_method():
     recipe = find_recipe("cifar10-r18-alignmixup")
     assert recipe.shrunk().mixer == recipe.mixer
@@ -261,7 +269,7 @@ def test_what_reads_a_whole_map_of_raw_features_has_its_gradients_clipped():
 
 
 def test_settings_that_are_right_only_together_may_be_changed_together():
-    recipe = find_recipe("cifar10-r18-baseline-fast")
+    recipe = changed(find_recipe("cifar10-r18-baseline-fast"), {"train.warmup_epochs": 5.0})
     short = changed(recipe, {"train.epochs": 1, "train.warmup_epochs": 0.0, "net.width": 4})
     assert (short.train.epochs, short.train.warmup_epochs, short.net.width) == (1, 0.0, 4)
     with pytest.raises(ValueError, match=r"warmup_epochs \(5.0\) must be fewer than epochs \(1\)"):

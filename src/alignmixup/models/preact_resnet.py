@@ -1,16 +1,18 @@
 """PreActResNet-18 for small images, and the block and the head that other networks share.
 
-    block:  o = ReLU(BN(x));  y = s(o or x) + conv(ReLU(BN(conv(o))))       (He et al. 2016b)
+    released block:  o = ReLU(BN(x));  y = s(o) + conv(ReLU(BN(conv(o))))
+    standard block:  the same, but where s is the identity it is applied to x   (He et al. 2016b)
 
-s is the identity on x, or a 1 x 1 convolution of o where the shape changes. Four stages of two
-blocks; their raw sum is the feature tensor A of the paper (512 x 4 x 4 for images of 32 x 32).
+s is the identity, or a 1 x 1 convolution where the shape changes. Four stages of two blocks; the
+raw output of the last one is the feature tensor A of the paper (512 x 4 x 4 for 32 x 32 images).
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable
-from typing import Literal
+from functools import partial
+from typing import Any, Literal, get_args
 
 import torch.nn.functional as F
 from jaxtyping import Float
@@ -19,8 +21,18 @@ from torch import Tensor, nn
 from alignmixup.models.normalize import ImageConv, Normalize, Rgb
 from alignmixup.ops.norm_relu import NormReluSequential, norm_relu
 
-__all__ = ["Head", "HeadKind", "PreActBlock", "PreActResNet18", "map_size", "preact_stage"]
+__all__ = [
+    "Block",
+    "Head",
+    "HeadKind",
+    "PreActBlock",
+    "PreActResNet18",
+    "check_block",
+    "map_size",
+    "preact_stage",
+]
 
+Block = Literal["released", "standard"]
 HeadKind = Literal["pool", "flatten"]
 
 
@@ -30,10 +42,14 @@ class PreActResNet18(nn.Module):
     There is no BN or ReLU between ``layer4`` and ``head``, as in the manifold mixup family of
     networks and in the network released with AlignMixup.
 
+    ``block="released"`` is the block of the network released with AlignMixup: the identity shortcut
+    carries ReLU(BN(x)). ``"standard"`` carries x itself, as in the manifold mixup, PuzzleMix and
+    Co-Mixup networks; with cross-entropy at a learning rate of 0.1 it needs warm-up or clipping.
+
     ``stem_norm`` adds BN and ReLU after the first convolution. It is on by default because the
     released AlignMixup network has it; the manifold mixup, PuzzleMix and Co-Mixup networks do not.
-    ``stem_stride=2`` is their way with Tiny-ImageNet (a 4 x 4 map from 64 x 64), ``1`` that of
-    AlignMixup (8 x 8). ``last_stride=1`` leaves out the last down-sampling: A at 8 x 8 on CIFAR.
+    These use ``stem_stride=2`` on Tiny-ImageNet (a 4 x 4 map from 64 x 64), AlignMixup ``1`` (8 x
+    8). ``last_stride=1`` leaves out the last down-sampling: A at 8 x 8 on CIFAR.
     ``head="flatten"`` needs the ``image_size`` it will see; a pooled head takes any.
     """
 
@@ -46,6 +62,7 @@ class PreActResNet18(nn.Module):
         stem_stride: int = 1,
         width: int = 64,
         stem_norm: bool = True,
+        block: Block = "released",
         head: HeadKind = "pool",
         image_size: int = 32,
         last_stride: int = 2,
@@ -57,10 +74,12 @@ class PreActResNet18(nn.Module):
         if stem_norm:
             stem |= {"norm": nn.BatchNorm2d(width), "relu": nn.ReLU()}
         self.stem = NormReluSequential(OrderedDict(stem))
-        self.layer1 = preact_stage(width, width, num_blocks=2, stride=1)
-        self.layer2 = preact_stage(width, 2 * width, num_blocks=2, stride=2)
-        self.layer3 = preact_stage(2 * width, 4 * width, num_blocks=2, stride=2)
-        self.layer4 = preact_stage(4 * width, 8 * width, num_blocks=2, stride=last_stride)
+        skips = check_block(block) == "released"
+        stage = partial(preact_stage, num_blocks=2, activated_skip=skips)
+        self.layer1 = stage(width, width, stride=1)
+        self.layer2 = stage(width, 2 * width, stride=2)
+        self.layer3 = stage(2 * width, 4 * width, stride=2)
+        self.layer4 = stage(4 * width, 8 * width, stride=last_stride)
         side = map_size(image_size, (stem_stride, 2, 2, last_stride))
         self.head = Head(8 * width, num_classes, kind=head, side=side)
 
@@ -71,24 +90,40 @@ class PreActResNet18(nn.Module):
         return logits
 
 
+def check_block(block: str) -> str:
+    """Return ``block``, or raise for an unknown one."""
+    if block not in get_args(Block):
+        raise ValueError(f"unknown block {block!r}; choose 'released' or 'standard'")
+    return block
+
+
 def preact_stage(
-    in_channels: int, channels: int, *, num_blocks: int, stride: int, dropout: float = 0.0
+    in_channels: int, channels: int, *, num_blocks: int, stride: int, **options: Any
 ) -> nn.Sequential:
     """Return ``num_blocks`` blocks, the first of which changes width and resolution."""
-    first = PreActBlock(in_channels, channels, stride=stride, dropout=dropout)
-    others = [
-        PreActBlock(channels, channels, stride=1, dropout=dropout) for _ in range(num_blocks - 1)
-    ]
+    first = PreActBlock(in_channels, channels, stride=stride, **options)
+    others = [PreActBlock(channels, channels, stride=1, **options) for _ in range(num_blocks - 1)]
     return nn.Sequential(first, *others)
 
 
 class PreActBlock(nn.Module):
-    """A pre-activation block of two 3 x 3 convolutions; ``dropout`` acts between them."""
+    """A pre-activation block of two 3 x 3 convolutions; ``dropout`` acts between them.
+
+    With ``activated_skip`` an identity shortcut carries ReLU(BN(x)), else x. A shortcut that is a
+    convolution reads ReLU(BN(x)) in both.
+    """
 
     def __init__(
-        self, in_channels: int, channels: int, *, stride: int, dropout: float = 0.0
+        self,
+        in_channels: int,
+        channels: int,
+        *,
+        stride: int,
+        activated_skip: bool,
+        dropout: float = 0.0,
     ) -> None:
         super().__init__()
+        self.activated_skip = activated_skip
         self.norm1 = nn.BatchNorm2d(in_channels)
         self.conv1 = nn.Conv2d(in_channels, channels, 3, stride=stride, padding=1, bias=False)
         self.norm2 = nn.BatchNorm2d(channels)
@@ -100,7 +135,10 @@ class PreActBlock(nn.Module):
 
     def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b d i j"]:
         out = norm_relu(self.norm1, x)
-        skip = x if self.shortcut is None else self.shortcut(out)
+        if self.shortcut is not None:
+            skip = self.shortcut(out)
+        else:
+            skip = out if self.activated_skip else x
         out = norm_relu(self.norm2, self.conv1(out))
         if self.dropout:
             out = F.dropout(out, self.dropout, self.training)

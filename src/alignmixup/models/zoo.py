@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from alignmixup.models.autoencoder import AutoencodingClassifier
 from alignmixup.models.decoder import ToImage
 from alignmixup.models.normalize import Normalize, Rgb
-from alignmixup.models.preact_resnet import HeadKind, PreActResNet18
+from alignmixup.models.preact_resnet import Block, HeadKind, PreActResNet18, check_block
 from alignmixup.models.resnet import ResNet50, load_torchvision_resnet50
 from alignmixup.models.vgg_gap import VGGGAP, load_torchvision_vgg16
 from alignmixup.models.wide_resnet import WideResNet
@@ -41,8 +41,9 @@ class NetSpec:
     """A network by name, with what may vary in it; an option a network does not have is an error.
 
     ``width`` is the channels of the first convolution; None is the published width. ``last_stride``
-    is the stride of the last stage, 2 unless given. ``pretrained`` starts from ImageNet's weights,
-    which want ImageNet's mean and deviation.
+    is the stride of the last stage, 2 unless given. ``block`` is the residual block of the CIFAR
+    networks: the one released with AlignMixup, or the standard one. ``pretrained`` starts from
+    ImageNet's weights, which want ImageNet's mean and deviation.
 
     ``autoencoder`` puts an embedding of that kind (a vector that reads the flattened or the pooled
     map, or a tensor) and a decoder beside the network, whose own head goes and cannot be chosen
@@ -53,6 +54,7 @@ class NetSpec:
     width: int | None = None
     stem_stride: int = 1
     stem_norm: bool = True
+    block: Block = "released"
     head: HeadKind = "pool"
     last_stride: int | None = None
     pretrained: bool = False
@@ -63,6 +65,7 @@ class NetSpec:
     def __post_init__(self) -> None:
         if self.width is not None and self.width < 1:
             raise ValueError(f"width must be at least 1, got {self.width}")
+        check_block(self.block)
         for option in ("stem_stride", "last_stride"):
             if getattr(self, option) not in (1, 2, None):
                 raise ValueError(f"{option} must be 1 or 2, got {getattr(self, option)}")
@@ -234,6 +237,7 @@ def _preact_resnet18(spec: NetSpec, k: int, mean: Rgb, std: Rgb, image_size: int
         stem_stride=spec.stem_stride,
         width=spec.width or 64,
         stem_norm=spec.stem_norm,
+        block=spec.block,
         head=spec.head,
         image_size=image_size,
         last_stride=spec.last_stride or 2,
@@ -247,6 +251,7 @@ def _wrn16_8(spec: NetSpec, k: int, mean: Rgb, std: Rgb, image_size: int) -> nn.
         std,
         stem_stride=spec.stem_stride,
         width=spec.width or 16,
+        block=spec.block,
         head=spec.head,
         image_size=image_size,
         last_stride=spec.last_stride or 2,
@@ -266,7 +271,7 @@ def _acol_vgg(spec: NetSpec, k: int, mean: Rgb, std: Rgb, image_size: int) -> nn
 
 
 _AUTOENCODER = frozenset({"autoencoder", "variational", "decoder"})
-_SMALL = frozenset({"width", "stem_stride", "head", "last_stride"}) | _AUTOENCODER
+_SMALL = frozenset({"width", "stem_stride", "block", "head", "last_stride"}) | _AUTOENCODER
 _OWN: Mapping[str, _Own] = {
     "preact_resnet18": _Own(_preact_resnet18, _SMALL | {"stem_norm"}, tap="layer4"),
     "wrn16_8": _Own(_wrn16_8, _SMALL, tap="norm"),

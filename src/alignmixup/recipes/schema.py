@@ -130,10 +130,16 @@ class Recipe:
         return cls(
             name=record["name"],
             data=_read(DataSpec, record["data"]),
-            net=_read(NetSpec, record["net"]),
+            net=_read(NetSpec, _with_block(record["net"])),
             mixer=_read(_mixers()[kind], mixer),
             train=_read(TrainSettings, record["train"]),
         )
+
+
+def _with_block(net: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A record from before ``block`` was a setting is of a network with the standard block."""
+    has_blocks = net["name"] in ("preact_resnet18", "wrn16_8")
+    return {"block": "standard", **net} if has_blocks else net
 
 
 def _default(setting: dataclasses.Field[Any]) -> object:
