@@ -161,7 +161,7 @@ def test_the_size_decides_which_kernels_run(monkeypatch: pytest.MonkeyPatch) -> 
         (_triton_product, "backward"),
     ):
         function = getattr(module, name)
-        label = f"{module.__name__.rpartition('_')[2]}.{name}"
+        label = f"{module.__name__.rpartition('.')[2].removeprefix('sinkhorn_')}.{name}"
         monkeypatch.setattr(
             module,
             name,

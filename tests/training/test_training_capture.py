@@ -66,10 +66,14 @@ def train(mixer, step_kind, num_steps=24, settings=SETTINGS, *, lr=0.005, make_n
     return torch.stack(losses).cpu(), step
 
 
+def captured_step(plain):
+    return CapturedStep(plain, torch.device("cuda"))
+
+
 @pytest.mark.parametrize("mixer", MIXERS, ids=lambda m: type(m).__name__)
 def test_captured_steps_are_the_plain_steps(mixer):
     plain, _ = train(mixer, lambda p: p)
-    captured, step = train(mixer, CapturedStep)
+    captured, step = train(mixer, captured_step)
     assert step.path == "captured"
     assert len(step._graphs) == len(mixer.cases)
     # Convolutions may take other algorithms in a graph's memory: float32 differences that training
@@ -98,7 +102,7 @@ def test_captured_autoencoder_steps_are_the_plain_steps(mixer, embedding):
     # graph does not train would be all of its way apart.
     losses, parts = {}, {}
     for kind in (PlainStep, CapturedStep):
-        wrap = CapturedStep if kind is CapturedStep else lambda plain: plain
+        wrap = captured_step if kind is CapturedStep else lambda plain: plain
         losses[kind], step = train(mixer, wrap, 60, lr=0.001, make_net=autoencoder)
         net = step.plain.net if kind is CapturedStep else step.net
         parts[kind] = weights_by_part(net)
