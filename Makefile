@@ -3,8 +3,10 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+READY_DOCS := $(VENV)/.ready-docs
+RELEASE := build/release
 
-.PHONY: demo test lint types check clean
+.PHONY: demo test lint types check docs release-check clean
 
 demo: $(READY)
 	$(BIN)/alignmixup demo --out demo
@@ -22,11 +24,36 @@ types: $(READY)
 
 check: lint types test
 
+# The site is written to build/site; a broken link, an unknown name or a docstring that does not parse is an error.
+# Not --quiet: that hides warnings from --strict, too.
+docs: $(READY_DOCS)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "site: build/site/index.html"
+
+# What a user gets: the built wheel without extras, in a new environment, called from outside the checkout.
+release-check:
+	rm -rf $(RELEASE)
+	mkdir -p $(RELEASE)
+	$(PYTHON) -m venv $(RELEASE)/venv
+	$(RELEASE)/venv/bin/pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir $(RELEASE) .
+	$(RELEASE)/venv/bin/pip install --quiet --disable-pip-version-check -c constraints.txt $(RELEASE)/*.whl
+	$(RELEASE)/venv/bin/pip check
+	cd $(RELEASE) && venv/bin/python -c "import alignmixup; assert 'site-packages' in alignmixup.__file__, alignmixup.__file__"
+	cd $(RELEASE) && test "alignmixup-$$(venv/bin/alignmixup --version)-py3-none-any.whl" = "$$(echo *.whl)"
+	cd $(RELEASE) && OMP_NUM_THREADS=1 venv/bin/alignmixup demo --out demo --epochs 1
+	test -s $(RELEASE)/demo/report.html
+	@echo "release-check: $(RELEASE)/*.whl installs, imports and runs the demo"
+
 clean:
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache demo
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache build demo
 
 # The constraints pin the whole development environment, torch first: without the pin pip takes the newest build.
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
 	touch $(READY)
+
+# Only the targets that build the site install its tools.
+$(READY_DOCS): $(READY)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
+	touch $(READY_DOCS)

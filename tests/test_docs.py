@@ -1,18 +1,42 @@
-"""Every Python snippet of the README and of the cards runs, top to bottom, as a reader would."""
+"""Every Python block of the README and of the documentation runs, top to bottom, as a reader would.
+
+Pages of the site are self-contained. In their shell blocks, ``bash`` commands are executed as well
+and ``sh`` commands, which would take hours or the network, only parsed.
+"""
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
+from alignmixup.cli import main
+from alignmixup.cli.program import COMMANDS
+
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+OTHERS = [ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", ROOT / "results" / "README.md"]
+# What torchrun sets for the only process of a job; port 0 is any free one.
+TORCHRUN = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 
 
-def snippets(page):
-    return re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S)
+def blocks(page, languages):
+    """The fenced blocks in these languages, each with its language, in order."""
+    fence = rf"^```({'|'.join(languages)})\n(.*?)^```"
+    return re.findall(fence, page.read_text(encoding="utf-8"), re.M | re.S)
+
+
+def commands(code):
+    """The calls of our command line in a shell block, as lists of arguments."""
+    lines = [shlex.split(line, comments=True) for line in code.splitlines()]
+    return [words[words.index("alignmixup") + 1 :] for words in lines if is_call(words)]
+
+
+def is_call(words):
+    return "alignmixup" in words and words[0] in ("alignmixup", "torchrun")
 
 
 class Model(nn.Module):
@@ -27,28 +51,52 @@ class Model(nn.Module):
         return self.fc(self.layer4(x).mean((2, 3)))
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_snippets_run(page, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def given_names(page):
+    """What a page may use without defining it: the README and the evaluations show fragments."""
+    if page.name not in ("README.md", "evaluations.md"):
+        return {}
     model = Model()
     x, y = torch.rand(8, 3, 16, 16), torch.randint(10, (8,))
-    given = {
-        "model": model,
-        "x": x,
-        "loader": [(x, y), (x, y)],
-        "optimizer": torch.optim.SGD(model.parameters(), lr=0.1),
-    }
-    before = [p.clone() for p in model.parameters()]
-    for code in snippets(page):
-        exec(compile(code, str(page), "exec"), given)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return {"model": model, "x": x, "loader": [(x, y), (x, y)], "optimizer": optimizer}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_blocks_run(page, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    if page.name == "many-gpus.md":
+        for name, value in TORCHRUN.items():
+            monkeypatch.setenv(name, value)
+    torch.manual_seed(0)
+    given = given_names(page)
+    before = [p.clone() for p in given["model"].parameters()] if given else []
+    for language, code in blocks(page, ("python", "bash")):
+        if language == "python":
+            exec(compile(code, str(page), "exec"), given)
+            continue
+        for words in commands(code):
+            assert main(words) == 0, capsys.readouterr().err
     if page.name == "README.md":
-        assert any(
-            not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True)
-        ), "the README's loop trains nothing"
+        after = given["model"].parameters()
+        assert not all(map(torch.equal, before, after)), "the README's loop trains nothing"
         assert "next to nothing" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_commands_that_are_not_run_parse(page):
+    for _, code in blocks(page, ("sh",)):
+        for words in commands(code):
+            assert callable(COMMANDS[words[0]].parse(words[1:]))
+
+
 def test_links_lead_somewhere():
-    for page in PAGES:
+    for page in [*PAGES, *OTHERS]:
         for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text(encoding="utf-8")):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_the_site_lists_every_page():
+    config = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    listed = set(re.findall(r"[\w/-]+\.md", config.partition("\nnav:")[2]))
+    missing = {str(p.relative_to(ROOT / "docs")) for p in PAGES[1:]} - listed
+    assert not missing, f"add to the navigation of mkdocs.yml: {sorted(missing)}"

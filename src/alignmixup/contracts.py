@@ -77,11 +77,22 @@ def fusing(enabled: bool = True) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """All the chance of one step, drawn once, outside the network.
+    """All randomness of one step, drawn once, outside the network.
 
-    ``case`` names everything that changes the shape of the computation, so that a step whose case
-    is known is a fixed computation. A method with more chance than this extends the class with
-    further tensors, positions as fractions of the image, so that a draw needs no image.
+    ``case`` names everything that changes the shape of the computation, so a step whose case is
+    known is a fixed computation. A method with more randomness extends this class with further
+    tensors; positions are fractions of the image, so a draw needs no image.
+
+    Args:
+        case: One of the mixer's ``cases``, such as ``"input"`` or ``"feat"``.
+        perm: Permutation of the batch: the partner of sample ``i`` is sample ``perm[i]``.
+        lam: Share of the anchor, sample ``i``: a scalar for the batch or one value per sample.
+
+    Example:
+        ```python
+        draw = am.Draw("input", perm=torch.arange(8).flip(0), lam=torch.tensor(0.7))
+        mixed = am.InputMixup().apply(model, x, y, draw)
+        ```
     """
 
     case: str
@@ -89,16 +100,16 @@ class Draw:
     lam: Float[Tensor, "*b"]
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the fields that are tensors, by name."""
+        """Return the tensor fields by name."""
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         return {name: value for name, value in values.items() if isinstance(value, Tensor)}
 
     def with_tensors(self, tensors: Mapping[str, Tensor]) -> Self:
-        """Return the same case with other tensors, e.g. the static buffers of a captured step."""
+        """Return the same case with other tensors, e.g. the buffers of a captured step."""
         return dataclasses.replace(self, **tensors)  # type: ignore[arg-type]
 
     def to(self, device: torch.device | str) -> Self:
-        """Return the draw with its tensors on ``device``; without a copy where they are there."""
+        """Return the draw on ``device``; tensors that are already there are not copied."""
         return self.with_tensors({k: to_device(v, device) for k, v in self.tensors().items()})
 
 
@@ -170,9 +181,32 @@ Criterion = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Mixed:
-    """What a mixer makes of a batch: logits against soft targets, and any further losses.
+    """The result of a mixer: logits against soft targets, and any further losses.
 
-    A case that trains no classifier (a clean reconstruction) has ``extra`` alone.
+    A case that trains no classifier (the reconstruction of ``AlignMixupAE``) has ``extra`` alone.
+
+    Args:
+        logits: Output of the network for the mixed batch, ``[b, k]``, or None.
+        targets: Class shares of each mixed sample, ``[b, k]``, or None.
+        extra: Further loss terms by name; ``loss`` adds all of them.
+        criterion: Function of ``(logits, targets)``; replace it to use your own loss.
+
+    Example:
+        ```python
+        from dataclasses import replace
+
+        mixed = am.AlignMixup("layer4")(model, x, y)
+        mixed.loss().backward()
+
+        weight = torch.linspace(0.5, 1.5, 10)  # class weights
+
+
+        def weighted(logits, targets):
+            return torch.nn.functional.cross_entropy(logits, targets, weight=weight)
+
+
+        loss = replace(mixed, criterion=weighted).loss()
+        ```
     """
 
     logits: Float[Tensor, "b k"] | None
@@ -181,7 +215,14 @@ class Mixed:
     criterion: Criterion = soft_cross_entropy
 
     def loss(self) -> Tensor:
-        """The number to minimise: the classification loss, if any, plus all of ``extra``."""
+        """Return the value to minimize: the classification loss, if any, plus all of ``extra``.
+
+        Returns:
+            A scalar tensor with a gradient.
+
+        Raises:
+            ValueError: If there are neither logits nor extra losses.
+        """
         terms = list(self.extra.values())
         if self.logits is not None and self.targets is not None:
             terms.insert(0, self.criterion(self.logits, self.targets))
@@ -191,16 +232,37 @@ class Mixed:
 
 
 class Mixer(ABC):
-    """A method of mixing: the only thing that differs between the rows of a table.
+    """Base class of all mixup methods.
 
-    ``draw`` is chance, ``apply`` is arithmetic: the same draw gives the same result. Concrete
-    mixers are frozen dataclasses of settings.
+    ``draw`` holds all randomness and ``apply`` all arithmetic, so the same draw gives the same
+    result. Concrete mixers are frozen dataclasses of settings. A subclass implements ``cases``,
+    ``draw`` and ``apply``.
+
+    Example:
+        ```python
+        from dataclasses import dataclass
+
+
+        @dataclass(frozen=True)
+        class HalfAndHalf(am.Mixer):
+            cases = {"input": 1.0}
+
+            def draw(self, batch_size, rng):
+                perm = torch.randperm(batch_size, generator=rng)
+                return am.Draw("input", perm, torch.tensor(0.5))
+
+            def apply(self, net, x, y, draw):
+                return am.InputMixup().apply(net, x, y, draw)
+
+
+        loss = HalfAndHalf()(model, x, y).loss()
+        ```
     """
 
     @property
     @abstractmethod
     def cases(self) -> Mapping[str, float]:
-        """Every case ``draw`` can give, with its probability; the probabilities sum to one."""
+        """Every case ``draw`` can return, with its probability; the probabilities sum to one."""
 
     @property
     def trains_all(self) -> bool:
@@ -209,16 +271,50 @@ class Mixer(ABC):
 
     @abstractmethod
     def draw(self, batch_size: int, rng: torch.Generator) -> Draw:
-        """Draw all the chance of one step. A CPU generator costs no wait for the device."""
+        """Draw all randomness of one step.
+
+        Args:
+            batch_size: Number of samples in the batch.
+            rng: Source of randomness; a CPU generator never synchronizes with a GPU.
+
+        Returns:
+            The case, the partners and the shares of this step.
+        """
 
     @abstractmethod
     def apply(self, net: nn.Module, x: Tensor, y: Tensor, draw: Draw) -> Mixed:
-        """Run the network on the mixed batch; ``y`` holds integer or soft labels."""
+        """Run the network on the mixed batch.
+
+        Args:
+            net: Any module that returns logits ``[b, k]``.
+            x: Images ``[b, c, h, w]``.
+            y: Integer labels ``[b]`` or soft labels ``[b, k]``.
+            draw: The randomness of this step, from this mixer's ``draw``.
+
+        Returns:
+            Logits, soft targets and further losses.
+
+        Raises:
+            ValueError: If images, labels, draw and network do not fit together.
+        """
 
     def __call__(
         self, net: nn.Module, x: Tensor, y: Tensor, rng: torch.Generator | None = None
     ) -> Mixed:
-        """Draw and apply: what goes into a training loop; chance is torch's own without ``rng``."""
+        """Draw and apply: the call for a training loop.
+
+        Args:
+            net: Any module that returns logits ``[b, k]``.
+            x: Images ``[b, c, h, w]``.
+            y: Integer labels ``[b]`` or soft labels ``[b, k]``.
+            rng: Source of randomness; defaults to torch's global CPU generator.
+
+        Returns:
+            Logits, soft targets and further losses; minimize its ``loss()``.
+
+        Raises:
+            ValueError: If ``rng`` is not a ``torch.Generator``, or see ``apply``.
+        """
         if rng is not None and not isinstance(rng, torch.Generator):
             raise ValueError(
                 f"rng must be a torch.Generator, got {rng!r}; torch.Generator().manual_seed(0) "
@@ -229,10 +325,28 @@ class Mixer(ABC):
 
 @dataclass(frozen=True)
 class ImageSet:
-    """A labelled set of images of one size, in memory.
+    """A labeled set of images of one size, in memory.
 
-    ``boxes`` has one tensor [k, 4] an image where the source knows boxes. ``mean`` and ``std`` are
-    those of the source in [0, 1], for the network's normalisation.
+    Args:
+        name: Name of the data set, as results show it.
+        split: ``"train"`` or ``"test"``.
+        images: Pixels, uint8 ``[n, 3, h, w]``.
+        labels: Class of each image, ``[n]``.
+        class_names: Names of the classes, in the order of the labels.
+        mean: Channel means of the source in [0, 1], for the normalization layer of a network.
+        std: Channel standard deviations of the source, likewise.
+        boxes: One tensor ``[k, 4]`` of boxes ``(x0, y0, x1, y1)`` per image, if known.
+
+    Raises:
+        ValueError: If shapes, types or label range do not fit together.
+
+    Example:
+        ```python
+        images = torch.randint(256, (20, 3, 32, 32), dtype=torch.uint8)
+        labels = torch.arange(20) % 2
+        pets = am.ImageSet("pets", "test", images, labels, ("cat", "dog"), (0.5,) * 3, (0.25,) * 3)
+        print(len(pets), pets.num_classes)
+        ```
     """
 
     name: str
@@ -268,14 +382,36 @@ class ImageSet:
 
     @property
     def num_classes(self) -> int:
+        """Number of classes."""
         return len(self.class_names)
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One measured number and where it came from: one JSON line.
+    """One measured number and its origin: one line of JSON.
 
-    A task fills in the first four fields; whoever ran it stamps the rest with ``stamped``.
+    A task fills in the first four fields; the caller adds the rest with ``stamped``.
+
+    Args:
+        task: Name of the evaluation, such as ``"accuracy"``.
+        metric: Name of the number, such as ``"top1"``; percentages are on the scale 0 to 100.
+        value: The number.
+        settings: Settings of the evaluation that the number depends on.
+        recipe: Name of the recipe that trained the network.
+        seed: Seed of the training run.
+        epoch: Epoch of the checkpoint.
+        trained: Training settings that differ from the defaults.
+        version: Versions of alignmixup and torch.
+        hardware: Device the number was measured on.
+        commit: Commit of the source, if known.
+        date: Time of the measurement.
+        command: Command line of the measurement.
+
+    Example:
+        ```python
+        line = am.Result("accuracy", "top1", 96.0, recipe="cifar10-r18-alignmixup").to_json()
+        assert am.Result.from_json(line).value == 96.0
+        ```
     """
 
     task: str
@@ -293,11 +429,15 @@ class Result:
     command: str = ""
 
     def stamped(self, **where: object) -> Self:
-        """Return the result with its provenance filled in."""
+        """Return a copy with the given fields filled in."""
         return dataclasses.replace(self, **where)  # type: ignore[arg-type]
 
     def to_json(self) -> str:
-        """One line. JSON has neither NaN nor infinity: such a number is an error."""
+        """Return the result as one line of JSON.
+
+        Raises:
+            ValueError: If the value is NaN or infinite, which JSON cannot hold.
+        """
         try:
             return json.dumps(dataclasses.asdict(self), allow_nan=False)
         except ValueError as error:
@@ -308,6 +448,11 @@ class Result:
 
     @classmethod
     def from_json(cls, line: str) -> Self:
+        """Read a line written by ``to_json``.
+
+        Raises:
+            ValueError: If the line has fields that this version does not know.
+        """
         known = {f.name for f in dataclasses.fields(cls)}
         fields = json.loads(line)
         unknown = sorted(set(fields) - known)

@@ -26,10 +26,22 @@ NEXT_TO_NOTHING = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """What alignment changes at one layer, each as |aligned - unaligned| / |unaligned|.
+    """How much alignment changes at one layer, each as |aligned - unaligned| / |unaligned|.
 
-    ``plan_entropy`` is 0 for a one-to-one matching and 1 for a plan that matches nothing;
-    ``marginal_error`` is how far the plan's marginals are from uniform, mean over the batch.
+    Args:
+        layer: Name of the layer.
+        features: Relative change of the features.
+        pooled: Relative change of their mean over positions.
+        logits: Relative change of the logits.
+        plan_entropy: 0 for a one-to-one matching, 1 for a plan that matches nothing.
+        marginal_error: Distance of the plan's marginals from uniform, mean over the batch.
+
+    Example:
+        ```python
+        effect = am.alignment_effect(model, "layer3", x)
+        if effect.is_next_to_nothing:
+            print("choose an earlier layer:", effect)
+        ```
     """
 
     layer: str
@@ -41,6 +53,7 @@ class Effect:
 
     @property
     def is_next_to_nothing(self) -> bool:
+        """Whether the logits change by less than 0.1 %."""
         return self.logits < NEXT_TO_NOTHING
 
     def __str__(self) -> str:
@@ -63,11 +76,31 @@ def alignment_effect(
     num_iters: int = 100,
     last: Side | None = None,
 ) -> Effect:
-    """Mix a batch at ``layer`` with and without alignment and compare what comes out.
+    """Measure how much alignment changes on a model: mix a batch with and without it and compare.
 
     Each sample is mixed with the next one. The model runs in evaluation mode without gradients and
-    is left as it was; through ``torch.compile`` and DistributedDataParallel it is the plain module
-    that runs.
+    is left unchanged; wrappers (``torch.compile``, DistributedDataParallel) are bypassed.
+
+    Args:
+        model: Any module that returns logits.
+        layer: Name of a sub-module that returns maps ``[b, c, h, w]`` or tokens ``[b, n, c]``.
+        x: Images, two or more.
+        keep: Whose positions are kept, ``"anchor"`` or ``"partner"``.
+        lam: Share of the anchor.
+        eps: Strength of the entropic regularization.
+        num_iters: Sinkhorn iterations.
+        last: The marginal of the plan that is exact; None: the one that keeps the mean.
+
+    Returns:
+        The relative change of features, pooled features and logits; ``print`` shows a sentence.
+
+    Raises:
+        ValueError: If the batch has one sample, or the layer does not exist or has another shape.
+
+    Example:
+        ```python
+        print(am.alignment_effect(model, "layer4", x))
+        ```
     """
     if len(x) < 2:
         raise ValueError(f"alignment needs two samples or more, got a batch of {len(x)}")

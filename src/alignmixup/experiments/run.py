@@ -85,12 +85,43 @@ def train(
     tensorboard: bool = False,
     quiet: bool = False,
 ) -> Summary:
-    """Train a recipe in the folder ``out``, or go on with the run that is there.
+    """Train a recipe in the folder ``out``, or resume the run in that folder.
 
-    Started by torchrun, every process calls this and takes its share of each batch.
+    Under torchrun every process calls this and takes its share of each batch.
 
-    ``changes`` replaces settings by their names on the command line, ``{"train.epochs": 300}``;
-    ``sets`` stands in for the recipe's data.
+    Args:
+        recipe: A recipe, or its name in ``alignmixup recipes``.
+        out: Folder of the run.
+        changes: Settings to replace, by their names on the command line: ``{"train.epochs": 300}``.
+        data_root: Folder of the data sets; defaults to ALIGNMIXUP_DATA, then ``./datasets``.
+        sets: Images in memory to use in place of the recipe's data.
+        tensorboard: Write TensorBoard files as well.
+        quiet: Print nothing.
+
+    Returns:
+        Last, best and median test accuracy, and whether the run is complete.
+
+    Raises:
+        ValueError: If a setting is not valid, or ``out`` holds a run with other settings.
+        FileNotFoundError: If the data are missing.
+
+    Example:
+        ```python
+        from alignmixup.datasets import shapes
+        from alignmixup.experiments.run import Sets
+
+        small = {
+            "net.width": 4,
+            "train.epochs": 1,
+            "train.warmup_epochs": 0.0,
+            "train.batch_size": 16,
+            "train.precision": "float32",
+            "train.compile": False,
+        }
+        sets = Sets(shapes("train", 32), shapes("test", 32))
+        name = "cifar10-r18-alignmixup-fast"
+        print(am.train(name, "runs/first", sets=sets, changes=small, quiet=True))
+        ```
     """
     recipe = find_recipe(recipe) if isinstance(recipe, str) else recipe
     recipe = changed(recipe, changes or {})

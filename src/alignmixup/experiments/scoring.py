@@ -87,20 +87,39 @@ def evaluate(
     on_task: OnTask | None = None,
     on_images: OnImages | None = None,
 ) -> Evaluation:
-    """Score a run's folder, or any module that gives logits, by the tasks named.
+    """Score a run, or any module that returns logits, by the named tasks.
 
-    ``tasks=["all"]`` does what the data allow; ``options`` has settings of tasks that are not to be
-    the defaults, ``{"pgd": {"num_steps": 40}}``; ``ood`` names the out-of-distribution sources,
-    "all" for those that are there. A run is scored on the test split of its own data unless
-    ``images`` are given, and its results are appended to its folder. A module is scored on an
-    ``ImageSet``, or on batches (x, y) that can be read again, a DataLoader for instance; ``boxes``
-    holds the true boxes [k, 4] of each image of theirs. ``normalised_by`` is the (mean, std) that
-    the module expects its images to be normalised by, and by which the batches, if any, are.
+    Args:
+        run: Folder of a run, or a module.
+        images: An ``ImageSet``, or batches ``(x, y)`` that can be read again, such as a DataLoader.
+            A run defaults to the test split of its own data.
+        tasks: Names of tasks; ``["all"]`` for everything the data allow.
+        options: Settings of tasks that differ from the defaults, ``{"pgd": {"num_steps": 40}}``.
+        ood: Out-of-distribution sources; ``["all"]`` for those that are available.
+        boxes: True boxes ``[k, 4]`` of each image of the batches, for localization.
+        normalised_by: ``(mean, std)`` that the module expects images to be normalized by, and that
+            batches are normalized by.
+        data_root: Folder of the data sets; defaults to ALIGNMIXUP_DATA, then ``./datasets``.
+        batch_size: Images per forward pass, for images in memory.
+        seed: Seed of random starts and noise.
+        device: ``"auto"``, ``"cpu"``, ``"cuda"``, ...
+        amp_dtype: Run the module under autocast in this type.
+        on_task: Called with the name of each task before it runs.
+        on_images: Called with the number of images done and the total.
 
-    A task that raises an error is in ``failed`` if there are figures of tasks before it; if there
-    are none, the error is raised.
+    Returns:
+        The results; ``value(task, metric)`` returns one of them. Tasks that the data do not allow
+        are in ``left_out`` and tasks that failed after others succeeded in ``failed``, each with
+        the reason. Results of a run are also appended to its ``results.jsonl``.
 
-    ``on_task`` is told the name of each task, ``on_images`` how many images of how many are done.
+    Raises:
+        ValueError: If a task, option or source is unknown, or images are not in [0, 1].
+
+    Example:
+        ```python
+        scores = am.evaluate(model, [(x, y)], tasks=["accuracy", "calibration"], device="cpu")
+        print(scores.value("accuracy", "top1"), scores.value("calibration", "ece"))
+        ```
     """
     names, options = task_names(tasks), options or {}
     check_options(options, names)

@@ -41,19 +41,39 @@ CASES = ("input", "feat", "feat'")
 
 @dataclass(frozen=True)
 class AlignMixup(Mixer):
-    """Mix the images or the aligned features of ``layer``.
+    """AlignMixup (Venkataramanan et al. 2022): mix images, or the aligned features of a layer.
 
-    ``layer`` names any sub-module that gives maps [b, c, h, w] or tokens [b, n, c].
+    **Measure first whether alignment can matter on your model** with ``alignment_effect(model,
+    layer, x)``. A plan with exact marginals keeps the mean over positions, so it cannot change the
+    logits of a head that pools by the mean and classifies linearly. It can matter before a
+    flattened head, at an earlier layer, or before anything else that is not linear in the mean.
 
-    **Before average pooling and a linear layer alignment changes nothing**: an exact plan keeps the
-    mean over positions, and that is all such a head reads. It can matter before a flattened head,
-    at an earlier layer, or before anything else that is not linear in the mean. Measure it on your
-    model with ``alignment_effect(model, layer, x)`` before you spend GPU time on it.
+    Args:
+        layer: Name of a sub-module that returns maps ``[b, c, h, w]`` or tokens ``[b, n, c]``.
+        alpha: ``lam`` is drawn from Beta(alpha, alpha).
+        eps: Strength of the entropic regularization.
+        num_iters: Sinkhorn iterations; 0 is cross-attention, normalized once.
+        tol: Stop the iterations of a pair at this marginal error; None runs all of them.
+        weights: Relative probability of the cases ``"input"``, ``"feat"`` and ``"feat'"``; equal by
+            default, as in the paper.
+        aligned: False mixes position by position, without a transport plan.
+        lam_per_sample: Draw one ``lam`` per sample, as in the paper's algorithm, instead of one per
+            batch, as in the authors' code.
+        resolution: Average maps down to this many rows and columns for mixing, then repeat the
+            result back to the size of the map.
+        last: The marginal of the plan that is exact; None chooses the one that keeps the mean over
+            positions.
+        backend: Solver of the transport problems; ``"auto"`` chooses by device.
+        loss: ``"ce"`` for cross-entropy, ``"bce"`` for binary cross-entropy of the softmax.
 
-    ``weights`` are the cases with their relative probabilities: the paper's thirds by default. One
-    ``lam`` a batch, as in the authors' code; ``lam_per_sample`` follows the paper's algorithm to
-    the letter. ``aligned=False`` mixes position by position. ``resolution`` averages maps down to
-    that many rows and columns for the mixing and repeats the result back to the size of the map.
+    Raises:
+        ValueError: If a setting is out of range.
+
+    Example:
+        ```python
+        mixer = am.AlignMixup(layer="layer4", alpha=2.0)
+        mixer(model, x, y).loss().backward()
+        ```
     """
 
     layer: str = "layer4"
@@ -79,7 +99,10 @@ class AlignMixup(Mixer):
 
     @classmethod
     def released(cls, layer: str = "layer4") -> Self:
-        """The authors' code: the input in half of the steps, columns exact in both directions."""
+        """Return the settings of the authors' code.
+
+        The input is mixed in half of the steps, and columns are exact in both directions.
+        """
         return cls(layer, weights={"input": 2.0, "feat": 1.0, "feat'": 1.0}, last="columns")
 
     @property

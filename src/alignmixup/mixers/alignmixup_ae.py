@@ -45,21 +45,45 @@ __all__ = ["AlignMixupAE", "AlignMixupVAE", "NoiseDraw", "gaussian_kl"]
 
 @dataclass(frozen=True)
 class AlignMixupAE(Mixer):
-    """Mix the layers of ``layers``; in the clean case, reconstruct instead.
+    """AlignMixup/AE: mix images, features or embeddings, and reconstruct clean images in one case.
 
-    For an ``AutoencodingClassifier``, or any network whose layer ``layer`` gives A, whose layer
-    ``embed`` gives e (or E), and which has a ``decoder`` that ``net(x, decode=True)`` runs, giving
-    a record with ``output`` and ``target``. Only what ``layers`` and ``clean`` need must be there:
-    ``AlignMixupAE(layers=("x", "A", "e"), clean=False)`` is plain AlignMixup with e mixed too.
+    For an ``AutoencodingClassifier``, or any network with the layers ``layer`` and ``embed`` and a
+    ``decoder`` that ``net(x, decode=True)`` runs. Only what ``layers`` and ``clean`` need must
+    exist: ``AlignMixupAE(layers=("x", "A", "e"), clean=False)`` is AlignMixup with e mixed as well.
 
-    All cases of the layer set are equally probable unless ``weights`` says otherwise: five for
-    {x, A, e}, four for {x, A}. ``resolution`` is that of A, as in ``AlignMixup``; E keeps its own.
+    The reconstruction error is the mean squared error over images and pixel values, in units of the
+    standard deviation of the data; the paper's sum is this times the number of values. As a mean it
+    has the scale of the classification loss, which shares its learning rate.
 
-    The reconstruction error is the mean over images and pixel values of the squared error, in units
-    of the source's deviation; times the number of values it is the paper's sum. A mean, because the
-    sum (3,072 values on CIFAR) would be hundreds of times the classification loss that shares the
-    learning rate; in deviations, because then predicting the mean image costs about 1 on any
-    source, and ``reconstruction_weight`` means the same everywhere.
+    Args:
+        layer: Name of the layer that returns A.
+        embed: Name of the layer that returns the embedding.
+        layers: What is mixed: ``"x"`` the image, ``"A"`` the features, ``"e"`` a vector embedding
+            or ``"E"`` a tensor embedding.
+        clean: Add the case that reconstructs clean images with the decoder.
+        reconstruction_weight: Weight of the reconstruction loss.
+        alpha: ``lam`` is drawn from Beta(alpha, alpha).
+        eps: Strength of the entropic regularization.
+        num_iters: Sinkhorn iterations; 0 is cross-attention, normalized once.
+        tol: Stop the iterations of a pair at this marginal error; None runs all of them.
+        weights: Relative probability of the cases; None makes them equal.
+        aligned: False mixes position by position, without a transport plan.
+        lam_per_sample: Draw one ``lam`` per sample instead of one per batch.
+        resolution: Average A down to this many rows and columns for mixing; E keeps its own.
+        last: The marginal of the plan that is exact; None chooses the one that keeps the mean.
+        backend: Solver of the transport problems; ``"auto"`` chooses by device.
+        loss: ``"ce"`` for cross-entropy, ``"bce"`` for binary cross-entropy of the softmax.
+
+    Raises:
+        ValueError: If a setting is out of range.
+
+    Example:
+        ```python
+        from alignmixup.models import AutoencodingClassifier
+
+        net = AutoencodingClassifier(model, image_size=32)
+        am.AlignMixupAE()(net, x, y).loss().backward()
+        ```
     """
 
     _is_variational: ClassVar[bool] = False
@@ -230,19 +254,46 @@ class NoiseDraw(Draw):
 
 @dataclass(frozen=True)
 class AlignMixupVAE(AlignMixupAE):
-    """The variational form: ``"e"`` stands for (mu, sigma), ``"E"`` for (M, Sigma), each a pair.
+    """AlignMixup/VAE: the variational form of ``AlignMixupAE``.
 
-    Both halves are mixed together, with one plan where they are aligned. In training the code is
-    sampled in every case, else mixing sigma would be without effect; ``net(x, noise=...)`` does so.
-    In evaluation the classifier reads mu.
+    ``"e"`` stands for the pair (mu, sigma) and ``"E"`` for (M, Sigma); both halves are mixed
+    together, with one plan where they are aligned. In training the code is sampled in every case by
+    ``net(x, noise=...)``; in evaluation the classifier reads mu. The noise is part of the draw, so
+    a resumed run repeats it.
 
-    The noise is part of the draw, [b, ``embedding_dim``] numbers from its generator, because a draw
-    is all the chance of a step: stated in a test, repeated by a resumed run, and copied into a
-    captured step like the permutation. ``embedding_dim`` is the network's ``code_dim``: 512 for the
-    paper's vectors and for its 128 x 2 x 2 tensors alike.
+    Args:
+        layer: Name of the layer that returns A.
+        embed: Name of the layer that returns the embedding.
+        layers: What is mixed: ``"x"`` the image, ``"A"`` the features, ``"e"`` a vector embedding
+            or ``"E"`` a tensor embedding.
+        clean: Add the case that reconstructs clean images with the decoder.
+        reconstruction_weight: Weight of the reconstruction loss.
+        alpha: ``lam`` is drawn from Beta(alpha, alpha).
+        eps: Strength of the entropic regularization.
+        num_iters: Sinkhorn iterations; 0 is cross-attention, normalized once.
+        tol: Stop the iterations of a pair at this marginal error; None runs all of them.
+        weights: Relative probability of the cases; None makes them equal.
+        aligned: False mixes position by position, without a transport plan.
+        lam_per_sample: Draw one ``lam`` per sample instead of one per batch.
+        resolution: Average A down to this many rows and columns for mixing; E keeps its own.
+        last: The marginal of the plan that is exact; None chooses the one that keeps the mean.
+        backend: Solver of the transport problems; ``"auto"`` chooses by device.
+        loss: ``"ce"`` for cross-entropy, ``"bce"`` for binary cross-entropy of the softmax.
+        embedding_dim: Length of the code, the network's ``code_dim``: 512 for vectors and for 128 x
+            2 x 2 tensors.
+        kl_weight: Weight of the KL divergence, which is divided by the number of pixel values as
+            the reconstruction error is.
 
-    The prior term is divided by the number of pixel values, as the reconstruction error is, so that
-    ``kl_weight=1`` is the paper's sum L_r + KL up to that one factor.
+    Raises:
+        ValueError: If a setting is out of range.
+
+    Example:
+        ```python
+        from alignmixup.models import AutoencodingClassifier
+
+        net = AutoencodingClassifier(model, image_size=32, variational=True)
+        am.AlignMixupVAE()(net, x, y).loss().backward()
+        ```
     """
 
     _is_variational: ClassVar[bool] = True

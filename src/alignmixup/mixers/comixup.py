@@ -50,19 +50,46 @@ class CoDraw(Draw):
 
 @dataclass(frozen=True)
 class CoMixup(Mixer):
-    """Joint mixing of ``part_size`` samples at a time; the paper's settings, the same everywhere.
+    """Co-Mixup (Kim et al. 2021): mix many inputs into many outputs, salient and unlike each other.
 
-    The last part of a batch may be smaller; a part of one sample is that sample. One of ``grids``,
-    the number of blocks along a side, is drawn for each batch. ``threshold`` is the number of
-    blocks, as a share of an image, that an input may have in the other outputs before it counts as
-    crowded; ``penalty`` counts all of them then (``"hard"``) or those above the threshold.
-    ``compat_size`` and ``compat_stride`` are the window whose place of highest saliency decides how
-    compatible two inputs are (stride 8 on ImageNet).
+    The batch is split into parts of consecutive samples; a part of one sample stays as it is.
+    Within a part each block of each output shows one input, or halves of two, and the label is the
+    share of each input. The defaults are the paper's. ``perm`` and ``lam`` of a draw are not used.
 
-    ``num_restarts`` assignments are improved side by side and the best is taken; one restart is the
-    authors' search. ``clean_lam > 0`` trains on the clean batch too, whose pass the saliency needs
-    anyway. ``saliency_std`` is for images in [0, 1] and a network that divides by it: saliency then
-    is that of the normalised input, as in the authors' code.
+    Args:
+        alpha: Concentration of the Dirichlet prior over the inputs of a part.
+        part_size: Number of samples mixed together; the last part may be smaller.
+        grids: Numbers of blocks along a side, one drawn per batch; each must divide the image side.
+        beta: Weight of equal neighbors.
+        gamma: Weight of the penalty on inputs that other outputs show already.
+        eta: Weight of the prior.
+        omega: Share of the distance between salient places in the compatibility of two inputs.
+        threshold: Blocks, as a share of an image, that an input may have in the other outputs
+            before the penalty applies.
+        penalty: ``"hard"`` counts all of those blocks then, ``"soft"`` those above the threshold.
+        compat_size: Side of the window whose place of highest saliency decides compatibility.
+        compat_stride: Stride of that window; 8 on ImageNet.
+        num_iters: Iterations over all outputs.
+        num_sweeps: Sweeps of the cut of one output.
+        num_restarts: Assignments improved side by side, of which the best is taken; 1 is the
+            authors' search.
+        half_labels: Let blocks show halves of two inputs.
+        resolve_ties: Push apart outputs that show the same set of inputs.
+        clean_lam: Weight of the loss on the clean batch, whose forward pass the saliency needs
+            anyway.
+        saliency_std: For images in [0, 1] and a network that divides by it: take the saliency of
+            the normalized input, as the authors' code does.
+        loss: ``"ce"`` for cross-entropy, ``"bce"`` for binary cross-entropy of the softmax.
+        backend: ``"auto"`` uses one fused kernel on a GPU and ``"reference"`` elsewhere.
+
+    Raises:
+        ValueError: If a setting is out of range.
+
+    Example:
+        ```python
+        mixer = am.CoMixup(part_size=8, num_restarts=2)
+        mixer(model, x, y).loss().backward()
+        ```
     """
 
     alpha: float = 2.0

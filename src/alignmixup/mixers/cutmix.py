@@ -37,9 +37,25 @@ __all__ = ["CutMix"]
 
 @dataclass(frozen=True)
 class CutMix(Mixer):
-    """One box for the batch, applied with probability ``prob`` (0.5 on CIFAR, 1 on ImageNet).
+    """CutMix (Yun et al. 2019): paste a box of the partner into the image; labels by area.
 
-    ``correct_lam=False`` keeps the labels of the box before clipping, which some have preferred.
+    There is one box per batch.
+
+    Args:
+        alpha: The area of the box is 1 - lam with ``lam`` from Beta(alpha, alpha).
+        prob: Probability that a batch is mixed: 0.5 on CIFAR, 1 on ImageNet.
+        correct_lam: Take the share of the labels from the box after clipping at the border; False
+            takes it before.
+        loss: ``"ce"`` for cross-entropy, ``"bce"`` for binary cross-entropy of the softmax.
+
+    Raises:
+        ValueError: If a setting is out of range.
+
+    Example:
+        ```python
+        mixer = am.CutMix(alpha=1.0, prob=0.5)
+        mixer(model, x, y).loss().backward()
+        ```
     """
 
     alpha: float = 1.0

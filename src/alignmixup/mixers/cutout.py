@@ -20,12 +20,26 @@ __all__ = ["Cutout"]
 
 @dataclass(frozen=True)
 class Cutout(Mixer):
-    """One square of side ``length`` a sample, centred on any pixel and clipped at the border.
+    """Cutout (DeVries and Taylor 2017): hide a square of each image; the label stays.
 
-    ``fill`` is the colour of the hole in the space of the images: for images in [0, 1] the mean of
-    the data set, as the original fills with zero after normalisation; 0 for normalised images. The
-    original uses length 16 on CIFAR-10 and 8 on CIFAR-100. Of an odd length it hides, as here, one
-    pixel less: length // 2 on either side of the centre.
+    The square is centered on any pixel and clipped at the border. The original uses length 16 on
+    CIFAR-10 and 8 on CIFAR-100.
+
+    Args:
+        length: Side of the square in pixels; an odd length hides one pixel less, as in the
+            original.
+        fill: Color of the hole in the space of the images, one value per channel: for images in [0,
+            1] the mean of the data set, for normalized images 0.
+        loss: ``"ce"`` for cross-entropy, ``"bce"`` for binary cross-entropy of the softmax.
+
+    Raises:
+        ValueError: If a setting is out of range.
+
+    Example:
+        ```python
+        mixer = am.Cutout(length=16)
+        mixer(model, x, y).loss().backward()
+        ```
     """
 
     length: int = 16

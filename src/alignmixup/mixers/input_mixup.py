@@ -25,7 +25,22 @@ __all__ = ["InputMixup"]
 
 @dataclass(frozen=True)
 class InputMixup(Mixer):
-    """lam x + (1 - lam) x', lam ~ Beta(alpha, alpha), one for the batch or one a sample."""
+    """Input mixup (Zhang et al. 2018): interpolate two images and their labels.
+
+    Args:
+        alpha: ``lam`` is drawn from Beta(alpha, alpha).
+        lam_per_sample: Draw one ``lam`` per sample instead of one per batch.
+        loss: ``"ce"`` for cross-entropy, ``"bce"`` for binary cross-entropy of the softmax.
+
+    Raises:
+        ValueError: If a setting is out of range.
+
+    Example:
+        ```python
+        mixer = am.InputMixup(alpha=1.0)
+        mixer(model, x, y).loss().backward()
+        ```
+    """
 
     alpha: float = 1.0
     lam_per_sample: bool = False

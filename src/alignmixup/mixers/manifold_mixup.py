@@ -27,10 +27,25 @@ __all__ = ["ManifoldMixup"]
 
 @dataclass(frozen=True)
 class ManifoldMixup(Mixer):
-    """Mix at one of ``layers``, drawn uniformly; ``"input"`` stands for the image itself.
+    """Manifold mixup (Verma et al. 2019): interpolate the output of a layer drawn at each step.
 
     The original draws from the input and the outputs of the first two stages, with alpha 2 on CIFAR
     and 0.2 on Tiny-ImageNet and ImageNet.
+
+    Args:
+        layers: Names of the layers to draw from; ``"input"`` stands for the image.
+        alpha: ``lam`` is drawn from Beta(alpha, alpha).
+        lam_per_sample: Draw one ``lam`` per sample instead of one per batch.
+        loss: ``"ce"`` for cross-entropy, ``"bce"`` for binary cross-entropy of the softmax.
+
+    Raises:
+        ValueError: If a setting is out of range.
+
+    Example:
+        ```python
+        mixer = am.ManifoldMixup(layers=("input", "layer1", "layer2"))
+        mixer(model, x, y).loss().backward()
+        ```
     """
 
     layers: tuple[str, ...] = ("input", "layer1", "layer2")

@@ -16,7 +16,20 @@ __all__ = ["NoMix", "clean_draw"]
 
 @dataclass(frozen=True)
 class NoMix(Mixer):
-    """Every sample as it is; soft labels pass through."""
+    """No mixing: the baseline of every table, as a mixer.
+
+    Args:
+        loss: ``"ce"`` for cross-entropy, ``"bce"`` for binary cross-entropy of the softmax.
+
+    Raises:
+        ValueError: If a setting is out of range.
+
+    Example:
+        ```python
+        mixer = am.NoMix()
+        mixer(model, x, y).loss().backward()
+        ```
+    """
 
     loss: Loss = "ce"
 

@@ -56,23 +56,44 @@ class PuzzleDraw(Draw):
 
 @dataclass(frozen=True)
 class PuzzleMix(Mixer):
-    """Masks by a cut on saliency, then transport, both on blocks; the paper's CIFAR settings.
+    """PuzzleMix (Kim et al. 2020): masks by a cut on saliency, then transport, both on blocks.
 
-    One of ``grids`` is drawn for each batch: the number of blocks along a side, which must divide
-    the side of the (square) images. ``neigh_size`` is the side of the patches whose mean colours
-    are compared at the edge of a block; it must divide the block where it is smaller. ``t_size`` is
-    the side of the blocks that are moved where it is smaller than a block of the mask; -1 moves the
-    blocks of the mask. It sets the cost: (side / t_size)^4 numbers an image, so on large images
-    take -1.
+    The defaults are the paper's for CIFAR. Images must be square and in [0, 1], unless ``mean`` and
+    ``std`` say how the loader normalizes; on a CPU a pixel outside its range raises an error. Each
+    step runs the network twice: once for the saliency, once for the mixed batch.
 
-    ``clean_lam > 0`` also trains on the clean batch, whose pass the saliency needs anyway.
-    ``adv_prob > 0`` adds adversarial noise of at most ``adv_eps`` to anchor or partner.
+    Args:
+        alpha: The prior ``lam`` is drawn from Beta(alpha, alpha).
+        grids: Numbers of blocks along a side, one drawn per batch; each must divide the image side.
+        num_labels: Number of shares a block can have, 3 for 0, 1/2 and 1.
+        eta: Weight of the prior.
+        beta: Weight of equal neighbors.
+        gamma: Weight of color jumps between neighbors.
+        neigh_size: Side in pixels of the patches whose mean colors are compared at a block's edge;
+            must divide the block where it is smaller.
+        use_transport: Move salient blocks into view after the cut.
+        t_size: Side in pixels of the blocks that are moved, -1 for the blocks of the mask. The cost
+            is (side / t_size)^4 numbers per image: use -1 for large images.
+        t_eps: Cost of moving a block.
+        clean_lam: Weight of the loss on the clean batch, whose forward pass the saliency needs
+            anyway.
+        adv_prob: Probability of adversarial noise, for image and partner each.
+        adv_eps: Largest change of a pixel by that noise.
+        mean: Channel means your loader normalizes by; None for images in [0, 1].
+        std: Channel standard deviations your loader normalizes by; None for images in [0, 1].
+        saliency_std: For images in [0, 1] and a network that divides by it: take the saliency of
+            the normalized input, as the authors' code does.
+        loss: ``"ce"`` for cross-entropy, ``"bce"`` for binary cross-entropy of the softmax.
+        backend: ``"auto"`` uses fused kernels on a GPU and ``"reference"`` elsewhere.
 
-    Images in [0, 1], unless ``mean`` and ``std`` say how the loader has normalised them; an image
-    outside its range is an error (checked on the CPU alone: on a GPU the check would wait for the
-    device at each step). ``saliency_std`` is for images in [0, 1] and a network that divides by it:
-    saliency then is that of the normalised input, as in the authors' code. It changes the weight of
-    the channels in the saliency by a few per cent.
+    Raises:
+        ValueError: If a setting is out of range.
+
+    Example:
+        ```python
+        mixer = am.PuzzleMix()
+        mixer(model, x, y).loss().backward()
+        ```
     """
 
     alpha: float = 1.0
@@ -120,12 +141,12 @@ class PuzzleMix(Mixer):
 
     @classmethod
     def tiny_imagenet(cls) -> Self:
-        """The authors' Tiny-ImageNet settings: clean loss kept, the mask's own blocks moved."""
+        """Return the authors' Tiny-ImageNet settings: clean loss, the mask's own blocks moved."""
         return cls(clean_lam=1.0, t_size=-1)
 
     @classmethod
     def imagenet(cls) -> Self:
-        """The authors' 300-epoch ImageNet settings: cross-entropy and patches of two pixels."""
+        """Return the authors' 300-epoch ImageNet settings: cross-entropy, 2-pixel patches."""
         return cls(neigh_size=2, t_size=-1, loss="ce")
 
     @property

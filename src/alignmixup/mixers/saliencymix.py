@@ -42,11 +42,25 @@ BOXES = ("first", "per_sample")
 
 @dataclass(frozen=True)
 class SaliencyMix(Mixer):
-    """Boxes at the saliency peak, applied with probability ``prob`` (0.5 on CIFAR, 1 on ImageNet).
+    """SaliencyMix (Uddin et al. 2021): CutMix with the box at the partner's most salient pixel.
 
-    ``saliency="first"`` is the authors' code: one box for the batch, at the peak of the first
-    partner. ``"per_sample"`` is the paper: each partner's own peak. ``mean`` and ``std`` are those
-    of a loader that normalises; without them images are in [0, 1].
+    Args:
+        alpha: The area of the box is 1 - lam with ``lam`` from Beta(alpha, alpha).
+        prob: Probability that a batch is mixed: 0.5 on CIFAR, 1 on ImageNet.
+        saliency: ``"first"`` is the authors' code, one box per batch at the peak of the first
+            partner; ``"per_sample"`` is the paper, each partner's own peak.
+        mean: Channel means your loader normalizes by; None for images in [0, 1].
+        std: Channel standard deviations your loader normalizes by; None for images in [0, 1].
+        loss: ``"ce"`` for cross-entropy, ``"bce"`` for binary cross-entropy of the softmax.
+
+    Raises:
+        ValueError: If a setting is out of range.
+
+    Example:
+        ```python
+        mixer = am.SaliencyMix(saliency="per_sample")
+        mixer(model, x, y).loss().backward()
+        ```
     """
 
     alpha: float = 1.0

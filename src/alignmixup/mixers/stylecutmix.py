@@ -61,12 +61,40 @@ class StyleCutDraw(BoxDraw):
 
 @dataclass(frozen=True)
 class StyleCutMix(StyleMixer):
-    """Boxes of content over mixed styles, with probability ``prob``; one box for the batch.
+    """StyleCutMix (Hong et al. 2021): CutMix of the content, with styles mixed everywhere.
 
-    ``gamma="beta"`` draws gamma from Beta(gamma_alpha, gamma_alpha), one for the batch;
-    ``"auto"`` takes tanh(D / delta) of the two classes' style distance, one a pair (delta 3 on
-    CIFAR-100, 1 on CIFAR-10). The distances are in the file of the weights: ``fit_adain`` computes
-    them for the set it trains on, ``add_distances`` for weights that are there already.
+    There is one box per batch.
+
+    Args:
+        weights: A ``.safetensors`` file made by ``alignmixup adain`` or a folder with the reference
+            weights. Training a recipe without weights fits a small network first.
+        sha256: Expected checksum of the file; empty for no check.
+        input_size: Side that images are resized to for the style network; None for 224 with the
+            reference weights and no resizing with small ones.
+        content_weight: Weight of the content in the label; the style has the rest.
+        mean: Channel means your loader normalizes by; None for images in [0, 1].
+        std: Channel standard deviations your loader normalizes by; None for images in [0, 1].
+        loss: ``"ce"`` for cross-entropy, ``"bce"`` for binary cross-entropy of the softmax.
+        alpha: Area of the box and share of style are drawn from Beta(alpha, alpha).
+        prob: Probability that a batch is mixed.
+        gamma: ``"beta"`` draws gamma from Beta(gamma_alpha, gamma_alpha), one per batch; ``"auto"``
+            takes tanh(D / delta) of the style distance of the two classes, one per pair. The
+            distances are in the file of the weights.
+        gamma_alpha: Parameter of that Beta distribution.
+        delta: Scale of the style distance: 3 on CIFAR-100, 1 on CIFAR-10.
+
+    Raises:
+        ValueError: If a setting is out of range, or the weights are missing or damaged.
+
+    Example:
+        ```python
+        from alignmixup.ops.adain import save_adain, small_adain
+
+        # Random weights, to show the call; `alignmixup adain` trains them.
+        save_adain(small_adain(4, torch.Generator().manual_seed(0)), "style.safetensors")
+        mixer = am.StyleCutMix(weights="style.safetensors", prob=1.0)
+        mixer(model, x, y).loss().backward()
+        ```
     """
 
     alpha: float = 1.0

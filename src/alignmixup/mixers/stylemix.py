@@ -105,11 +105,36 @@ class StyleMixer(Mixer):
 
 @dataclass(frozen=True)
 class StyleMix(StyleMixer):
-    """Mixed features, decoded, with probability ``prob``; one pair of shares for the batch.
+    """StyleMix (Hong et al. 2021): mix content and style of two images by AdaIN features.
 
-    alpha 0.5 and prob 0.2 are the authors' for CIFAR, the only data they give settings for. An
-    image passes through the decoder even where all shares are the anchor's, so it never comes back
-    bit for bit.
+    The defaults are the authors' for CIFAR, the only data they give settings for. A mixed image
+    passes through the decoder, so ``lam = 1`` does not return the image bit for bit.
+
+    Args:
+        weights: A ``.safetensors`` file made by ``alignmixup adain`` or a folder with the reference
+            weights. Training a recipe without weights fits a small network first.
+        sha256: Expected checksum of the file; empty for no check.
+        input_size: Side that images are resized to for the style network; None for 224 with the
+            reference weights and no resizing with small ones.
+        content_weight: Weight of the content in the label; the style has the rest.
+        mean: Channel means your loader normalizes by; None for images in [0, 1].
+        std: Channel standard deviations your loader normalizes by; None for images in [0, 1].
+        loss: ``"ce"`` for cross-entropy, ``"bce"`` for binary cross-entropy of the softmax.
+        alpha: Shares of content and of style are drawn from Beta(alpha, alpha).
+        prob: Probability that a batch is mixed.
+
+    Raises:
+        ValueError: If a setting is out of range, or the weights are missing or damaged.
+
+    Example:
+        ```python
+        from alignmixup.ops.adain import save_adain, small_adain
+
+        # Random weights, to show the call; `alignmixup adain` trains them.
+        save_adain(small_adain(4, torch.Generator().manual_seed(0)), "style.safetensors")
+        mixer = am.StyleMix(weights="style.safetensors", prob=1.0)
+        mixer(model, x, y).loss().backward()
+        ```
     """
 
     alpha: float = 0.5

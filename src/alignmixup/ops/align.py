@@ -46,12 +46,39 @@ def align_mix(
     last: Side | None = None,
     backend: Backend = "auto",
 ) -> Tensor:
-    """Mix each sample's features with its partner's, carried onto the positions that are kept.
+    """Mix each sample's features with its partner's, transported to the positions that are kept.
 
-    ``features`` are maps [b, c, h, w] or tokens [b, n, c]; ``perm`` is a permutation of the batch;
-    ``lam`` the anchor's share, one for all or one a sample. ``last`` names the marginal of the plan
-    that is exact; by default the one that keeps the mean over positions. With ``num_iters = 0``
-    each kept position takes the softmax of its similarities, as cross-attention does.
+    One operator for ``torch.compile``. Gradients flow through the features of both samples and not
+    through the plan.
+
+    Args:
+        features: Maps ``[b, c, h, w]`` or tokens ``[b, n, c]``.
+        perm: Permutation of the batch: the partner of sample ``i`` is ``perm[i]``.
+        lam: Share of the anchor, sample ``i``: a scalar or one value per sample.
+        keep: Whose positions are kept, ``"anchor"`` (case ``feat``) or ``"partner"`` (case
+            ``feat'``).
+        eps: Strength of the entropic regularization.
+        num_iters: Sinkhorn iterations; with 0 each kept position takes the softmax of its
+            similarities, as in cross-attention.
+        tol: Stop the iterations of a pair at this marginal error; None runs all of them.
+        last: The marginal of the plan that is exact; None chooses the one that keeps the mean over
+            positions.
+        backend: ``"auto"`` chooses by device; see ``sinkhorn``.
+
+    Returns:
+        Mixed features of the same shape.
+
+    Raises:
+        ValueError: If shapes, settings or permutation are not valid, or the backend cannot run.
+
+    Example:
+        ```python
+        features = torch.randn(8, 64, 4, 4)
+        perm = torch.randperm(8)
+        mixed = am.align_mix(features, perm, torch.tensor(0.3))
+        assert mixed.shape == features.shape
+        assert torch.equal(am.align_mix(features, perm, torch.tensor(1.0)), features)
+        ```
     """
     if keep not in ("anchor", "partner"):
         raise ValueError(f"keep must be 'anchor' or 'partner', got {keep!r}")

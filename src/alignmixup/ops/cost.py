@@ -22,7 +22,23 @@ def pairwise_cost(
 ) -> Float[Tensor, "*batch n m"]:
     """Squared distances between the columns of ``a`` and those of ``b``; no gradient flows.
 
-    In full float32 (float64 stays float64), also under autocast and where tf32 is switched on.
+    Computed in full float32 (float64 stays float64), also under autocast and with tf32 enabled.
+
+    Args:
+        a: Feature vectors of the anchor as columns, ``[..., c, n]``.
+        b: Feature vectors of the partner as columns, ``[..., c, m]``.
+
+    Returns:
+        Squared Euclidean distances ``[..., n, m]``.
+
+    Raises:
+        ValueError: If batch or channels differ.
+
+    Example:
+        ```python
+        a, b = torch.randn(8, 64, 16), torch.randn(8, 64, 49)
+        assert am.pairwise_cost(a, b).shape == (8, 16, 49)
+        ```
     """
     if a.shape[:-1] != b.shape[:-1]:
         raise ValueError(

@@ -41,7 +41,19 @@ SOLVERS: dict[str, Solver] = {
 
 @dataclass(frozen=True, slots=True)
 class Transport:
-    """A batch of plans, which backend made them, and how many iterations each of them took."""
+    """A batch of transport plans.
+
+    Args:
+        plan: The plans ``[..., n, m]``; rows are positions of the anchor. Each plan sums to one.
+        backend: Name of the solver that ran.
+        num_iters: Number of iterations of each problem.
+
+    Example:
+        ```python
+        transport = am.sinkhorn(torch.rand(5, 16, 16), eps=0.1)
+        print(transport.backend, transport.marginal_error.max(), transport.entropy.mean())
+        ```
+    """
 
     plan: Float[Tensor, "*batch n m"]
     backend: str
@@ -49,7 +61,7 @@ class Transport:
 
     @property
     def marginal_error(self) -> Float[Tensor, "*batch"]:
-        """Distance of the marginals from uniform: all |row sum - 1/n| and |column sum - 1/m|."""
+        """Sum of all |row sum - 1/n| and |column sum - 1/m| of each plan."""
         n, m = self.plan.shape[-2:]
         rows = (self.plan.sum(-1) - 1 / n).abs().sum(-1)
         columns = (self.plan.sum(-2) - 1 / m).abs().sum(-1)
@@ -57,7 +69,7 @@ class Transport:
 
     @property
     def entropy(self) -> Float[Tensor, "*batch"]:
-        """-sum P log P: log(n m) where nothing is matched, log n for a permutation."""
+        """-sum P log P of each plan: log(n m) for the uniform plan, log n for a permutation."""
         entropy: Tensor = torch.special.entr(self.plan).sum((-2, -1))
         return entropy
 
@@ -71,14 +83,34 @@ def sinkhorn(
     last: Side = "columns",
     backend: Backend = "auto",
 ) -> Transport:
-    """Solve a batch of entropic transport problems with uniform marginals; no gradient flows.
+    """Solve a batch of entropic transport problems with uniform marginals.
 
-    ``last`` names the marginal enforced at the end of each iteration, the exact one in the plan.
-    With ``num_iters = 0`` it is the only one enforced, once: the paper's cross-attention case.
-    ``tol`` stops each sample by itself once its other marginal is off by no more than ``tol`` in
-    total; the default runs a fixed number of iterations. Half-precision costs are raised to
-    float32. To ``torch.compile`` this is Python, which may break the graph; ``align_mix`` is one
-    operator, which does not.
+    No gradient flows. Half-precision costs are converted to float32. ``torch.compile`` may break
+    the graph here; ``align_mix`` is one operator and does not.
+
+    Args:
+        cost: Costs ``[..., n, m]``; rows are positions of the anchor.
+        eps: Strength of the entropic regularization.
+        num_iters: Number of iterations; 0 normalizes the side ``last`` once (cross-attention).
+        tol: Stop a problem when its other marginal is off by at most ``tol`` in total; None runs
+            all iterations.
+        last: The marginal that is updated last in each iteration and is exact in the plan.
+        backend: ``"auto"`` chooses by device; ``"reference"``, ``"absorbed"`` or ``"triton"`` runs
+            or fails with an error.
+
+    Returns:
+        The plans, the backend that ran and the iterations of each problem.
+
+    Raises:
+        ValueError: If a setting is out of range, the cost is not a float tensor, or the backend
+            cannot run on this device.
+
+    Example:
+        ```python
+        cost = am.pairwise_cost(torch.randn(8, 64, 16), torch.randn(8, 64, 16))
+        plan = am.sinkhorn(cost, eps=0.1, num_iters=100).plan
+        assert torch.allclose(plan.sum(-2), torch.full((8, 16), 1 / 16))  # columns are exact
+        ```
     """
     check_settings(eps, num_iters, tol, last)
     if cost.ndim < 2 or not cost.is_floating_point():

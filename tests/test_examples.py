@@ -1,0 +1,116 @@
+"""The scripts and the notebook of ``examples/`` run, at a small size."""
+
+import ast
+import importlib
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import alignmixup as am
+from torchvision_schemas import define_torchvision_schemas
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+NOTEBOOK = EXAMPLES / "alignmixup.ipynb"
+SCRIPTS = sorted(path.stem for path in EXAMPLES.glob("*.py"))
+
+# Arguments of a run of a few steps.
+SMALL = {
+    "custom_mixer": ["--steps", "8"],
+    "plain_loop": ["--epochs", "1", "--num-train", "128"],
+    "timm_model": ["--steps", "2", "--batch-size", "4", "--image-size", "32"],
+    "vit_tokens": ["--steps", "2", "--batch-size", "8", "--dim", "32", "--depth", "3"],
+}
+
+
+@pytest.fixture
+def load(monkeypatch):
+    """Import a script by name, as Python would where it lies."""
+    define_torchvision_schemas()
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+
+    def import_script(name):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+        return importlib.import_module(name)
+
+    return import_script
+
+
+def test_every_script_has_a_small_run():
+    assert sorted(SMALL) == SCRIPTS
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_script_is_short_and_has_a_main(name):
+    source = (EXAMPLES / f"{name}.py").read_text(encoding="utf-8")
+    tree = ast.parse(source)
+    assert ast.get_docstring(tree)
+    assert "main" in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+    assert len(source.splitlines()) < 80
+
+
+@pytest.mark.parametrize("mixer", ["AlignMixup", "CutMix", "ManifoldMixup"])
+def test_plain_loop(load, mixer):
+    assert 0 <= load("plain_loop").main([*SMALL["plain_loop"], "--mixer", mixer]) <= 100
+
+
+def test_timm_model(load):
+    losses = load("timm_model").main(SMALL["timm_model"])
+    assert len(losses) == 2
+    assert torch.tensor(losses).isfinite().all()
+
+
+def test_vit_tokens_reach_the_logits_except_after_the_last_block(load):
+    effects = load("vit_tokens").main(SMALL["vit_tokens"])
+    assert len(effects) == 3
+    # The last block is followed by a mean over tokens, which an exact plan keeps.
+    assert effects[:-1].min() > 10 * effects[-1]
+
+
+def test_custom_mixer_keeps_the_contract(load):
+    script = load("custom_mixer")
+    assert len(script.main(SMALL["custom_mixer"])) == 8
+    mixer, x, y = script.BandMix(), torch.rand(4, 3, 8, 8), torch.arange(4)
+    shown = []
+
+    class Spy(torch.nn.Module):
+        def forward(self, images):
+            shown.append(images)
+            return images.mean((2, 3)) @ torch.ones(3, 4)
+
+    draw = am.Draw("bands", torch.tensor([1, 2, 3, 0]), torch.tensor(0.75))
+    mixed = mixer.apply(Spy(), x, y, draw)
+    assert torch.equal(shown[0][:, :, :6], x[:, :, :6])
+    assert torch.equal(shown[0][:, :, 6:], x[draw.perm][:, :, 6:])
+    assert torch.equal(mixed.targets[0], torch.tensor([0.75, 0.25, 0, 0]))
+    mixer.apply(Spy(), x, y, am.Draw("bands", draw.perm, torch.tensor(1.0)))
+    assert torch.equal(shown[1], x)
+
+
+def code_cells():
+    cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
+    return ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+
+
+def test_notebook_parses_and_is_saved_without_outputs():
+    cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
+    for cell in cells:
+        if cell["cell_type"] == "code":
+            ast.parse("".join(cell["source"]))
+            assert not cell["outputs"]
+            assert cell["execution_count"] is None
+
+
+@pytest.mark.slow
+def test_notebook_runs_top_to_bottom(tmp_path, monkeypatch):
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(plt, "show", plt.close)
+    given = {}
+    for number, code in enumerate(code_cells()):
+        exec(compile(code, f"cell {number} of {NOTEBOOK.name}", "exec"), given)
