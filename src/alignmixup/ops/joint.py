@@ -73,13 +73,14 @@ class JointCosts:
 
 
 def joint_objective(costs: JointCosts, shares: Float[Tensor, "p N s N"]) -> Float[Tensor, " p"]:
-    """F of each part."""
+    """F of each part; autocast does not apply."""
     unary = (shares * costs.unary.mT.unsqueeze(1)).sum((1, 2, 3))
     adjacent = grid_adjacency(costs.side, shares)
     norms = (shares.square().sum(3) * adjacent.sum(1)).sum((1, 2))
-    products = (shares * (adjacent @ shares)).sum((1, 2, 3))
     shown = shares.sum(2)
-    elsewhere = (shown.sum(1, keepdim=True) - shown) @ costs.compatibility
+    with full_float32(shares.device):
+        products = (shares * (adjacent @ shares)).sum((1, 2, 3))
+        elsewhere = (shown.sum(1, keepdim=True) - shown) @ costs.compatibility
     crowding = (shown * costs.excess(elsewhere)).sum((1, 2))
     return unary + costs.beta / 2 * (norms - products) + costs.gamma * crowding
 
