@@ -33,8 +33,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from alignmixup.contracts import Draw, Mixed, Mixer
-from alignmixup.hooks import check_rows, plain_module, tap
-from alignmixup.mixers.alignmixup import AlignMixup, mix_features
+from alignmixup.hooks import check_layer_name, check_rows, plain_module, tap
+from alignmixup.mixers.alignmixup import AlignMixup
 from alignmixup.mixers.layersets import CLEAN, Layer, cases_of, check_layers, is_kept_partner
 from alignmixup.mixers.sampling import check_weights, probabilities, sample_pairs
 from alignmixup.ops.blend import Loss, blend_with_partner, check_batch, check_case, mixed_batch
@@ -82,6 +82,7 @@ class AlignMixupAE(Mixer):
     loss: Loss = "ce"
 
     def __post_init__(self) -> None:
+        check_layer_name(self.embed)
         check_layers(self.layers)
         if self.weights is not None:
             check_weights(self.weights, cases_of(self.layers, clean=self.clean))
@@ -152,13 +153,13 @@ class AlignMixupAE(Mixer):
         return mixed_batch(out, y, draw.perm, draw.lam, self.loss)
 
     def _tap(self, net: nn.Module, layer: str, stem: str, draw: Draw) -> Any:
-        if draw.case.rstrip("'") != stem:
-            return tap(net, layer, None)
-        if stem == "embed" and "e" in self.layers:
-            return tap(net, layer, _mix_vector, layer, draw.perm, draw.lam)
-        keep = "feat'" if is_kept_partner(draw.case) else "feat"
-        args = (self._by_layer[stem], keep, draw.perm, draw.lam)
-        return tap(net, layer, _mix_tensor, *args)
+        is_vector = stem == "embed" and "e" in self.layers
+        case = draw.case if draw.case.rstrip("'") == stem else ""
+        if is_vector:
+            action = _mix_vector if case else _check_vector
+            return tap(net, layer, action, layer, draw.perm, draw.lam)
+        keep = "feat'" if is_kept_partner(case) else "feat"
+        return self._by_layer[stem].tap(net, keep if case else "", draw.perm, draw.lam)
 
     def _noise(self, draw: Draw) -> dict[str, Tensor]:
         """What the network is given besides the images."""
@@ -196,16 +197,11 @@ def _check_flags(net: nn.Module, flags: Mapping[str, Any]) -> None:
         )
 
 
-def _mix_tensor(output: Tensor, mixer: AlignMixup, case: str, perm: Tensor, lam: Tensor) -> Tensor:
-    if isinstance(output, Tensor) and output.ndim == 2:
-        raise ValueError(
-            f"layer {mixer.layer!r} gives vectors {list(output.shape)}, which have no positions to "
-            "align: mix it as 'e', or give the network a tensor embedding"
-        )
-    return mix_features(output, mixer, case, perm, lam)
-
-
 def _mix_vector(output: Tensor, layer: str, perm: Tensor, lam: Tensor) -> Tensor:
+    return blend_with_partner(_check_vector(output, layer, perm, lam), perm, lam)
+
+
+def _check_vector(output: Tensor, layer: str, perm: Tensor, lam: Tensor) -> Tensor:
     if not isinstance(output, Tensor) or output.ndim != 2:
         what = list(output.shape) if isinstance(output, Tensor) else type(output).__name__
         raise ValueError(
@@ -213,7 +209,7 @@ def _mix_vector(output: Tensor, layer: str, perm: Tensor, lam: Tensor) -> Tensor
             "give the network a vector embedding"
         )
     check_rows(output, layer, len(perm))
-    return blend_with_partner(output, perm, lam)
+    return output
 
 
 def _wide(x: Tensor) -> Tensor:

@@ -187,7 +187,7 @@ def _shown_sets(shown_ptr, site, label, output, num: tl.constexpr, sites: tl.con
 
 @triton.jit
 def _push(sets, output, label, j):
-    """Where outputs show one set of several inputs: its first is dearer by 1 here, or its second."""
+    """Where outputs show one set of several inputs, its first or second is dearer by 1."""
     own = tl.sum(tl.where(output == j, sets, 0), axis=0)
     rest = own & (own - 1)
     is_same = (sets == own) & (rest != 0)
