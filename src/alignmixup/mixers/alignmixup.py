@@ -101,6 +101,11 @@ class AlignMixup(Mixer):
     def cases(self) -> Mapping[str, float]:
         return probabilities(self.weights)
 
+    @property
+    def feature_mixer(self) -> AlignMixup | None:
+        """The settings by which features are aligned; None where none are."""
+        return self if self.aligned and self.cases.keys() & FEATURE_CASES else None
+
     def draw(self, batch_size: int, rng: torch.Generator) -> Draw:
         return sample_pairs(self.weights, self.alpha, self.lam_per_sample, batch_size, rng)
 
@@ -125,9 +130,9 @@ class AlignMixup(Mixer):
         action = mix_features if case in FEATURE_CASES else check_features
         if not self.cases.keys() & FEATURE_CASES:
             return tap(net, self.layer, None)
-        return tap(net, self.layer, action, self, case, perm, lam, self._num_prefix_tokens(net))
+        return tap(net, self.layer, action, self, case, perm, lam, self.num_prefix_tokens(net))
 
-    def _num_prefix_tokens(self, net: nn.Module) -> int | None:
+    def num_prefix_tokens(self, net: nn.Module) -> int | None:
         """The setting, or what the network says; None where neither is there."""
         if self.prefix_tokens is not None or "patch_embed" in self.layer.split("."):
             return self.prefix_tokens

@@ -24,7 +24,7 @@ import inspect
 import math
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -124,6 +124,24 @@ class AlignMixupAE(Mixer):
         return probabilities(self._weights)
 
     @property
+    def feature_mixer(self) -> AlignMixup | None:
+        """The settings by which A is aligned, or E where A is not mixed; None without either."""
+        cases = self.cases
+        for stem, mixer in self._by_layer.items():
+            weights = {"feat": cases.get(stem, 0.0), "feat'": cases.get(f"{stem}'", 0.0)}
+            if (
+                self.aligned
+                and any(weights.values())
+                and not (stem == "embed" and self._has_vector)
+            ):
+                return replace(mixer, weights=weights)
+        return None
+
+    @property
+    def _has_vector(self) -> bool:
+        return "e" in self.layers
+
+    @property
     def trains_all(self) -> bool:
         return False  # the clean case trains no classifier, the others no decoder
 
@@ -153,7 +171,7 @@ class AlignMixupAE(Mixer):
         return mixed_batch(out, y, draw.perm, draw.lam, self.loss)
 
     def _tap(self, net: nn.Module, layer: str, stem: str, draw: Draw) -> Any:
-        is_vector = stem == "embed" and "e" in self.layers
+        is_vector = stem == "embed" and self._has_vector
         case = draw.case if draw.case.rstrip("'") == stem else ""
         if is_vector:
             action = _mix_vector if case else _check_vector
