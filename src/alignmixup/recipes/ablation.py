@@ -10,7 +10,7 @@ the letters of the paper: x, A, e, E, with A2, A4, A8 at a stated resolution, ``
 without a suffix. The sets {x} are not in the paper; they are there to compare with.
 
 ``plain`` sets without e or E, and the rows of iterations, have the pooled head of AlignMixup's
-headline row, before which an exact plan changes nothing (docs/alignment.md).
+headline row, before which an exact plan changes no logits (docs/alignment.md).
 
 Every name has a ``-fast`` twin on the short schedule.
 """
