@@ -80,7 +80,14 @@ def test_soft_labels_pass() -> None:
     assert soft_targets(soft, 2) is soft
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+def test_soft_labels_of_many_classes_are_rounded_as_their_type_rounds(dtype: torch.dtype) -> None:
+    rows = torch.rand(8, 1000, generator=torch.Generator().manual_seed(0)).softmax(1).to(dtype)
+    assert soft_targets(rows, 1000) is rows
+
+
 def test_no_labels_at_all_are_no_error() -> None:
+    assert soft_targets(torch.empty(0, 3), 3).shape == (0, 3)
     assert soft_targets(torch.empty(0, dtype=torch.int64), 3).shape == (0, 3)
 
 
@@ -92,6 +99,9 @@ def test_no_labels_at_all_are_no_error() -> None:
         (torch.tensor([[0, 1]]), r"integer labels must have shape \[b\], got \[1, 2\]"),
         (torch.ones(2, 4), r"soft labels must have shape \[b, 3\] .* got \[2, 4\]"),
         (torch.ones(3), r"soft labels must have shape \[b, 3\] .* got \[3\]"),
+        (torch.tensor([[0.2, 0.3, 0.5], [1.0, 1.0, 0.0]]), r"sum to 1 .* got 2 in row 1; divide"),
+        (torch.tensor([[0.2, 0.3, 0.4]]), r"sum to 1 in each row, got 0.9 in row 0"),
+        (torch.full((1, 3), torch.nan), r"sum to 1 in each row, got nan in row 0"),
     ],
 )
 def test_bad_labels_are_named(labels: Tensor, message: str) -> None:

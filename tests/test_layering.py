@@ -23,7 +23,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "models": {"contracts", "ops"},
     "datasets": {"contracts"},
     "training": {"contracts", "ops"},
-    "evaluation": {"contracts", "hooks", "ops"},
+    "evaluation": {"contracts", "hooks", "mixers", "ops"},
     "report": {"contracts"},
     "recipes": {"contracts", "datasets", "mixers", "models", "report", "training"},
     "experiments": _BELOW | {"recipes"},

@@ -1,4 +1,4 @@
-"""What all rooms share: the draw, the mixed batch, the mixer, images in memory, and a result.
+"""What all packages share: the draw, the mixed batch, the mixer, images in memory, and a result.
 
 Conventions that invite a sign error are fixed here, once:
 
@@ -127,23 +127,26 @@ def to_device(tensor: Tensor, device: torch.device | str) -> Tensor:
 def soft_targets(labels: Tensor, num_classes: int) -> Float[Tensor, "b k"]:
     """Return labels as rows of class shares; integer labels become one-hot, soft ones pass.
 
-    On the CPU an integer out of range is a ``ValueError``; on a GPU the check would wait for the
-    device at each step, so there it is the device's own index assertion that stops the program.
+    On the CPU an integer out of range, or a soft label that does not sum to 1, is a ``ValueError``.
+    On a GPU the checks would wait for the device at each step: there an integer out of range fails
+    in the device's own index assertion, and sums are not looked at.
     """
+    is_checked = labels.device.type == "cpu" and not torch.compiler.is_compiling()
     if labels.is_floating_point():
         if labels.ndim != 2 or labels.shape[1] != num_classes:
             raise ValueError(
                 f"soft labels must have shape [b, {num_classes}] to match the logits, "
                 f"got {list(labels.shape)}"
             )
+        if is_checked and labels.numel():
+            _check_sums(labels)
         return labels
     if labels.ndim != 1:
         raise ValueError(
             f"integer labels must have shape [b], got {list(labels.shape)}; "
             "pass soft labels as floats"
         )
-    compiling = torch.compiler.is_compiling()
-    if labels.device.type == "cpu" and not compiling and labels.numel():
+    if is_checked and labels.numel():
         low, high = int(labels.min()), int(labels.max())
         if low < 0 or high >= num_classes:
             raise ValueError(
@@ -152,6 +155,17 @@ def soft_targets(labels: Tensor, num_classes: int) -> Float[Tensor, "b k"]:
             )
     rows = torch.zeros(len(labels), num_classes, device=labels.device)
     return rows.scatter_(1, labels.long().unsqueeze(1), 1.0)
+
+
+def _check_sums(labels: Float[Tensor, "b k"]) -> None:
+    """Raise where a row is no distribution: the losses are those of one class a sample."""
+    off = (labels.detach().double().sum(1) - 1).abs()
+    if not float(off.max()) <= max(1e-3, torch.finfo(labels.dtype).eps):
+        worst = int(off.argmax())
+        raise ValueError(
+            f"soft labels must sum to 1 in each row, got {float(labels[worst].double().sum()):.4g} "
+            f"in row {worst}; divide each row by its sum (multi-label targets are not supported)"
+        )
 
 
 @fusible
@@ -320,7 +334,23 @@ class Mixer(ABC):
                 f"rng must be a torch.Generator, got {rng!r}; torch.Generator().manual_seed(0) "
                 "makes one"
             )
-        return self.apply(net, x, y, self.draw(len(x), rng or torch.default_generator))
+        draw = self.draw(len(x), rng or torch.default_generator)
+        try:
+            return self.apply(net, x, y, draw)
+        except RuntimeError as error:
+            _explain_dtype(net, x, error)
+            raise
+
+
+def _explain_dtype(net: nn.Module, x: Tensor, error: RuntimeError) -> None:
+    """Raise a ``ValueError`` where float64 met another type: numpy's images are often float64."""
+    weights = {p.dtype for p in net.parameters() if p.is_floating_point()}
+    if weights and (x.dtype == torch.float64) != (torch.float64 in weights):
+        kinds = " and ".join(sorted(str(dtype) for dtype in weights))
+        raise ValueError(
+            f"images are {x.dtype} but the network's weights are {kinds}: convert one of them, "
+            "for instance x.float()"
+        ) from error
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,16 @@ import torch
 from torch import Tensor, nn
 from torch.utils import checkpoint
 
-__all__ = ["WrongOutput", "check_rows", "find_layer", "layer_names", "plain_module", "tap"]
+__all__ = [
+    "WrongOutput",
+    "attribute_around",
+    "check_layer_name",
+    "check_rows",
+    "find_layer",
+    "layer_names",
+    "plain_module",
+    "tap",
+]
 
 Action = Callable[..., Tensor]
 
@@ -150,24 +159,47 @@ def _misfire(net: nn.Module, layer: str, fired: int, is_compiled: bool) -> str:
     )
 
 
+def check_layer_name(layer: object) -> None:
+    """Raise a ``ValueError`` for what cannot be the name of a layer."""
+    if not isinstance(layer, str):
+        raise ValueError(
+            f"a layer is the name of a sub-module, such as 'layer4', got {layer!r}; "
+            "[name for name, _ in net.named_modules()] lists them"
+        )
+
+
 def find_layer(net: nn.Module, layer: str) -> tuple[nn.Module, bool]:
     """Return the sub-module called ``layer`` and whether it runs inside compiled code.
 
     Wrappers (DistributedDataParallel, ``torch.compile``) are looked through, so a layer has the
     name it has in the plain module.
     """
-    module, is_compiled = _unwrap(net)
+    *around, (parent, is_compiled) = _modules_around(net, layer)
+    target = parent.get_submodule(layer.rpartition(".")[2])
+    # A layer wrapped by torch.compile is hooked from outside; module.compile() compiles its hooks.
+    is_compiled = is_compiled or target._compiled_call_impl is not None
+    return target, is_compiled or any(entered for _, entered in around)
+
+
+def attribute_around(net: nn.Module, layer: str, name: str) -> Any:
+    """Return attribute ``name`` of the innermost module around ``layer`` that has it, or None."""
+    around = [module for module, _ in _modules_around(net, layer)]
+    return next((getattr(m, name) for m in reversed(around) if hasattr(m, name)), None)
+
+
+def _modules_around(net: nn.Module, layer: str) -> list[tuple[nn.Module, bool]]:
+    """The modules around ``layer``, outermost first, and which of them a wrapper compiles."""
+    check_layer_name(layer)
+    around = [_unwrap(net)]
     *parents, name = layer.split(".")
     for parent in parents:
+        module = around[-1][0]
         if parent not in module._modules:
             raise ValueError(_no_such_layer(net, layer))
-        module, entered = _unwrap(module.get_submodule(parent))
-        is_compiled = is_compiled or entered
-    if not name or name not in module._modules:
+        around.append(_unwrap(module.get_submodule(parent)))
+    if not name or name not in around[-1][0]._modules:
         raise ValueError(_no_such_layer(net, layer))
-    target = module.get_submodule(name)
-    # A layer wrapped by torch.compile is hooked from outside; module.compile() compiles its hooks.
-    return target, is_compiled or target._compiled_call_impl is not None
+    return around
 
 
 def _unwrap(module: nn.Module) -> tuple[nn.Module, bool]:

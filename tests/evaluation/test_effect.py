@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections import OrderedDict
 
@@ -9,8 +10,10 @@ import pytest
 import torch
 from torch import nn
 
+from alignmixup.contracts import Draw
 from alignmixup.evaluation.effect import Effect, alignment_effect
-from cases import TinyNet, images
+from alignmixup.mixers import AlignMixup, AlignMixupAE
+from cases import TinyNet, images, labels
 
 KEEPS = ["anchor", "partner"]
 
@@ -148,3 +151,161 @@ def test_float32_works_too() -> None:
     effect = alignment_effect(TinyNet("pool"), "layer4", images(4))
     assert effect.logits < 1e-4
     assert effect.features > 0.05
+
+
+# ---- with a mixer's own settings -----------------------------------------------------------------
+
+
+def changes_of(net: nn.Module, mixer: AlignMixup | AlignMixupAE) -> dict[tuple[str, bool], float]:
+    effect = alignment_effect(net, mixer, images(8, dtype=torch.float64))
+    return {(change.case, change.is_training): change.logits for change in effect.changes}
+
+
+def loud_net(head: str = "pool", scale: float = 30.0) -> TinyNet:
+    """Features so large that a hundred iterations at eps 0.1 are far from converged."""
+    net = TinyNet(head).double()
+    with torch.no_grad():
+        net.layer4[1].weight.fill_(scale)
+    return net
+
+
+def test_the_released_feat_prime_changes_the_logits_and_exact_plans_do_not() -> None:
+    """What the note of ``train`` is about: columns last in both directions, a pooled head."""
+    net = loud_net()
+    released = changes_of(net, AlignMixup.released())
+    exact = changes_of(net, AlignMixup())
+    assert released.keys() == exact.keys() == {(c, t) for c in ("feat", "feat'") for t in (0, 1)}
+    for is_training in (False, True):
+        assert released["feat", is_training] < 1e-10
+        assert released["feat'", is_training] > 1e-3
+    assert max(exact.values()) < 1e-10
+
+
+def test_the_words_are_true_of_released_and_of_exact_settings() -> None:
+    x = images(8, dtype=torch.float64)
+    exact = alignment_effect(loud_net(), AlignMixup(), x)
+    assert exact.is_exact
+    assert exact.is_next_to_nothing
+    assert "next to nothing: an aligned case trains as an unaligned one" in str(exact)
+    released = alignment_effect(loud_net(), AlignMixup.released(), x)
+    assert not released.is_exact
+    assert not released.is_next_to_nothing
+    assert "the plan of feat' does not keep the mean over positions" in str(released)
+    assert "next to nothing" not in str(released)
+    # Small features: the error is small now, but it is no law.
+    quiet = alignment_effect(loud_net(scale=0.1), AlignMixup.released(), x)
+    assert quiet.is_next_to_nothing
+    assert "an unaligned one" not in str(quiet)
+    assert "grows with the size of the features" in str(quiet)
+
+
+def test_the_figures_are_those_of_the_case_that_changes_most_in_evaluation_mode() -> None:
+    effect = alignment_effect(loud_net(), AlignMixup.released(), images(8, dtype=torch.float64))
+    (most,) = (c for c in effect.changes if c.case == "feat'" and not c.is_training)
+    assert (effect.logits, effect.pooled, effect.features) == (
+        most.logits,
+        most.pooled,
+        most.features,
+    )
+    assert (effect.plan_entropy, effect.marginal_error) == (most.plan_entropy, most.marginal_error)
+    assert most.marginal_error > 1e-3
+
+
+@pytest.mark.parametrize(
+    "settings", [{"eps": 5.0}, {"num_iters": 3}, {"resolution": 2}, {"last": "rows"}, {"tol": 0.5}]
+)
+def test_a_mixers_settings_are_those_that_mix(settings: dict[str, object]) -> None:
+    """Against the mixer itself: the logits of its own draw, aligned and not."""
+    net, x = loud_net("flatten").eval(), images(8, dtype=torch.float64)
+    mixer = AlignMixup(**settings)
+    perm, lam = torch.arange(8).roll(1), torch.tensor(0.5, dtype=torch.float64)
+    net.requires_grad_(False)
+    for change in alignment_effect(net, mixer, x).changes:
+        draw = Draw(change.case, perm, lam)
+        net.train(change.is_training)
+        aligned, plain = (
+            dataclasses.replace(mixer, aligned=is_aligned).apply(net, x, labels(8), draw).logits
+            for is_aligned in (True, False)
+        )
+        assert change.logits == pytest.approx(
+            float((aligned - plain).norm() / plain.norm()), rel=1e-6
+        )
+
+
+def test_by_the_name_of_a_layer_it_is_the_default_mixer_in_one_direction() -> None:
+    net, x = TinyNet().double(), images(8, dtype=torch.float64)
+    both = alignment_effect(net, AlignMixup("layer2"), x).changes
+    for case, keep in (("feat", "anchor"), ("feat'", "partner")):
+        by_name = alignment_effect(net, "layer2", x, keep=keep)
+        assert by_name.changes == tuple(change for change in both if change.case == case)
+        only = alignment_effect(net, AlignMixup("layer2"), x, keep=keep)
+        assert only == by_name
+
+
+def test_cases_that_are_never_drawn_are_not_measured() -> None:
+    mixer = AlignMixup(weights={"input": 1.0, "feat'": 1.0})
+    assert changes_of(TinyNet().double(), mixer).keys() == {("feat'", False), ("feat'", True)}
+
+
+def test_an_autoencoders_mixer_is_measured_where_it_aligns() -> None:
+    net = TinyNet().double()
+    mixer = AlignMixupAE("layer4", layers=("x", "A"), clean=False, eps=3.0, last="columns")
+    twin = AlignMixup("layer4", eps=3.0, last="columns")
+    assert changes_of(net, mixer) == changes_of(net, twin)
+    tensor = AlignMixupAE("layer1", embed="layer4", layers=("x", "E"), clean=False)
+    assert alignment_effect(net, tensor, images(8, dtype=torch.float64)).layer == "layer4"
+
+
+@pytest.mark.parametrize(
+    "mixer",
+    [
+        AlignMixup(aligned=False),
+        AlignMixup(weights={"input": 1.0}),
+        AlignMixupAE("layer4", layers=("x", "e"), clean=False),
+    ],
+)
+def test_a_mixer_that_aligns_nothing_is_named(mixer: AlignMixup | AlignMixupAE) -> None:
+    with pytest.raises(ValueError, match="aligns no features"):
+        alignment_effect(TinyNet(), mixer, images(8))
+
+
+def test_settings_beside_a_mixer_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"\['eps'\] are settings of the mixer"):
+        alignment_effect(TinyNet(), AlignMixup(), images(8), eps=0.2)
+
+
+class Noisy(TinyNet):
+    """Dropout, and a buffer that each forward in training mode replaces."""
+
+    def __init__(self) -> None:
+        super().__init__("pool")
+        self.drop = nn.Dropout(0.5)
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.count = self.count + 1
+        return super().forward(self.drop(x))
+
+
+def test_training_mode_leaves_statistics_buffers_and_random_state_as_they_were() -> None:
+    net, x = Noisy().double(), images(8, dtype=torch.float64)
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    buffers = dict(net.named_buffers())
+    state = torch.get_rng_state()
+    effect = alignment_effect(net, AlignMixup(), x)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(before[name], value) for name, value in net.state_dict().items())
+    assert all(buffers[name] is value for name, value in net.named_buffers())
+    # Dropout is the same with and without alignment, or the logits would differ.
+    assert effect.is_next_to_nothing
+
+
+def test_frozen_parts_stay_frozen_in_training_mode() -> None:
+    frozen, free = TinyNet().double(), TinyNet().double()
+    with torch.no_grad():
+        for net in (frozen, free):
+            net.layer1[1].running_var.fill_(50.0)
+    frozen.layer1[1].eval()
+    assert changes_of(frozen, AlignMixup()) != changes_of(free, AlignMixup())
+    assert not frozen.layer1[1].training

@@ -98,6 +98,11 @@ def test_train_says_in_one_line_when_alignment_is_next_to_nothing(sets, tmp_path
     one = dataclasses.replace(RECIPE, train=dataclasses.replace(RECIPE.train, epochs=1))
     train(one, tmp_path / "pool", sets=sets)
     assert "next to nothing" in capsys.readouterr().out
+    released = dataclasses.replace(one, mixer=AlignMixup.released())
+    train(released, tmp_path / "released", sets=sets)
+    out = capsys.readouterr().out
+    assert "the plan of feat' does not keep the mean over positions" in out
+    assert "trains as an unaligned one" not in out
     flat = dataclasses.replace(one, net=dataclasses.replace(one.net, head="flatten"))
     train(flat, tmp_path / "flat", sets=sets)
     assert "next to nothing" not in capsys.readouterr().out

@@ -287,7 +287,8 @@ def test_kl_is_that_of_torch_distributions(shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("embedding", ["vector", "tensor"])
 def test_clean_losses_are_the_elbo_over_the_number_of_values(embedding: str) -> None:
     net, x = network(embedding, variational=True).double().eval(), images(6, dtype=torch.float64)
-    mixer = AlignMixupVAE(**VAE, reconstruction_weight=0.5, kl_weight=2.0)
+    layers = ("x", "A", "E" if embedding == "tensor" else "e")
+    mixer = AlignMixupVAE(**VAE, layers=layers, reconstruction_weight=0.5, kl_weight=2.0)
     draw = draw_case(mixer, "clean", 6)
     mixed = mixer.apply(net, x, labels(6), draw)
     mu, sigma = net.embed(net.encoder(net.normalize(x))).chunk(2, dim=1)
@@ -518,7 +519,7 @@ def test_a_network_that_takes_no_noise_or_cannot_decode_is_named() -> None:
         ),
         (AE("layer1", layers=("x",)), "clean", Backbone, "this Backbone has none"),
         (AE(layer="layer9"), "feat", network, "there is no layer 'layer9'"),
-        (AE(layers=("E",)), "embed", network, r"gives vectors \[6, 12\].* mix it as 'e'"),
+        (AE(layers=("E",)), "embed", network, r"gives \[6, 12\].* as 'e'"),
         (AE(), "embed", lambda: network("tensor"), r"gives \[6, 3, 2, 2\].* mix it as 'E'"),
         (
             AE(),

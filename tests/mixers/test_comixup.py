@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from alignmixup.contracts import Draw
 from alignmixup.mixers.comixup import CoDraw, CoMixup, mix_blocks, mix_labels
-from alignmixup.ops.joint import JointCosts, assign_blocks, joint_objective
+from alignmixup.ops.joint import JointCosts, _State, assign_blocks, joint_objective
 from cases import NUM_CLASSES, TinyNet, images, labels
 from gridcut_oracles import salient_pictures
 from learning import check_it_teaches
@@ -232,6 +232,41 @@ def test_tied_outputs_are_pushed_apart() -> None:
     assert (alike.sum(1) > 0).sum(1).tolist() == [2, 2]
     apart = assigned(costs, start, half_labels=False)[0, :2]
     assert apart[0].sum(0)[0] < apart[1].sum(0)[0]  # the first input is dearer in the first output
+
+
+@pytest.mark.parametrize("num_iters", [1, 2, 3, 5])
+def test_ties_are_pushed_apart_before_the_last_iteration(
+    num_iters: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+    for name in ("improve", "push_ties_apart"):
+        monkeypatch.setattr(_State, name, lambda *args, name=name: calls.append(name))
+    costs = realistic_costs(1, 4, 2)
+    assigned(costs, random_start(1, costs), num_iters=num_iters)
+    push = ["push_ties_apart"] if num_iters > 1 else []
+    assert calls == ["improve"] * (num_iters - 1) + push + ["improve"]
+
+
+def tied_costs(outputs: int, preference: float) -> JointCosts:
+    """All outputs show inputs 0 and 1, a half each; another input costs ``preference`` more."""
+    unary = torch.full((1, outputs, 4), 0.0)
+    unary[0, 0, :2] = unary[0, 1, 2:] = -preference
+    eye = torch.eye(outputs).unsqueeze(0)
+    is_real = torch.ones(1, outputs, dtype=torch.bool)
+    return JointCosts(unary, eye, is_real, beta=0.0, gamma=1.0, tau=100.0)
+
+
+def test_a_tie_costs_one_however_many_outputs_share_it() -> None:
+    start = torch.tensor([0, 0, 1, 1]).expand(1, 1, 5, 4).contiguous()
+    state = _State.of(tied_costs(5, 1.5), start[0])
+    state.push_ties_apart()
+    assert state.push[0, :, 0].tolist() == [1, 1, 1, 1, 0]
+    assert state.push[0, :, 1].tolist() == [0, 1, 1, 1, 1]
+    assert not state.push[0, :, 2:].any()
+    # A preference of 1.5 outweighs a push of 1, and one of 0.5 does not.
+    kept = assigned(tied_costs(5, 1.5), start, half_labels=False)
+    assert (kept.sum(2)[..., :2] == 2).all()
+    assert not (assigned(tied_costs(5, 0.5), start, half_labels=False).sum(2)[..., :2] == 2).all()
 
 
 def test_parts_do_not_see_each_other() -> None:

@@ -13,7 +13,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from alignmixup.contracts import Draw, Mixed, Mixer, soft_cross_entropy, softmax_bce
-from alignmixup.mixers import AlignMixup, CutMix, Cutout, InputMixup, ManifoldMixup, NoMix
+from alignmixup.mixers import (
+    AlignMixup,
+    AlignMixupAE,
+    CutMix,
+    Cutout,
+    InputMixup,
+    ManifoldMixup,
+    NoMix,
+)
 from alignmixup.ops.align import align_mix
 from cases import (
     NUM_CLASSES,
@@ -493,6 +501,15 @@ def test_inference_mode_works_or_is_named(row: Row) -> None:
         (lambda: ManifoldMixup(()), r"layers must be one or more different names, got \(\)"),
         (lambda: ManifoldMixup(("layer1", "layer1")), "different names"),
         (lambda: ManifoldMixup("layer1"), r"a tuple of names: write \('layer1',\)"),
+        (lambda: ManifoldMixup(None), "layers must be a tuple of names, .* got None"),
+        (lambda: ManifoldMixup((3,)), "a layer is the name of a sub-module, .* got 3"),
+        (lambda: ManifoldMixup(([],)), r"a layer is the name of a sub-module, .* got \[\]"),
+        (lambda: AlignMixup(layer=3), "a layer is the name of a sub-module, .* got 3"),
+        (lambda: AlignMixup(layer=None), "a layer is the name of a sub-module, .* got None"),
+        (lambda: AlignMixup(layer=[]), r"a layer is the name of a sub-module, .* got \[\]"),
+        (lambda: AlignMixupAE(layer=3), "a layer is the name of a sub-module, .* got 3"),
+        (lambda: AlignMixupAE(embed=None), "a layer is the name of a sub-module, .* got None"),
+        (lambda: AlignMixup(prefix_tokens=-1), "prefix_tokens must be 0 or more, got -1"),
         (lambda: CutMix(prob=1.5), r"prob must lie in \[0, 1\], got 1.5"),
         (lambda: CutMix(alpha=-1.0), "alpha must be positive, got -1.0"),
         (lambda: Cutout(length=1), "length must be a whole number of pixels, 2 or more, got 1"),
@@ -530,7 +547,36 @@ def test_a_draw_without_a_box_is_named() -> None:
             mixer.apply(TinyNet(), images(6), labels(6), bare)
 
 
-def test_a_resolution_that_does_not_divide_the_map_is_named() -> None:
-    mixer = AlignMixup(resolution=3)
-    with pytest.raises(ValueError, match=r"resolution 3 must divide .* \[6, 8, 4, 4\]"):
-        mixer.apply(TinyNet(), images(6), labels(6), draw_case(mixer, "feat", 6))
+@pytest.mark.parametrize("case", ["input", "feat", "feat'"])
+@pytest.mark.parametrize("resolution", [3, 99])
+def test_a_resolution_that_does_not_divide_the_map_is_named(resolution: int, case: str) -> None:
+    """In the first step, whatever its case."""
+    mixer = AlignMixup(resolution=resolution)
+    with pytest.raises(ValueError, match=rf"resolution {resolution} must .* \[6, 8, 4, 4\]"):
+        mixer.apply(TinyNet(), images(6), labels(6), draw_case(mixer, case, 6))
+
+
+@pytest.mark.parametrize("case", ["input", "feat"])
+def test_a_layer_without_positions_is_named_in_any_case(case: str) -> None:
+    mixer = AlignMixup("fc")
+    with pytest.raises(ValueError, match=r"layer 'fc' gives \[6, 5\]; AlignMixup needs maps"):
+        mixer.apply(TinyNet(), images(6), labels(6), draw_case(mixer, case, 6))
+
+
+@every_row
+def test_float64_images_are_named_unless_the_network_takes_them(row: Row) -> None:
+    rng = torch.Generator().manual_seed(0)
+    x = images(6, dtype=torch.float64)
+    with pytest.raises(ValueError, match=r"images are torch.float64 .* weights are torch.float32"):
+        row.mixer(TinyNet(), x, labels(6), rng)
+    if "style" not in row.name:  # a style network is float32
+        assert row.mixer(TinyNet().double(), x, labels(6), rng).loss().isfinite()
+
+
+def test_an_error_of_the_network_itself_stays_its_own() -> None:
+    class Broken(TinyNet):
+        def forward(self, x: Tensor) -> Tensor:
+            raise RuntimeError("out of order")
+
+    with pytest.raises(RuntimeError, match="out of order"):
+        InputMixup()(Broken(), images(6), labels(6))

@@ -309,14 +309,26 @@ def test_a_path_will_do_for_weights(kind: type[StyleMixer], weights: str) -> Non
 
 
 @pytest.mark.parametrize("kind", MIXERS)
-def test_a_clean_step_needs_no_weights(kind: type[StyleMixer]) -> None:
-    net, x = Seen(), images(6)
-    mixer = kind()
+def test_without_weights_the_first_call_fails_whatever_its_case(
+    kind: type[StyleMixer], weights: str
+) -> None:
+    """And not when the first mixed step is drawn. Recipes may name such a mixer, so it is made."""
+    message = "style mixing needs the weights of an AdaIN network"
+    with pytest.raises(ValueError, match=message):
+        kind().draw(6, torch.Generator().manual_seed(0))
+    with pytest.raises(ValueError, match=message):
+        kind()(TinyNet(), images(6), labels(6))
+    for draw in (mixing_draw(kind(weights)), draw_case(kind(weights), "clean", 6)):
+        with pytest.raises(ValueError, match=message):
+            kind().apply(TinyNet(), images(6), labels(6), draw)
+
+
+@pytest.mark.parametrize("kind", MIXERS)
+def test_a_clean_step_is_clean(kind: type[StyleMixer], weights: str) -> None:
+    net, x, mixer = Seen(), images(6), kind(weights)
     mixed = mixer.apply(net, x, labels(6), draw_case(mixer, "clean", 6))
     assert torch.equal(net.image, x)
     assert torch.equal(mixed.targets, torch.eye(NUM_CLASSES)[labels(6)])
-    with pytest.raises(ValueError, match="style mixing needs the weights of an AdaIN network"):
-        mixer.apply(net, x, labels(6), mixing_draw(mixer))
 
 
 @pytest.mark.gpu

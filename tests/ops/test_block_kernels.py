@@ -181,6 +181,19 @@ def test_assignments(inputs: int, n: int, settings: dict[str, object]) -> None:
     assert torch.equal(shares.sum(3), torch.ones_like(shares[..., 0]))
 
 
+@pytest.mark.parametrize(("preference", "num_iters"), [(1.5, 3), (0.5, 3), (0.5, 1)])
+def test_ties(preference: float, num_iters: int) -> None:
+    """Five outputs that show the same two inputs: pushed by 1 each, before the last iteration."""
+    unary = torch.zeros(1, 5, 4, device=DEVICE)
+    unary[0, 0, :2] = unary[0, 1, 2:] = -preference
+    is_real = torch.ones(1, 5, dtype=torch.bool, device=DEVICE)
+    eye = torch.eye(5, device=DEVICE).unsqueeze(0)
+    costs = JointCosts(unary, eye, is_real, beta=0.0, gamma=1.0, tau=100.0)
+    shares = check_assignment(costs, 1, half_labels=False, num_iters=num_iters)
+    is_tied = preference > 1 or num_iters == 1
+    assert (shares.sum(2)[..., :2] == 2).all() == is_tied
+
+
 def test_a_soft_penalty() -> None:
     check_assignment(joint_costs(1, 5, 4, "soft"), 1)
 

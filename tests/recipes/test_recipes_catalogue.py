@@ -13,7 +13,12 @@ from alignmixup.experiments.batches import load_split
 from alignmixup.experiments.bench import SHAPES, bench, check_rows, write_rows
 from alignmixup.experiments.run import Sets, train
 from alignmixup.mixers import AlignMixup
-from alignmixup.recipes.catalogue import find_recipe, published_error, recipe_names
+from alignmixup.recipes.catalogue import (
+    find_recipe,
+    published_cell,
+    published_error,
+    recipe_names,
+)
 from alignmixup.recipes.schema import Recipe, changed, on_data
 
 NAMES = recipe_names()
@@ -38,13 +43,16 @@ def one_of_each(names):
 
 def made_up(data, count=8):
     side, classes = SHAPES[data]
-    side = min(side, LARGEST)
+    side, classes = (
+        min(side, LARGEST),
+        min(classes, count),
+    )  # an image of each: Auto-Gamma needs one
     rng = torch.Generator().manual_seed(1)
     return ImageSet(
         data,
         "train",
         torch.randint(256, (count, 3, side, side), dtype=torch.uint8, generator=rng),
-        torch.randint(classes, (count,), generator=rng),
+        torch.arange(count) % classes,
         tuple(str(i) for i in range(classes)),
         (0.5, 0.5, 0.5),
         (0.25, 0.25, 0.25),
@@ -303,3 +311,21 @@ def test_milestones_beyond_the_end_are_told(tmp_path, capsys):
     images = made_up("cifar10")
     train(dataclasses.replace(recipe, train=late), tmp_path, sets=Sets(images, images))
     assert "the rate falls, [1, 500] lie beyond the last epoch, 1" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("method", ["manifold", "puzzlemix", "comixup"])
+@pytest.mark.parametrize("place", ["cifar10-r18", "cifar100-wrn16-8", "tiny-r18"])
+def test_methods_published_with_bce_have_a_recipe_with_it(place, method):
+    """Beside the table's own, which differs in nothing else."""
+    for suffix in ("", "-fast"):
+        table, bce = (find_recipe(f"{place}-{method}{loss}{suffix}") for loss in ("", "-bce"))
+        assert (table.mixer.loss, bce.mixer.loss) == ("ce", "bce")
+        same = dataclasses.replace(bce.mixer, loss="ce")
+        assert dataclasses.replace(bce, name=table.name, mixer=same) == table
+        assert published_cell(bce.name) == published_cell(table.name)
+
+
+@pytest.mark.parametrize(("data", "delta"), [("cifar10", 1.6), ("cifar100", 3.0), ("tiny", 3.0)])
+def test_stylecutmix_has_the_authors_automatic_gamma(data, delta):
+    mixer = find_recipe(f"{data}-r18-stylecutmix").mixer
+    assert (mixer.gamma, mixer.delta) == ("auto", delta)

@@ -94,7 +94,10 @@ def time_recipe(recipe: Recipe, repeats: int) -> MethodTime:
         # Untrained weights take the same time.
         with tempfile.TemporaryDirectory() as folder:
             path = str(Path(folder) / "style.safetensors")
-            save_adain(small_adain(rng=torch.Generator().manual_seed(0)), path)
+            style = small_adain(rng=torch.Generator().manual_seed(0))
+            num_classes = SHAPES[recipe.data.name][1]
+            style.class_distances = torch.ones(num_classes, num_classes)
+            save_adain(style, path)
             styled = dataclasses.replace(mixer, weights=path)
             return time_recipe(dataclasses.replace(recipe, mixer=styled), repeats)
     side, num_classes = SHAPES[recipe.data.name]

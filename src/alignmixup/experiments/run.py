@@ -139,8 +139,8 @@ def train(
     effect = first_effect(recipe, net, loader)
     if effect is not None:
         notes["alignment_effect"] = dataclasses.asdict(effect)
-        if effect.is_next_to_nothing and not quiet:
-            print(f"note: {effect}: the aligned cases train as manifold mixup at this layer would")
+        if not quiet and (effect.is_next_to_nothing or not effect.is_exact):
+            print(f"note: {effect}")
     late = [epoch for epoch in settings.milestones if epoch >= settings.epochs]
     if settings.schedule == "step" and late and not quiet:
         print(
@@ -202,12 +202,12 @@ def first_effect(
 ) -> Effect | None:
     """How much alignment changes on the first batch, where the method aligns."""
     mixer = recipe.mixer
-    if not isinstance(mixer, AlignMixup | AlignMixupAE) or not mixer.aligned:
+    if not isinstance(mixer, AlignMixup | AlignMixupAE) or mixer.feature_mixer is None:
         return None
     if loader.batch_size < 2:  # nobody to align with
         return None
     x, _ = next(loader.epoch(0))
-    return alignment_effect(net, mixer.layer, x[:64], eps=mixer.eps, num_iters=mixer.num_iters)
+    return alignment_effect(net, mixer, x[:64])
 
 
 def with_style_weights(

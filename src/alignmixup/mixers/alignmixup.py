@@ -12,6 +12,7 @@ with targets lam y + (1 - lam) y' in all of them, lam the share of the anchor.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -20,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from alignmixup.contracts import Draw, Mixed, Mixer
-from alignmixup.hooks import WrongOutput, check_rows, tap
+from alignmixup.hooks import WrongOutput, attribute_around, check_layer_name, check_rows, tap
 from alignmixup.mixers.sampling import check_weights, probabilities, sample_pairs
 from alignmixup.ops.align import align_mix
 from alignmixup.ops.blend import (
@@ -37,16 +38,20 @@ from alignmixup.ops.sinkhorn import Backend, Side, check_settings
 __all__ = ["AlignMixup"]
 
 CASES = ("input", "feat", "feat'")
+FEATURE_CASES = {"feat", "feat'"}
 
 
 @dataclass(frozen=True)
 class AlignMixup(Mixer):
     """AlignMixup (Venkataramanan et al. 2022): mix images, or the aligned features of a layer.
 
-    **Measure first whether alignment can matter on your model** with ``alignment_effect(model,
-    layer, x)``. A plan with exact marginals keeps the mean over positions, so it cannot change the
-    logits of a head that pools by the mean and classifies linearly. It can matter before a
-    flattened head, at an earlier layer, or before anything else that is not linear in the mean.
+    **Where alignment can matter.** A plan whose marginal is exact keeps the mean over positions.
+    Before average pooling and a linear layer such a plan changes neither logits nor gradients; it
+    can matter before a flattened head, at an earlier layer, or before anything else that is not
+    linear in the mean. By default the marginal is exact in both directions. ``released()`` has the
+    authors' ``last="columns"``: there feat is exact, and feat' changes the logits by what 100
+    iterations leave of the other marginal's error. Measure it on your model with
+    ``alignment_effect(model, mixer, x)``.
 
     Args:
         layer: Name of a sub-module that returns maps ``[b, c, h, w]`` or tokens ``[b, n, c]``.
@@ -62,7 +67,11 @@ class AlignMixup(Mixer):
         resolution: Average maps down to this many rows and columns for mixing, then repeat the
             result back to the size of the map.
         last: The marginal of the plan that is exact; None chooses the one that keeps the mean over
-            positions.
+            positions, in both directions.
+        prefix_tokens: Number of leading tokens that are no positions of the image (class token,
+            registers). They are mixed, stay in place and are not aligned. None takes
+            ``num_prefix_tokens`` of the innermost module around ``layer`` that has one, as timm's
+            vision transformers do, and else 0.
         backend: Solver of the transport problems; ``"auto"`` chooses by device.
         loss: ``"ce"`` for cross-entropy, ``"bce"`` for binary cross-entropy of the softmax.
 
@@ -88,26 +97,35 @@ class AlignMixup(Mixer):
     last: Side | None = None
     backend: Backend = "auto"
     loss: Loss = "ce"
+    prefix_tokens: int | None = None
 
     def __post_init__(self) -> None:
+        check_layer_name(self.layer)
         check_alpha(self.alpha)
         check_loss(self.loss)
         check_weights(self.weights, CASES)
         check_settings(self.eps, self.num_iters, self.tol, self.last or "columns")
         if self.resolution is not None and self.resolution < 1:
             raise ValueError(f"resolution must be at least 1, got {self.resolution}")
+        if self.prefix_tokens is not None and self.prefix_tokens < 0:
+            raise ValueError(f"prefix_tokens must be 0 or more, got {self.prefix_tokens}")
 
     @classmethod
     def released(cls, layer: str = "layer4") -> Self:
         """Return the settings of the authors' code.
 
-        The input is mixed in half of the steps, and columns are exact in both directions.
+        The input is mixed in half of the steps, and columns are updated last in both directions.
         """
         return cls(layer, weights={"input": 2.0, "feat": 1.0, "feat'": 1.0}, last="columns")
 
     @property
     def cases(self) -> Mapping[str, float]:
         return probabilities(self.weights)
+
+    @property
+    def feature_mixer(self) -> AlignMixup | None:
+        """The settings by which features are aligned; None where none are."""
+        return self if self.aligned and self.cases.keys() & FEATURE_CASES else None
 
     def draw(self, batch_size: int, rng: torch.Generator) -> Draw:
         return sample_pairs(self.weights, self.alpha, self.lam_per_sample, batch_size, rng)
@@ -116,24 +134,74 @@ class AlignMixup(Mixer):
         draw = draw.to(x.device)
         check_batch(x, y, draw.perm, draw.lam)
         check_case(draw.case, CASES)
-        is_input = draw.case == "input"
-        if is_input:
+        if draw.case == "input":
             x = blend_with_partner(x, draw.perm, draw.lam)
-        action = None if is_input else mix_features
-        with tap(net, self.layer, action, self, draw.case, draw.perm, draw.lam):
+        with self.tap(net, draw.case, draw.perm, draw.lam):
             logits = net(x)
         return mixed_batch(logits, y, draw.perm, draw.lam, self.loss)
 
+    def tap(
+        self, net: nn.Module, case: str, perm: Tensor, lam: Tensor
+    ) -> AbstractContextManager[None]:
+        """Mix the output of ``layer`` in a forward of ``net``; in other cases than feat, check it.
 
-def mix_features(output: Tensor, mixer: AlignMixup, case: str, perm: Tensor, lam: Tensor) -> Tensor:
-    """Mix a layer's output as ``case`` says."""
+        So a layer or a resolution that will not do fails in the first step, whatever its case,
+        unless the mixer never mixes features.
+        """
+        action = mix_features if case in FEATURE_CASES else check_features
+        if not self.cases.keys() & FEATURE_CASES:
+            return tap(net, self.layer, None)
+        return tap(net, self.layer, action, self, case, perm, lam, self.num_prefix_tokens(net))
+
+    def num_prefix_tokens(self, net: nn.Module) -> int | None:
+        """The setting, or what the network says; None where neither is there."""
+        if self.prefix_tokens is not None or "patch_embed" in self.layer.split("."):
+            return self.prefix_tokens
+        found: int | None = attribute_around(net, self.layer, "num_prefix_tokens")
+        return found
+
+
+def check_features(
+    output: Tensor, mixer: AlignMixup, case: str, perm: Tensor, lam: Tensor, prefix: int | None
+) -> Tensor:
+    """Return a layer's output as it is; raise if it could not be mixed."""
+    shape = list(output.shape)
     if output.ndim not in (3, 4):
+        hint = " (AlignMixupAE can mix a vector, unaligned, as 'e')" if output.ndim == 2 else ""
         raise WrongOutput(
-            f"layer {mixer.layer!r} gives {list(output.shape)}; AlignMixup needs maps "
-            "[b, c, h, w] or tokens [b, n, c]: name a layer that gives one of these"
+            f"layer {mixer.layer!r} gives {shape}; AlignMixup needs maps "
+            f"[b, c, h, w] or tokens [b, n, c]: name a layer that gives one of these{hint}"
         )
     check_rows(output, mixer.layer, len(perm))
-    coarse = _to_resolution(output, mixer.resolution)
+    side = mixer.resolution
+    if side is not None and (output.ndim != 4 or shape[2] % side or shape[3] % side):
+        raise ValueError(
+            f"resolution {side} must divide the sides of a map, and layer {mixer.layer!r} gives "
+            f"{shape}: choose a divisor, or leave resolution out"
+        )
+    if mixer.prefix_tokens and output.ndim == 4:
+        raise ValueError(
+            f"prefix_tokens is {mixer.prefix_tokens}, but layer {mixer.layer!r} gives maps "
+            f"{shape}, which have no tokens: leave it out"
+        )
+    if prefix and output.ndim == 3 and prefix >= shape[1]:
+        raise ValueError(
+            f"prefix_tokens {prefix} leaves nothing to align of the {shape[1]} tokens of layer "
+            f"{mixer.layer!r}: set a smaller one"
+        )
+    return output
+
+
+def mix_features(
+    output: Tensor, mixer: AlignMixup, case: str, perm: Tensor, lam: Tensor, prefix: int | None
+) -> Tensor:
+    """Mix a layer's output as ``case`` says; the first ``prefix`` tokens without alignment."""
+    check_features(output, mixer, case, perm, lam, prefix)
+    if prefix and output.ndim == 3:
+        first = blend_with_partner(output[:, :prefix], perm, lam)
+        rest = mix_features(output[:, prefix:], mixer, case, perm, lam, None)
+        return torch.cat((first, rest), dim=1)
+    coarse = to_resolution(output, mixer.resolution)
     if mixer.aligned:
         mixed = align_mix(
             coarse,
@@ -151,11 +219,6 @@ def mix_features(output: Tensor, mixer: AlignMixup, case: str, perm: Tensor, lam
     return mixed if coarse is output else F.interpolate(mixed, output.shape[2:], mode="nearest")
 
 
-def _to_resolution(output: Tensor, resolution: int | None) -> Tensor:
-    if resolution is None:
-        return output
-    if output.ndim != 4 or output.shape[2] % resolution or output.shape[3] % resolution:
-        raise ValueError(
-            f"resolution {resolution} must divide the sides of a map, got {list(output.shape)}"
-        )
-    return F.adaptive_avg_pool2d(output, resolution)
+def to_resolution(output: Tensor, resolution: int | None) -> Tensor:
+    """Average maps down to that many rows and columns; None leaves them as they are."""
+    return output if resolution is None else F.adaptive_avg_pool2d(output, resolution)

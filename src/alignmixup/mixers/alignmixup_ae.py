@@ -24,7 +24,7 @@ import inspect
 import math
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -33,8 +33,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from alignmixup.contracts import Draw, Mixed, Mixer
-from alignmixup.hooks import check_rows, plain_module, tap
-from alignmixup.mixers.alignmixup import AlignMixup, mix_features
+from alignmixup.hooks import check_layer_name, check_rows, plain_module, tap
+from alignmixup.mixers.alignmixup import AlignMixup
 from alignmixup.mixers.layersets import CLEAN, Layer, cases_of, check_layers, is_kept_partner
 from alignmixup.mixers.sampling import check_weights, probabilities, sample_pairs
 from alignmixup.ops.blend import Loss, blend_with_partner, check_batch, check_case, mixed_batch
@@ -106,6 +106,7 @@ class AlignMixupAE(Mixer):
     loss: Loss = "ce"
 
     def __post_init__(self) -> None:
+        check_layer_name(self.embed)
         check_layers(self.layers)
         if self.weights is not None:
             check_weights(self.weights, cases_of(self.layers, clean=self.clean))
@@ -147,6 +148,24 @@ class AlignMixupAE(Mixer):
         return probabilities(self._weights)
 
     @property
+    def feature_mixer(self) -> AlignMixup | None:
+        """The settings by which A is aligned, or E where A is not mixed; None without either."""
+        cases = self.cases
+        for stem, mixer in self._by_layer.items():
+            weights = {"feat": cases.get(stem, 0.0), "feat'": cases.get(f"{stem}'", 0.0)}
+            if (
+                self.aligned
+                and any(weights.values())
+                and not (stem == "embed" and self._has_vector)
+            ):
+                return replace(mixer, weights=weights)
+        return None
+
+    @property
+    def _has_vector(self) -> bool:
+        return "e" in self.layers
+
+    @property
     def trains_all(self) -> bool:
         return False  # the clean case trains no classifier, the others no decoder
 
@@ -176,13 +195,13 @@ class AlignMixupAE(Mixer):
         return mixed_batch(out, y, draw.perm, draw.lam, self.loss)
 
     def _tap(self, net: nn.Module, layer: str, stem: str, draw: Draw) -> Any:
-        if draw.case.rstrip("'") != stem:
-            return tap(net, layer, None)
-        if stem == "embed" and "e" in self.layers:
-            return tap(net, layer, _mix_vector, layer, draw.perm, draw.lam)
-        keep = "feat'" if is_kept_partner(draw.case) else "feat"
-        args = (self._by_layer[stem], keep, draw.perm, draw.lam)
-        return tap(net, layer, _mix_tensor, *args)
+        is_vector = stem == "embed" and self._has_vector
+        case = draw.case if draw.case.rstrip("'") == stem else ""
+        if is_vector:
+            action = _mix_vector if case else _check_vector
+            return tap(net, layer, action, layer, draw.perm, draw.lam)
+        keep = "feat'" if is_kept_partner(case) else "feat"
+        return self._by_layer[stem].tap(net, keep if case else "", draw.perm, draw.lam)
 
     def _noise(self, draw: Draw) -> dict[str, Tensor]:
         """What the network is given besides the images."""
@@ -220,16 +239,11 @@ def _check_flags(net: nn.Module, flags: Mapping[str, Any]) -> None:
         )
 
 
-def _mix_tensor(output: Tensor, mixer: AlignMixup, case: str, perm: Tensor, lam: Tensor) -> Tensor:
-    if isinstance(output, Tensor) and output.ndim == 2:
-        raise ValueError(
-            f"layer {mixer.layer!r} gives vectors {list(output.shape)}, which have no positions to "
-            "align: mix it as 'e', or give the network a tensor embedding"
-        )
-    return mix_features(output, mixer, case, perm, lam)
-
-
 def _mix_vector(output: Tensor, layer: str, perm: Tensor, lam: Tensor) -> Tensor:
+    return blend_with_partner(_check_vector(output, layer, perm, lam), perm, lam)
+
+
+def _check_vector(output: Tensor, layer: str, perm: Tensor, lam: Tensor) -> Tensor:
     if not isinstance(output, Tensor) or output.ndim != 2:
         what = list(output.shape) if isinstance(output, Tensor) else type(output).__name__
         raise ValueError(
@@ -237,7 +251,7 @@ def _mix_vector(output: Tensor, layer: str, perm: Tensor, lam: Tensor) -> Tensor
             "give the network a vector embedding"
         )
     check_rows(output, layer, len(perm))
-    return blend_with_partner(output, perm, lam)
+    return output
 
 
 def _wide(x: Tensor) -> Tensor:

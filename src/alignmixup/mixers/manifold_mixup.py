@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from alignmixup.contracts import Draw, Mixed, Mixer
-from alignmixup.hooks import check_rows, tap
+from alignmixup.hooks import check_layer_name, check_rows, tap
 from alignmixup.mixers.sampling import probabilities, sample_pairs
 from alignmixup.ops.blend import (
     Loss,
@@ -30,7 +30,8 @@ class ManifoldMixup(Mixer):
     """Manifold mixup (Verma et al. 2019): interpolate the output of a layer drawn at each step.
 
     The original draws from the input and the outputs of the first two stages, with alpha 2 on CIFAR
-    and 0.2 on Tiny-ImageNet and ImageNet.
+    and 0.2 on Tiny-ImageNet and ImageNet. Nothing is aligned: of tokens, a class token and patches
+    alike are mixed position by position.
 
     Args:
         layers: Names of the layers to draw from; ``"input"`` stands for the image.
@@ -59,6 +60,10 @@ class ManifoldMixup(Mixer):
         names: object = self.layers
         if isinstance(names, str):  # a tuple of letters, as far as anybody else can tell
             raise ValueError(f"layers must be a tuple of names: write ({self.layers!r},)")
+        if not isinstance(names, tuple | list):
+            raise ValueError(f"layers must be a tuple of names, such as ('layer1',), got {names!r}")
+        for layer in self.layers:
+            check_layer_name(layer)
         if not self.layers or len(set(self.layers)) < len(self.layers):
             raise ValueError(f"layers must be one or more different names, got {self.layers}")
 

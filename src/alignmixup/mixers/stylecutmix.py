@@ -118,6 +118,7 @@ class StyleCutMix(StyleMixer):
         return some_of_the_time("cut", self.prob)
 
     def draw(self, batch_size: int, rng: torch.Generator) -> Draw:
+        self.check_weights()
         case = sample_case(self.cases, rng)
         perm = sample_perm(batch_size, rng)
         lam, style = (sample_share(self.alpha, None, rng) for _ in range(2))
@@ -134,6 +135,7 @@ class StyleCutMix(StyleMixer):
         return style
 
     def apply(self, net: nn.Module, x: Tensor, y: Tensor, draw: Draw) -> Mixed:
+        self.check_weights()
         draw = draw.to(x.device)
         check_batch(x, y, draw.perm, draw.lam)
         check_case(draw.case, ("cut", "clean"))

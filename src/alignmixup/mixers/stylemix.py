@@ -85,6 +85,15 @@ class StyleMixer(Mixer):
         if self.input_size is not None and self.input_size < 16:
             raise ValueError(f"input_size must be at least 16 pixels, got {self.input_size}")
 
+    def check_weights(self) -> None:
+        """Raise a ``ValueError`` where no weights are named: in any case, before the first step.
+
+        Not at construction: recipes name their style mixers without weights, and training fits a
+        small network for them.
+        """
+        if not self.weights:
+            find_weights(self.weights)
+
     def describe(self) -> dict[str, object]:
         """Which weights are used: path, kind ("reference" or "small"), sha256, how they came."""
         return asdict(find_weights(self.weights))
@@ -150,6 +159,7 @@ class StyleMix(StyleMixer):
         return some_of_the_time("style", self.prob)
 
     def draw(self, batch_size: int, rng: torch.Generator) -> Draw:
+        self.check_weights()
         case = sample_case(self.cases, rng)
         perm = sample_perm(batch_size, rng)
         content, style = (sample_share(self.alpha, None, rng) for _ in range(2))
@@ -157,6 +167,7 @@ class StyleMix(StyleMixer):
         return StyleDraw(case, perm, lam, content, style, joint=sample_unit((), rng))
 
     def apply(self, net: nn.Module, x: Tensor, y: Tensor, draw: Draw) -> Mixed:
+        self.check_weights()
         draw = draw.to(x.device)
         check_batch(x, y, draw.perm, draw.lam)
         check_case(draw.case, ("style", "clean"))

@@ -74,6 +74,9 @@ class AutoencodingClassifier(nn.Module):
     1 x 1 convolution first reduces it to that many; ``reduced_channels`` asks for another number. A
     tensor has ``embedding_channels`` and half the side of A, rounded down: 2 x 2 from 4 x 4, 4 x 4
     from 8 x 8, 3 x 3 from 7 x 7.
+
+    ``map_size`` averages the backbone's map down to that many rows and columns at the end of
+    ``encoder``: A itself has that size, in every case of a mixer and in evaluation.
     """
 
     def __init__(
@@ -87,6 +90,7 @@ class AutoencodingClassifier(nn.Module):
         embedding_dim: int = 512,
         embedding_channels: int = 128,
         reduced_channels: int | None = None,
+        map_size: int | None = None,
         decoder: bool = True,
         decoder_channels: int | None = None,
         decoder_blocks: int = 2,
@@ -104,6 +108,13 @@ class AutoencodingClassifier(nn.Module):
         num_classes: int = parts.pop("head").get_submodule("linear").out_features  # type: ignore[assignment]
         self.encoder = nn.Sequential(OrderedDict(parts))
         shape = _map_shape(self.encoder, image_size)
+        if map_size is not None:
+            if map_size < 1 or shape[1] % map_size or shape[2] % map_size:
+                raise ValueError(
+                    f"map_size {map_size} must divide the sides of the map, {shape[1]} x {shape[2]}"
+                )
+            self.encoder.add_module("average", nn.AdaptiveAvgPool2d(map_size))
+            shape = (shape[0], map_size, map_size)
         copies = 2 if variational else 1
         inner = _embedding(
             shape,

@@ -47,7 +47,8 @@ class NetSpec:
 
     ``autoencoder`` puts an embedding of that kind (a vector that reads the flattened or the pooled
     map, or a tensor) and a decoder beside the network, whose own head goes and cannot be chosen
-    then; ``variational`` and ``decoder`` are for it alone.
+    then; ``variational``, ``decoder`` and ``map_size``, the side the map is averaged down to before
+    the embedding, are for it alone.
     """
 
     name: str
@@ -61,6 +62,7 @@ class NetSpec:
     autoencoder: Literal["none", "vector", "pooled", "tensor"] = "none"
     variational: bool = False
     decoder: bool = True
+    map_size: int | None = None
 
     def __post_init__(self) -> None:
         if self.width is not None and self.width < 1:
@@ -112,8 +114,10 @@ def _wanted_scale(model: nn.Module) -> tuple[Rgb, Rgb]:
 
 def _autoencoding(spec: NetSpec, backbone: nn.Module, image_size: int) -> nn.Module:
     if spec.autoencoder == "none":
-        if spec.variational or not spec.decoder:
-            raise ValueError("variational and decoder need autoencoder='vector', for instance")
+        if spec.variational or not spec.decoder or spec.map_size is not None:
+            raise ValueError(
+                "variational, decoder and map_size need autoencoder='vector', for instance"
+            )
         return backbone
     if spec.head != "pool":
         raise ValueError(
@@ -127,6 +131,7 @@ def _autoencoding(spec: NetSpec, backbone: nn.Module, image_size: int) -> nn.Mod
         pooled=spec.autoencoder == "pooled",
         variational=spec.variational,
         decoder=spec.decoder,
+        map_size=spec.map_size,
     )
 
 
@@ -270,7 +275,7 @@ def _acol_vgg(spec: NetSpec, k: int, mean: Rgb, std: Rgb, image_size: int) -> nn
     return ACoL(k, mean, std, body="vgg", width=spec.width or 64)
 
 
-_AUTOENCODER = frozenset({"autoencoder", "variational", "decoder"})
+_AUTOENCODER = frozenset({"autoencoder", "variational", "decoder", "map_size"})
 _SMALL = frozenset({"width", "stem_stride", "block", "head", "last_stride"}) | _AUTOENCODER
 _OWN: Mapping[str, _Own] = {
     "preact_resnet18": _Own(_preact_resnet18, _SMALL | {"stem_norm"}, tap="layer4"),

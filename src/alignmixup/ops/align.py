@@ -10,9 +10,13 @@ image whose positions are kept; as lam comes from a symmetric distribution, both
 
 Gradients flow through both feature tensors and not through the plan.
 
-**An exact plan keeps the mean over positions**: (1/r) sum_i A~_i = sum_j (sum_i P_ij) a'_j, the
-mean of a'. Whatever follows and reads only that mean, as average pooling and a linear layer do,
-gives the same logits and gradients with and without alignment. See ``alignment_effect``.
+**A plan whose columns sum to 1/r keeps the mean over positions** (keep = "anchor"; the rows for
+keep = "partner"): (1/r) sum_i A~_i = sum_j (sum_i P_ij) a'_j, the mean of a'. Whatever follows and
+reads only that mean, as average pooling and a linear layer do, then gives the same logits and
+gradients with and without alignment. The marginal updated last is exact: by default the one the
+mean needs. The authors' code updates the columns last in both directions, so its feat' does not
+keep the mean: what is left is the error of the rows after a finite number of iterations. See
+``alignment_effect``.
 """
 
 from __future__ import annotations
@@ -29,7 +33,7 @@ from alignmixup.ops.blend import blend
 from alignmixup.ops.cost import pairwise_cost
 from alignmixup.ops.sinkhorn import Backend, Side, check_settings, choose_backend, sinkhorn
 
-__all__ = ["Keep", "align_mix", "to_positions"]
+__all__ = ["Keep", "align_mix", "exact_side", "to_positions"]
 
 Keep = Literal["anchor", "partner"]
 
@@ -52,7 +56,8 @@ def align_mix(
     through the plan.
 
     Args:
-        features: Maps ``[b, c, h, w]`` or tokens ``[b, n, c]``.
+        features: Maps ``[b, c, h, w]`` or tokens ``[b, n, c]``, every token a position: leave a
+            class token out, as ``AlignMixup`` does.
         perm: Permutation of the batch: the partner of sample ``i`` is ``perm[i]``.
         lam: Share of the anchor, sample ``i``: a scalar or one value per sample.
         keep: Whose positions are kept, ``"anchor"`` (case ``feat``) or ``"partner"`` (case
@@ -82,7 +87,7 @@ def align_mix(
     """
     if keep not in ("anchor", "partner"):
         raise ValueError(f"keep must be 'anchor' or 'partner', got {keep!r}")
-    side = last or _exact_side(keep, num_iters)
+    side = last or exact_side(keep, num_iters)
     check_settings(eps, num_iters, tol, side)
     _check_features(features, perm, lam)
     positions = to_positions(features)
@@ -118,8 +123,10 @@ def from_positions(positions: Float[Tensor, "b n c"], shape: torch.Size) -> Tens
     return positions.view(b, h, w, c).permute(0, 3, 1, 2)
 
 
-def _exact_side(keep: Keep, num_iters: int) -> Side:
-    """The marginal that keeps the mean; without iterations, the one that makes convex combinations.
+def exact_side(keep: Keep, num_iters: int) -> Side:
+    """The default of ``last``: the marginal that keeps the mean over positions.
+
+    Without iterations it is the other one, which makes convex combinations.
 
     Kept anchor: the mean of A~ is that of A' where the columns are exact, but each A~_i is a convex
     combination where the rows are.

@@ -73,13 +73,14 @@ class JointCosts:
 
 
 def joint_objective(costs: JointCosts, shares: Float[Tensor, "p N s N"]) -> Float[Tensor, " p"]:
-    """F of each part."""
+    """F of each part; autocast does not apply."""
     unary = (shares * costs.unary.mT.unsqueeze(1)).sum((1, 2, 3))
     adjacent = grid_adjacency(costs.side, shares)
     norms = (shares.square().sum(3) * adjacent.sum(1)).sum((1, 2))
-    products = (shares * (adjacent @ shares)).sum((1, 2, 3))
     shown = shares.sum(2)
-    elsewhere = (shown.sum(1, keepdim=True) - shown) @ costs.compatibility
+    with full_float32(shares.device):
+        products = (shares * (adjacent @ shares)).sum((1, 2, 3))
+        elsewhere = (shown.sum(1, keepdim=True) - shown) @ costs.compatibility
     crowding = (shown * costs.excess(elsewhere)).sum((1, 2))
     return unary + costs.beta / 2 * (norms - products) + costs.gamma * crowding
 
@@ -105,8 +106,8 @@ def assign_blocks(
 ) -> Assignment:
     """Lower F from each start and return the best: shares of one input, or halves of two.
 
-    Halves come in from the second iteration on. Before the last two iterations, outputs that show
-    the same set of inputs are pushed apart.
+    Halves come in from the second iteration on. Before the last iteration, unless it is the only
+    one, outputs that show the same set of inputs are pushed apart.
     """
     _, num, sites = costs.unary.shape
     name = choose_backend(backend, costs.unary, sites, num)
@@ -143,7 +144,7 @@ def _assign(
         many = costs.repeated(restarts)
         state = _State.of(many, start.flatten(0, 1))
         for iteration in range(num_iters):
-            if resolve_ties and iteration == max(num_iters - 2, 1):
+            if resolve_ties and 0 < iteration == num_iters - 1:
                 state.push_ties_apart()
             state.improve(num_sweeps, half_labels and iteration > 0)
         state.descend()
@@ -216,16 +217,16 @@ class _State:
             shown[:, j : j + 1] += moved
 
     def push_ties_apart(self) -> None:
-        """Where two outputs show one set of several inputs, make its first input dearer in the
-        one and its second in the other."""
+        """Where two outputs show one set of several inputs, make its first input dearer by 1 in
+        the earlier one and its second in the later one, however many outputs show that set."""
         is_used = self.shares.sum(2) > 0
         rank = is_used.cumsum(2)
         several = rank[:, :, -1:] > 1
         same = (is_used.unsqueeze(2) == is_used.unsqueeze(1)).all(3) & several
-        later = same.triu(1).sum(2, keepdim=True)
-        earlier = same.tril(-1).sum(2, keepdim=True)
-        first, second = is_used & (rank == 1), is_used & (rank == 2)
-        self.push = (later * first + earlier * second).to(self.shares.dtype)
+        has_later = same.triu(1).any(2, keepdim=True)
+        has_earlier = same.tril(-1).any(2, keepdim=True)
+        is_dear = (has_later & (rank == 1)) | (has_earlier & (rank == 2))
+        self.push = (is_used & is_dear).to(self.shares.dtype)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Entropic optimal transport between two sets of equal weights: the door to every solver.
+"""Entropic optimal transport between two sets of equal weights, by any of the solvers.
 
     P* = argmin <P, C> - eps H(P),  P 1 = 1/n,  P' 1 = 1/m          (paper, eq. for the assignment)
 
@@ -16,6 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from alignmixup.ops import _absorbed, _reference
+from alignmixup.ops._precision import full_float32
 
 __all__ = ["Backend", "Side", "Transport", "choose_backend", "sinkhorn"]
 
@@ -85,7 +86,8 @@ def sinkhorn(
 ) -> Transport:
     """Solve a batch of entropic transport problems with uniform marginals.
 
-    No gradient flows. Half-precision costs are converted to float32. ``torch.compile`` may break
+    No gradient flows. Half-precision costs are converted to float32, and autocast does
+    not apply. ``torch.compile`` may break
     the graph here; ``align_mix`` is one operator and does not.
 
     Args:
@@ -119,7 +121,8 @@ def sinkhorn(
         )
     if 0 in cost.shape[-2:]:
         raise ValueError(f"cost needs at least one row and one column, got {list(cost.shape)}")
-    with torch.no_grad():
+    # Under autocast the solvers' products would be half precision, where scalings overflow.
+    with torch.no_grad(), full_float32(cost.device):
         wide = cost.detach().to(torch.promote_types(cost.dtype, torch.float32))
         name = choose_backend(wide.device, backend, wide.dtype, max(wide.shape[-2:]))
         plan, used = SOLVERS[name](wide, eps, num_iters, tol, last)

@@ -10,7 +10,7 @@ the letters of the paper: x, A, e, E, with A2, A4, A8 at a stated resolution, ``
 without a suffix. The sets {x} are not in the paper; they are there to compare with.
 
 ``plain`` sets without e or E, and the rows of iterations, have the pooled head of AlignMixup's
-headline row, before which an exact plan changes nothing (docs/alignment.md).
+headline row, before which an exact plan changes no logits (docs/alignment.md).
 
 Every name has a ``-fast`` twin on the short schedule.
 """
@@ -46,8 +46,9 @@ LAYER_SETS = {
 METHOD = {"plain": "alignmixup", "ae": "alignmixup-ae", "vae": "alignmixup-vae"}
 # What a symbol stands for among the mixers' layers, where it is not one of them itself.
 LAYERS: dict[str, Layer] = {"A2": "A", "A4": "A", "A8": "A", "musigma": "e", "MSigma": "E"}
-# A is 4 x 4 as it is: 2 x 2 by averaging, 8 x 8 by leaving out the last down-sampling.
-RESOLUTION = {"A2": 2}
+# A is 4 x 4 as it is: 2 x 2 by averaging, 8 x 8 by leaving out the last down-sampling. Both are
+# the network's: A has that size in every case and in evaluation.
+MAP_SIZE = {"A2": 2}
 LAST_STRIDE = {"A8": 1}
 
 ITERATIONS = (0, 10, 20, 50, 100, 200, 500, 1000)
@@ -103,6 +104,7 @@ def _net(arch: str, symbols: str) -> NetSpec:
         variational=arch == "vae",
         decoder=arch != "plain",
         last_stride=_setting(LAST_STRIDE, symbols),
+        map_size=_setting(MAP_SIZE, symbols),
     )
 
 
@@ -112,12 +114,7 @@ def _mixer(arch: str, symbols: str, aligned: bool) -> Mixer:
         weights = dict.fromkeys(cases_of(layers, clean=False), 1.0)
         return AlignMixup(LAYER, weights=weights, aligned=aligned)
     kind = AlignMixupVAE if arch == "vae" else AlignMixupAE
-    return kind(
-        layers=layers,
-        clean=arch != "plain",
-        aligned=aligned,
-        resolution=_setting(RESOLUTION, symbols),
-    )
+    return kind(layers=layers, clean=arch != "plain", aligned=aligned)
 
 
 def _setting(of_symbol: dict[str, int], symbols: str) -> int | None:

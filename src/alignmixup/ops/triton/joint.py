@@ -50,7 +50,7 @@ def assign(
     N = max(16, int(triton.next_power_of_2(num)))
     _assign_kernel[(restarts * parts,)](
         unary, compatibility, real, start, shown, value, beta, gamma, tau, parts, num_iters,
-        num_sweeps, max(num_iters - 2, 1) if resolve_ties else -1, num=num, side=side,
+        num_sweeps, num_iters - 1 if resolve_ties and num_iters > 1 else -1, num=num, side=side,
         S=S, L=L, N=N, SOFT=is_soft, HALVES=half_labels,
         num_warps=max(NUM_WARPS, min(8, S * L // 1024)),
     )  # fmt: skip
@@ -187,12 +187,12 @@ def _shown_sets(shown_ptr, site, label, output, num: tl.constexpr, sites: tl.con
 
 @triton.jit
 def _push(sets, output, label, j):
-    """Where outputs show one set of several inputs: its first is dearer here, its second there."""
+    """Where outputs show one set of several inputs, its first or second is dearer by 1."""
     own = tl.sum(tl.where(output == j, sets, 0), axis=0)
     rest = own & (own - 1)
     is_same = (sets == own) & (rest != 0)
-    later = tl.sum((is_same & (output > j)).to(tl.float32), axis=0)
-    earlier = tl.sum((is_same & (output < j)).to(tl.float32), axis=0)
+    later = tl.max((is_same & (output > j)).to(tl.float32), axis=0)
+    earlier = tl.max((is_same & (output < j)).to(tl.float32), axis=0)
     bit = tl.where(label < 32, _bit(label & 31), 0)
     is_first = (bit & own & -own) != 0
     is_second = (bit & rest & -rest) != 0
