@@ -89,13 +89,13 @@ def _curve(folder: Path) -> list[tuple[int, float]]:
 
 def _table(summaries: dict[str, Summary], epochs: int, num_train: int) -> Table:
     rows = [
-        (name, f"{s.median10:.1f}", f"{s.last:.1f}", f"{s.best:.1f}")
+        (name, f"{s.last:.1f}", f"{s.best:.1f}")
         for name, s in summaries.items()
         if s.last is not None
     ]
     return Table(
         title="Test top-1 (%) on the built-in shapes",
-        columns=("Method", "median of the last ten epochs", "last", "best (chosen on test)"),
+        columns=("Method", "last epoch", "best epoch (chosen on test)"),
         rows=tuple(rows),
         notes=(
             f"PreActResNet-18, width 8, flattened head, {epochs} epochs on {num_train} images, one "
