@@ -100,7 +100,7 @@ def draw_figure(
     """
     load_figures()
     if name not in FIGURES:
-        raise ValueError(f"unknown figure {name!r}; choose from {', '.join(FIGURES)}")
+        raise ValueError(f"unknown figure {name!r}; choose from {', '.join(sorted(FIGURES))}")
     return FIGURES[name].draw(out, run=run, seed=seed, data_root=data_root)
 
 
