@@ -74,7 +74,7 @@ def _panel(result: Result) -> ReliabilityPanel:
     title = str(result.settings.get("images", f"{count} images"))
     if result.task == "temperature":
         others = f"{count} of {title}" if "images" in result.settings else title
-        title = f"temperature {result.settings['temperature']:.2f}, fitted on the others; {others}"
+        title = f"temperature {result.settings['temperature']:.2f}, fitted on the others\n{others}"
     note = f"ECE {result.value:.2f} %, OE {100 * bins.oe:.2f} %, {len(bins.counts)} bins"
     return ReliabilityPanel(title, bins, note)
 
