@@ -55,7 +55,7 @@ def test_recipes_lists_the_published_figure(capsys):
         (["train", "cifar10-r18-alignmix"], "did you mean cifar10-r18-alignmixup"),
         (["data", "check", "mnist"], "unknown data set 'mnist'"),
         (["data", "sell", "mnist"], "unknown data command 'sell'"),
-        (["figure", "mona-lisa"], "there are toy, methods, correspondences, effect"),
+        (["figure", "mona-lisa"], "choose from cards, correspondences, effect"),
         (["figure", "effect", "--run", "nowhere"], "not the folder of a run"),
         (["evaluate", "nowhere"], "not the folder of a run"),
         (["train", "cifar10-r18-baseline", "--data", "nowhere", "--out", "{tmp}/r"], "nowhere"),
@@ -96,7 +96,7 @@ def test_train_and_evaluate_from_the_command_line(capsys, tmp_path):
     args = ["--dataset", "shapes", "--out", str(out), *settings.split(), *how.split()]
     status, said, _ = call(capsys, "train", "cifar10-r18-alignmixup-fast", *args)
     assert status == 0
-    assert "median of the last ten" in said
+    assert "top-1 after 1 epoch: last " in said
     recipe = json.loads((out / "run.json").read_text())
     assert recipe["data"]["name"] == "shapes"
     assert recipe["name"] == "shapes-r18-alignmixup-fast"
@@ -202,7 +202,7 @@ def test_a_sweep_trains_by_pattern_with_settings_for_all(tmp_path, capsys):
     assert "shapes-r18-input-fast-seed0: running" in out
     assert f"1 of 1 done in {tmp_path}" in out
     results = (tmp_path / "shapes-r18-input-fast-seed0" / "results.jsonl").read_text()
-    assert '"metric": "top1_median10"' in results
+    assert '"metric": "top1_last"' in results
     assert main([*words, "--set", "train.epochs"]) == 1
     assert "--set takes NAME=VALUE" in capsys.readouterr().err
 

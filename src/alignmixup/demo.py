@@ -13,8 +13,10 @@ from alignmixup import datasets
 from alignmixup.contracts import Mixer
 from alignmixup.evaluation.effect import alignment_effect
 from alignmixup.experiments.run import Sets, open_run, train
-from alignmixup.figures import drawing as figures
-from alignmixup.figures.registry import aligned_pair, different_pairs
+from alignmixup.figures.correspondences import aligned_pair, draw_pairs
+from alignmixup.figures.curves import training_curves
+from alignmixup.figures.sources import different_pairs
+from alignmixup.figures.style import save
 from alignmixup.mixers import AlignMixup, InputMixup, NoMix
 from alignmixup.models.zoo import NetSpec
 from alignmixup.recipes.schema import DataSpec, Recipe
@@ -46,18 +48,12 @@ def demo(out: Path, *, epochs: int = 12, num_train: int = 5000, num_test: int = 
         print(f"  {summaries[name]}")
     run = open_run(out / "runs" / "alignmixup", sets.test.num_classes, 32, device="cpu")
     effect = alignment_effect(run.net, LAYER, sets.test.images[:64].float() / 255)
-    figures.save(
-        figures.training_curves(curves, "Built-in shapes: test accuracy"), out / "curves.png"
-    )
+    save(training_curves(curves, "Built-in shapes: test accuracy"), out / "curves.png")
     pairs = [
         aligned_pair(run.net, LAYER, sets.test, i, j) for i, j in different_pairs(sets.test, 5)
     ]
-    figures.save(
-        figures.aligned_pairs(
-            pairs, "Correspondences and features at layer4 (first three PCA axes)"
-        ),
-        out / "pairs.png",
-    )
+    title = f"Correspondences and features at {LAYER} (first three PCA axes)"
+    save(draw_pairs(pairs, title), out / "pairs.png")
     return _write_page(out, _table(summaries, epochs, num_train), str(effect))
 
 
@@ -89,13 +85,13 @@ def _curve(folder: Path) -> list[tuple[int, float]]:
 
 def _table(summaries: dict[str, Summary], epochs: int, num_train: int) -> Table:
     rows = [
-        (name, f"{s.median10:.1f}", f"{s.last:.1f}", f"{s.best:.1f}")
+        (name, f"{s.last:.1f}", f"{s.best:.1f}")
         for name, s in summaries.items()
         if s.last is not None
     ]
     return Table(
         title="Test top-1 (%) on the built-in shapes",
-        columns=("Method", "median of the last ten epochs", "last", "best (chosen on test)"),
+        columns=("Method", "last epoch", "best epoch (chosen on test)"),
         rows=tuple(rows),
         notes=(
             f"PreActResNet-18, width 8, flattened head, {epochs} epochs on {num_train} images, one "

@@ -11,7 +11,7 @@ from hypothesis import given, settings, strategies as st
 from torch import nn
 
 from alignmixup.datasets.shapes import shapes
-from alignmixup.evaluation.boxes import box_iou, level_boxes
+from alignmixup.evaluation.boxes import box_iou, level_boxes, mask_box
 from alignmixup.evaluation.tasks.localization import (
     LocalizationSettings,
     heat_maps,
@@ -289,6 +289,85 @@ def test_top1_needs_the_right_class():
     values = {r.metric: r.value for r in found}
     assert values["gt_known_loc"] == 100
     assert values["top1_loc"] == 50
+
+
+# The box of the whole mask, against one drawn around the pixels one by one.
+
+
+def brute_mask_box(heat, threshold):
+    inside = [
+        (x, y) for y, row in enumerate(heat) for x, value in enumerate(row) if value > threshold
+    ]
+    if not inside:
+        return None
+    xs, ys = [x for x, _ in inside], [y for _, y in inside]
+    return (min(xs), min(ys), max(xs) + 1, max(ys) + 1)
+
+
+@given(
+    st.integers(1, 11), st.integers(1, 11), st.sampled_from([1, 2, 9]), st.integers(0, 2**32 - 1)
+)
+@settings(max_examples=60, deadline=None)
+def test_the_box_of_a_mask_is_around_all_its_pixels(height, width, num_values, seed):
+    rng = np.random.default_rng(seed)
+    heat = rng.choice(rng.choice(256, num_values).astype(np.uint8), (height, width))
+    for threshold in {0, 38, int(heat.max())}:
+        found = mask_box(heat, threshold + 1)
+        assert found == brute_mask_box(heat.tolist(), threshold)
+
+
+def pixels_of(x0, y0, x1, y1):
+    return {(x, y) for x in range(x0, x1) for y in range(y0, y1)}
+
+
+@pytest.mark.parametrize("tau", [0.0, 0.15, 0.6])
+def test_the_fixed_threshold_takes_the_box_it_is_asked_for(tau):
+    """Many smooth maps with whole-pixel boxes: shares counted pixel by pixel."""
+    rng = torch.Generator().manual_seed(3)
+    n, size = 12, 20
+    corners = torch.randint(0, 8, (n, 2), generator=rng)
+    boxes = [torch.cat([c, c + torch.tensor([10, 9])])[None] for c in corners]
+    planes = torch.rand(n, size, size, generator=rng) ** 6
+    for plane, truth in zip(planes, boxes, strict=True):
+        x0, y0, x1, y1 = truth[0].tolist()
+        plane[y0:y1, x0:x1] += 0.5
+    planes = planes / 1.5
+    batches = [
+        (torch.stack([planes, *[torch.zeros_like(planes)] * 2], dim=1), torch.zeros(n).long())
+    ]
+    shares = {}
+    for kind in ("contour", "mask"):
+        options = LocalizationSettings(cam_threshold=tau, convention="exact", box=kind)
+        found = localize(Painted(), *batches[0], [b.float() for b in boxes], settings=options)
+        for place, truth in zip(found, boxes, strict=True):
+            want = brute_mask_box(place.heat.tolist(), int(255 * tau))
+            if kind == "mask":
+                assert place.box == want
+            mine, theirs = pixels_of(*place.box), pixels_of(*truth[0].tolist())
+            assert place.iou == pytest.approx(len(mine & theirs) / len(mine | theirs))
+        scored = localization(Painted(), batches, [b.float() for b in boxes], settings=options)
+        values = {r.metric: r for r in scored}
+        shares[kind] = values
+        is_found = [place.iou >= 0.5 for place in found]
+        assert values["gt_known_loc"].value == pytest.approx(100 * sum(is_found) / n)
+        assert values["top1_loc"].settings["box"] == kind
+    # The benchmark's own measures have contours of their own.
+    for metric in ("maxboxacc", "maxboxacc_v2"):
+        assert shares["contour"][metric] == shares["mask"][metric]
+
+
+def test_a_mask_in_two_parts_has_one_box_and_its_largest_contour_another():
+    plane = drawn(16, (1, 1, 9, 9, 1.0), (11, 11, 15, 15, 1.0))
+    for kind, expected in (("contour", (1, 1, 9, 9)), ("mask", (1, 1, 15, 15))):
+        options = LocalizationSettings(convention="exact", box=kind)
+        (place,) = localize(Painted(), *painted(plane)[0], [box(1, 1, 9, 9)], settings=options)
+        assert place.box == expected
+    constant = torch.full((12, 12), 0.5)
+    options = LocalizationSettings(box="mask")
+    (place,) = localize(Painted(), *painted(constant)[0], [box(1, 1, 9, 9)], settings=options)
+    assert place.box is None
+    with pytest.raises(ValueError, match="box must be 'contour' or 'mask', got 'all'"):
+        LocalizationSettings(box="all")
 
 
 def by_loop(maps, boxes, size, deltas):

@@ -321,3 +321,12 @@ def test_resize_agrees_with_pillow():
         assert np.abs(gap).max() <= 1
     floats = resize(images.float() / 255, 32)
     torch.testing.assert_close(floats, ours.float() / 255, atol=0.51 / 255, rtol=0)
+
+
+def test_the_papers_detection_accuracy_comes_first():
+    logits = torch.randn(20, 3, generator=torch.Generator().manual_seed(0))
+    metrics = [r.metric for r in ood_from_logits(logits, logits, "same")]
+    assert metrics[0] == "det_acc_half"
+    assert metrics.index("det_acc_best") > 0
+    by_energy = [r.metric for r in ood_from_logits(logits, logits, "same", score="energy")]
+    assert "det_acc_half" not in by_energy  # an energy has no threshold of 0.5

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from alignmixup.datasets import shapes
-from alignmixup.figures import cards, registry as figures
+from alignmixup.figures import cards, sources
 from alignmixup.figures.cards import CARDS, Pair, heat_maps
 from alignmixup.models import build
 from alignmixup.models.zoo import NetSpec
@@ -59,18 +59,24 @@ def test_colours_of_heat() -> None:
     np.testing.assert_allclose(heat, [[0, 0, 0], [1, 0, 0], [1, 1, 0], [1, 1, 1]], atol=1e-6)
 
 
-def test_the_figure_writes_all_of_them(
-    tmp_path: Path, pair: Pair, monkeypatch: pytest.MonkeyPatch
+def test_the_figure_writes_all_of_them_and_shows_progress(
+    tmp_path: Path,
+    pair: Pair,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(figures.datasets, "shapes", lambda split: pair.images)
+    monkeypatch.setattr(sources.datasets, "shapes", lambda split: pair.images)
     monkeypatch.setattr(cards, "CARDS", {"cutout": CARDS["cutout"]})
-    written = figures.cards(tmp_path, adain_steps=2)
+    monkeypatch.setattr(cards, "CARD_STEPS", 2)
+    written = cards.cards(tmp_path)
     assert [p.relative_to(tmp_path) for p in written] == [
         Path("methods/cutout.png"),
         Path("methods/cutout.pdf"),
     ]
     assert written[0].stat().st_size > 5000
-    assert "cards" in figures.FIGURES
+    said = capsys.readouterr().err
+    assert "style network: step 2 of 2" in said
+    assert "card 1 of 1: cutout" in said
 
 
 @pytest.mark.parametrize("name", CARDS)

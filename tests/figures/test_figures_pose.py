@@ -2,14 +2,16 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from alignmixup.cli import main
 from alignmixup.datasets import draw_shapes
-from alignmixup.figures import pose
-from alignmixup.figures.pose import PLANS, PosePoint
+from alignmixup.figures import pose_measures as pose, pose_plans as plans
+from alignmixup.figures.pose import draw_pose
+from alignmixup.figures.pose_measures import PosePoint
+from alignmixup.figures.pose_plans import PLANS
 from alignmixup.ops.align import align_mix
 
 SIDE = 16
@@ -93,22 +95,37 @@ def test_the_aligned_plan_is_the_one_that_align_mix_uses():
     rng = torch.Generator().manual_seed(0)
     A, perm = torch.randn(4, 6, 3, 3, generator=rng), torch.tensor([2, 3, 0, 1])
     masks = torch.zeros(4, SIDE, SIDE, dtype=torch.bool)
-    R = pose.assignment(A, perm, "aligned", masks, eps=0.5, num_iters=50)
+    R = plans.assignment(A, perm, "aligned", masks, eps=0.5, num_iters=50)
     expected = align_mix(A, perm, torch.tensor(0.0), eps=0.5, num_iters=50)
-    torch.testing.assert_close(pose.carried(A, perm, R), expected)
+    torch.testing.assert_close(plans.carried(A, perm, R), expected)
     # To keep the partner's positions is to keep the anchor's with the two exchanged.
     back = align_mix(A, perm, torch.tensor(1.0), keep="partner", eps=0.5, num_iters=50)
     torch.testing.assert_close(back[perm], expected, rtol=1e-4, atol=1e-4)
+
+
+def test_the_ways_are_drawn_through_their_points(points):
+    rng = np.random.default_rng(0)
+    examples = {name: list(rng.random((2, 4, 4, 3))) for name in ("kept", "other")}
+    figure = draw_pose(list(points.values()), examples, "title")
+    axes, *pictures = figure.axes
+    lines = {line.get_label(): line.get_xydata() for line in axes.lines}
+    for plan in PLANS:
+        way = [points[plan, share] for share in (1.0, 0.5, 0.0)]
+        np.testing.assert_allclose(lines[plan], [(p.appearance, p.pose) for p in way])
+    drawn = [np.asarray(p.images[0].get_array()) for p in pictures]
+    expected = [examples[name][row] for row in range(2) for name in ("kept", "other")]
+    np.testing.assert_array_equal(drawn, expected)
+    assert [p.get_title() for p in pictures[:2]] == ["kept", "other"]
 
 
 @pytest.mark.parametrize("plan", PLANS)
 def test_every_plan_keeps_the_mean_over_positions(plan, drawing):
     A = torch.randn(6, 5, 4, 4, generator=torch.Generator().manual_seed(1))
     perm = torch.arange(6).roll(3)
-    R = pose.assignment(A, perm, plan, drawing.truth.masks[:6])
+    R = plans.assignment(A, perm, plan, drawing.truth.masks[:6])
     assert R.min() >= 0
     torch.testing.assert_close(R.sum(1), torch.ones(6, 16), rtol=0, atol=1e-4)
-    moved = pose.carried(A, perm, R)
+    moved = plans.carried(A, perm, R)
     torch.testing.assert_close(moved.mean((2, 3)), A[perm].mean((2, 3)), rtol=0, atol=1e-4)
     if plan == "unaligned":
         assert torch.equal(moved, A[perm])
@@ -118,7 +135,7 @@ def test_objects_meet_objects_under_the_oracle_alone(drawing):
     masks, perm = drawing.truth.masks[:80], torch.arange(80).roll(40)
     A = torch.randn(80, 5, 8, 8, generator=torch.Generator().manual_seed(1))
     match = {
-        plan: pose.object_match(masks, perm, pose.assignment(A, perm, plan, masks))
+        plan: plans.object_match(masks, perm, plans.assignment(A, perm, plan, masks))
         for plan in PLANS
     }
     assert match["oracle"] > 0.9
@@ -172,11 +189,6 @@ def test_pose_at_half_is_read_off_the_way():
 def test_what_has_no_square_map_or_no_such_plan_is_refused(drawing):
     perm, masks = torch.tensor([1, 0]), drawing.truth.masks[:2]
     with pytest.raises(ValueError, match="unknown plan 'optimal'"):
-        pose.assignment(torch.rand(2, 3, 4, 4), perm, "optimal", masks)
+        plans.assignment(torch.rand(2, 3, 4, 4), perm, "optimal", masks)
     with pytest.raises(ValueError, match="square maps, got 6 positions"):
-        pose.assignment(torch.rand(2, 3, 2, 3), perm, "oracle", masks)
-
-
-def test_heads_take_no_run(capsys):
-    assert main(["figure", "heads", "--run", "somewhere"]) == 1
-    assert "leave out the run somewhere" in capsys.readouterr().err
+        plans.assignment(torch.rand(2, 3, 2, 3), perm, "oracle", masks)

@@ -212,11 +212,11 @@ def test_columns_and_rows_in_the_papers_order():
     made = table([accuracy(90, name) for name in recipes], "accuracy", paper_rows=False)
     assert made.columns == (
         "Method",
-        "CIFAR-10 R-18",
-        "CIFAR-100 R-18",
-        "CIFAR-100 WRN16-8",
-        "Tiny-ImageNet R-18",
-        "shapes small",
+        "CIFAR-10 R-18 (%)",
+        "CIFAR-100 R-18 (%)",
+        "CIFAR-100 WRN16-8 (%)",
+        "Tiny-ImageNet R-18 (%)",
+        "shapes small (%)",
     )
     assert [r[0] for r in made.rows] == [
         "AlignMixup",
@@ -326,7 +326,7 @@ def test_settings_that_differ_between_columns_split_nothing():
     ]
     made = table(results, "robustness", paper_rows=False)
     assert made.rows == (("AlignMixup", "60.00 (54.83)", "60.00 (78.83)"),)
-    assert made.columns[1:] == ("CIFAR-10 R-18 FGSM", "Tiny-ImageNet R-18 FGSM")
+    assert made.columns[1:] == ("CIFAR-10 R-18 FGSM (%)", "Tiny-ImageNet R-18 FGSM (%)")
 
 
 def test_out_of_distribution_has_a_column_a_source_and_metric():
@@ -337,14 +337,14 @@ def test_out_of_distribution_has_a_column_a_source_and_metric():
         for seed in (0, 1)
     ]
     made = table(results, "ood")
-    assert made.title == "Out-of-distribution detection (%), CIFAR-100 R-18"
+    assert made.title == "Out-of-distribution detection, CIFAR-100 R-18"
     assert made.columns[1:] == (
-        "LSUN (crop) AuROC",
-        "LSUN (crop) FPR95",
-        "Gaussian AuROC",
-        "Gaussian FPR95",
-        "svhn AuROC",
-        "svhn FPR95",
+        "LSUN (crop) AuROC (%)",
+        "LSUN (crop) FPR95 (%)",
+        "Gaussian AuROC (%)",
+        "Gaussian FPR95 (%)",
+        "svhn AuROC (%)",
+        "svhn FPR95 (%)",
     )
     ours = next(r for r in made.rows if r[0] == "AlignMixup")
     assert ours[1:3] == ("80.0 \u00b1 0.0, n=2 (79.9)", "70.0 \u00b1 0.0, n=2")
@@ -375,7 +375,7 @@ def test_ablations_stand_beside_their_own_rows_of_the_paper():
     names += ["ae-xAe-fast", "iterations-10", "iterations-1000"]
     results = [accuracy(80, f"ablation-cifar100-{name}") for name in reversed(names)]
     made = table([*results, accuracy(80, "cifar100-r18-baseline")], "accuracy", paper_rows=False)
-    assert made.columns == ("Method", "CIFAR-100 R-18", "ablation CIFAR-100")
+    assert made.columns == ("Method", "CIFAR-100 R-18 (%)", "ablation CIFAR-100 (%)")
     assert made.rows == (
         ("Baseline", "20.00 (23.24)", "20.00 (23.24)"),
         ("AlignMixup {x, e}", "-", "20.00 (19.19)"),
@@ -513,6 +513,18 @@ def test_a_wide_table_is_cut_into_pieces_a_terminal_can_show():
         for row in piece.rows:
             assert any(all(c in line for c in row) for line in out.getvalue().splitlines())
     assert len(in_width(wide, 5)) == 7  # not even one fits: one each
+
+
+def test_a_long_name_of_a_row_is_wrapped_and_keeps_its_cells_in_one_piece():
+    from rich.console import Console
+
+    name = f"AlignMixup ({', '.join(f'train.setting{i}={i}' for i in range(9))})"
+    long = Table("t", ("Method", "a (%)", "b (%)"), ((name, "1.00 (2.95)", "3.00"),))
+    (piece,) = in_width(long, 110)
+    out = io.StringIO()
+    Console(file=out, width=110).print(to_rich(piece))
+    assert all(f"setting{i}={i}" in out.getvalue() for i in range(9))
+    assert any("1.00 (2.95)" in line and "3.00" in line for line in out.getvalue().splitlines())
 
 
 def test_rich_is_loaded_only_to_render():

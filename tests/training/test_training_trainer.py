@@ -350,14 +350,14 @@ class Scores:
 
 
 def test_best_last_and_median_are_those_of_the_epochs(tmp_path):
-    settings = dataclasses.replace(SETTINGS, epochs=14, eval_every=2, batch_size=80)
+    settings = dataclasses.replace(SETTINGS, epochs=30, eval_every=10, batch_size=80)
     scores = [50, 99, 61, 62, 63, 64, 65, 66, 67, 68, 69, 70]
     net, _ = make()
     loader = DeviceLoader(shapes("train", 80), 80, 0)
     summary = fit(net, NoMix(), loader, Scores(scores), settings, tmp_path, quiet=True)
     evaluated = [e["epoch"] for e in read_ledger(tmp_path / LEDGER) if "test" in e]
-    assert evaluated == [2, 4, *range(5, 15)]  # every second one, and each of the last ten
-    assert (summary.best, summary.best_epoch) == (99, 4)
+    assert evaluated == [10, 20, *range(21, 31)]  # every tenth one, and each of the last ten
+    assert (summary.best, summary.best_epoch) == (99, 20)
     assert summary.last == 70
     assert summary.median10 == 65.5
     assert summary.is_complete

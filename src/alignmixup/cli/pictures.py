@@ -6,21 +6,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import tyro
 from tyro.conf import Positional
 
-__all__ = ["Decoder", "Figure"]
+from alignmixup.cli.parsing import PROGRAM, Call
+
+__all__ = ["Decoder", "Figure", "parse_figure"]
 
 
 @dataclass
 class Figure:
-    """Draw a figure as PNG and PDF.
-
-    toy: the alignment of 16 points in the plane; methods: one pair of images under every method;
-    cards: a picture of each method by itself; correspondences: what is matched with what; effect:
-    what alignment changes, layer by layer; interpolations: decoded mixes of features; teaser: four
-    methods on one pair; pose: whether pose follows the kept image; heads: what alignment changes
-    before pooled and flattened heads; reliability: accuracy by confidence; localization: boxes
-    found by class activation maps."""
+    """Draw a figure as PNG and PDF."""
 
     name: Positional[str]
     """Name of the figure."""
@@ -41,6 +37,15 @@ class Figure:
         )
         for path in written:
             print(path)
+
+
+def parse_figure(args: list[str]) -> Call:
+    """Read the words after ``figure``; its help lists the figures that are registered."""
+    from alignmixup.figures.registry import list_figures
+
+    lines = [f"{name}: {about}" for name, about in list_figures().items()]
+    about = "\n\n".join([str(Figure.__doc__), *lines])
+    return tyro.cli(Figure, prog=f"{PROGRAM} figure", args=args, description=about)
 
 
 @dataclass

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from alignmixup.cli.bench import Bench
 from alignmixup.cli.material import Adain, parse_data
 from alignmixup.cli.parsing import PROGRAM, Call, Parse, parse_as
-from alignmixup.cli.pictures import Decoder, Figure
+from alignmixup.cli.pictures import Decoder, parse_figure
 from alignmixup.cli.scoring import Evaluate, Report
 from alignmixup.cli.training import Demo, Recipes, Sweep, parse_train
 
@@ -59,9 +59,8 @@ COMMANDS: dict[str, Command] = {
     ),
     "figure": Command(
         "NAME [--run DIR]",
-        "draw toy, methods, cards, correspondences, effect, interpolations, teaser, pose, heads, "
-        "reliability or localization",
-        parse_as(Figure, "figure"),
+        "draw a figure; 'figure --help' lists them",
+        parse_figure,
     ),
     "decoder": Command(
         "RUN [--layer ..]",

@@ -80,15 +80,20 @@ class Report:
     out: Path | None = None
     """Folder for tables.md, tables.tex and tables.html; None: print them."""
     accuracy: Literal["median10", "last", "best"] = "median10"
-    """Which accuracy: the median of the last ten epochs, the last, or the best test epoch."""
+    """Which accuracy: the median of the last ten epochs (the last epoch of a run of fewer than 30),
+    the last, or the best test epoch."""
 
     def __call__(self) -> None:
+        from alignmixup.experiments.provenance import recipe_settings
         from alignmixup.report.page import write_tables
         from alignmixup.report.render import in_width, to_rich
         from alignmixup.report.tables import kinds_in, read_results, table
 
         results = read_results(self.runs)
-        tables = [table(results, kind, which=self.accuracy) for kind in kinds_in(results)]
+        tables = [
+            table(results, kind, which=self.accuracy, recipe_settings=recipe_settings)
+            for kind in kinds_in(results)
+        ]
         if not tables:
             where = ", ".join(str(path) for path in self.runs) or "no folder at all"
             raise ValueError(

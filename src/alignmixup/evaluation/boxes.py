@@ -22,10 +22,11 @@ import numpy as np
 from jaxtyping import Bool, Float, Int, UInt8
 from numpy.typing import NDArray
 
-__all__ = ["NUM_LEVELS", "LevelBoxes", "box_iou", "level_boxes"]
+__all__ = ["NUM_LEVELS", "Box", "LevelBoxes", "box_iou", "level_boxes", "mask_box"]
 
 NUM_LEVELS = 256
 Ints = NDArray[np.int64]
+Box = tuple[int, int, int, int]
 
 
 def box_iou(
@@ -45,6 +46,12 @@ def box_iou(
 def _surface(boxes: NDArray[np.float64]) -> NDArray[np.float64]:
     size: NDArray[np.float64] = (boxes[..., 2:] - boxes[..., :2]).clip(min=0)
     return size[..., 0] * size[..., 1]
+
+
+def mask_box(heat: UInt8[np.ndarray, "h w"], level: int) -> Box | None:
+    """Return the box around all pixels with heat >= level, or None if there are none."""
+    y, x = np.nonzero(heat >= level)
+    return (int(x.min()), int(y.min()), int(x.max()) + 1, int(y.max()) + 1) if len(x) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +81,12 @@ class LevelBoxes:
         ranked: Ints = outer[np.lexsort(keys)]
         _, first = np.unique(self.levels[ranked], return_index=True)
         return ranked[first]
+
+    def largest_box(self, level: int) -> Box | None:
+        """Return the box of the largest contour of one level, or None if it has none."""
+        chosen = self.largest()
+        boxes = self.boxes[chosen[self.levels[chosen] == level]].tolist()
+        return tuple(boxes[0]) if boxes else None
 
 
 def level_boxes(

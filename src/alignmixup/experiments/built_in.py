@@ -1,7 +1,13 @@
-"""The small network that figures without a run are made with, and where figures get theirs from."""
+"""The small networks that figures without a run are made with.
+
+Each is trained once for a folder of figures, in OUT/built-in/NAME-KEY, where the key is that of its
+recipe and its images: other figures find it there.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,25 +23,29 @@ from alignmixup.experiments.run_folder import read_recipe
 from alignmixup.mixers import AlignMixup, AlignMixupAE, NoMix
 from alignmixup.models.zoo import NetSpec
 from alignmixup.recipes.schema import DataSpec, Recipe
-from alignmixup.training import TrainSettings
+from alignmixup.training import TrainSettings, summarise
+from alignmixup.training.trainer import LEDGER
 
 __all__ = [
     "BUILT_IN",
     "BuiltIn",
     "DecodedSource",
-    "built_in_run",
     "decoded_source",
+    "localizer",
     "small_recipe",
+    "train_built_in",
     "write_lines",
 ]
 
 
 @dataclass(frozen=True)
 class BuiltIn:
-    """The small network that figures without a run are made with, and how long it is trained.
+    """The sizes of the small networks, and how long they are trained.
 
-    A PreActResNet-18 of this width with a pooled head, trained without mixing: with mixing it takes
-    several times as long to see anything in shapes. Its decoder reads ``layer``, 8 x 8 positions.
+    Figures of decoded features have a PreActResNet-18 of this width with a pooled head, trained
+    without mixing: with mixing it takes several times as long to see anything in shapes. Its
+    decoder reads ``layer``, 8 x 8 positions. ``head_*`` are those of the figure ``heads``, and
+    ``wrn_epochs`` those of the narrow WRN16-8 of ``reliability`` and ``localization``.
     """
 
     width: int = 8
@@ -46,6 +56,7 @@ class BuiltIn:
     num_test: int = 1000
     head_epochs: int = 4
     head_images: int = 2000
+    wrn_epochs: int = 10
 
     def sets(self, num_train: int) -> Sets:
         return Sets(datasets.shapes("train", num_train), datasets.shapes("test", self.num_test))
@@ -71,19 +82,60 @@ class DecodedSource:
         return {**origin(self.recipe, self.epoch), **provenance()}
 
 
-def built_in_run(folder: Path, seed: int = 0) -> Path:
-    """Train the small network and its decoder in ``folder``, or go on with what is there."""
-    settings = BUILT_IN
-    print(
-        f"a small network and its decoder, trained once on the built-in shapes in {folder} "
-        "(two to three minutes on two cores)",
-        file=sys.stderr,
+def train_built_in(recipe: Recipe, out: Path, sets: Sets) -> Path:
+    """Return the folder below ``out`` where the recipe is trained; train it, or resume, if need be.
+
+    Args:
+        recipe: What to train.
+        out: Folder of the figures.
+        sets: Its images.
+
+    Returns:
+        The folder of the finished run.
+
+    Raises:
+        ValueError: If the training was stopped before its end.
+    """
+    what = [recipe.to_json(), *((s.name, s.split, len(s)) for s in (sets.train, sets.test))]
+    key = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:10]
+    folder = out / "built-in" / f"{recipe.name}-{key}"
+    if (folder / LEDGER).exists() and summarise(folder).is_complete:
+        return folder
+    print(f"training a small network on the built-in shapes, once, in {folder}", file=sys.stderr)
+    if not train(recipe, folder, sets=sets).is_complete:
+        raise ValueError(f"the training in {folder} was stopped; run the command again to resume")
+    return folder
+
+
+def localizer(out: Path, seed: int = 0) -> tuple[Path, ImageSet]:
+    """The folder of a trained classifier whose maps are fine enough for boxes, and test images."""
+    epochs = BUILT_IN.wrn_epochs
+    settings = TrainSettings(
+        epochs=epochs,
+        batch_size=50,
+        nesterov=True,
+        weight_decay=5e-4,
+        schedule="cosine",
+        milestones=(),
+        warmup_epochs=0.5,
+        eval_every=epochs,
+        seed=seed,
+        device="cpu",
     )
+    # Narrow, for a CPU; its last map is 8 x 8.
+    net, data = NetSpec("wrn16_8", width=1), DataSpec("shapes", flip=False)
+    recipe = Recipe("shapes-wrn16-8-baseline", data, net, NoMix(), settings)
+    sets = BUILT_IN.sets(BUILT_IN.num_train)
+    return train_built_in(recipe, out, sets), sets.test
+
+
+def _decoded_run(out: Path, seed: int) -> Path:
+    """The folder of the small network with its decoder."""
+    settings = BUILT_IN
     net = NetSpec("preact_resnet18", width=settings.width)
     recipe = small_recipe("r18-baseline", net, NoMix(), settings.epochs, seed)
     sets = settings.sets(settings.num_train)
-    if not train(recipe, folder, sets=sets).is_complete:
-        raise ValueError(f"the training in {folder} was stopped: run again to go on")
+    folder = train_built_in(recipe, out, sets)
     decoder = DecoderSettings(
         settings.layer, epochs=settings.decoder_epochs, batch_size=32, lr=3e-3, seed=seed
     )
@@ -111,7 +163,7 @@ def small_recipe(name: str, net: NetSpec, mixer: Mixer, epochs: int, seed: int) 
 def decoded_source(out: Path, run: Path | None, seed: int, data_root: Path | None) -> DecodedSource:
     """The run with its decoder and test images, or the built-in one."""
     if run is None:
-        run = built_in_run(out / f"shapes-seed{seed}", seed)
+        run = _decoded_run(out, seed)
         images = BUILT_IN.sets(1).test
         recipe = read_recipe(run)
     else:

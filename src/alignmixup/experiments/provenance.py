@@ -14,11 +14,12 @@ from pathlib import Path
 import torch
 
 from alignmixup.mixers import StyleCutMix, StyleMix
+from alignmixup.recipes.catalogue import find_recipe, recipe_names
 from alignmixup.recipes.schema import Recipe
 from alignmixup.training.ledger import read_ledger
 from alignmixup.training.trainer import LEDGER
 
-__all__ = ["origin", "provenance"]
+__all__ = ["origin", "provenance", "recipe_settings"]
 
 
 def origin(recipe: Recipe, epoch: int, folder: Path | None = None) -> dict[str, object]:
@@ -33,6 +34,33 @@ def origin(recipe: Recipe, epoch: int, folder: Path | None = None) -> dict[str, 
             trained["mixer.weights"] = used["kind"]
             trained["style_weights"] = {k: used[k] for k in ("kind", "sha256", "metadata")}
     return {"recipe": recipe.name, "seed": recipe.train.seed, "epoch": epoch, "trained": trained}
+
+
+def recipe_settings(name: str) -> dict[str, object] | None:
+    """What ``origin`` records as ``trained`` for an unchanged run of the recipe of that name.
+
+    The name of a run on other data is that of its recipe with the data exchanged: the first recipe
+    of the catalogue that it can come from stands for it. None if there is none.
+    """
+    base = name if name in recipe_names() else _recipe_on_other_data(name)
+    if base is None:
+        return None
+    recipe = find_recipe(base)
+    settings = recipe.chosen()
+    if isinstance(recipe.mixer, StyleMix | StyleCutMix) and not recipe.mixer.weights:
+        settings["mixer.weights"] = "small"  # the run trains its own
+    return settings
+
+
+def _recipe_on_other_data(name: str) -> str | None:
+    """The first recipe that has this name but for the word of its data."""
+    mine = name.split("-")
+    for other in recipe_names():
+        words = other.split("-")
+        k = words.index(find_recipe(other).data.name)
+        if len(words) == len(mine) and words[:k] + words[k + 1 :] == mine[:k] + mine[k + 1 :]:
+            return other
+    return None
 
 
 def provenance(device: torch.device | None = None) -> dict[str, object]:

@@ -267,7 +267,7 @@ class _Evaluator:
 
 
 def _record_accuracy(folder: Path, where: Mapping[str, object], summary: Summary) -> None:
-    """Append best, last and median of the last ten, each once."""
+    """Append best, last and, if the run is long enough, median of the last ten, each once."""
     there = whole_lines(folder / RESULTS)
     figures = {
         "top1_median10": summary.median10,

@@ -6,6 +6,7 @@ it; saliency, features and stylised images are those of the same networks.
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,17 +20,17 @@ from torch import Tensor, nn
 
 from alignmixup.contracts import ImageSet, Mixer
 from alignmixup.experiments.painters import features_at
-from alignmixup.figures import drawing as figures
-from alignmixup.figures.gallery import (
+from alignmixup.figures.methods import (
     SHARE,
+    FixedDraw,
     Recorder,
-    different_pairs,
-    floats,
     share_caption,
-    shown,
     small_style_network,
     with_others,
 )
+from alignmixup.figures.registry import register_figure
+from alignmixup.figures.sources import different_pairs, floats, network_source, shown
+from alignmixup.figures.style import Picture, gallery, save
 from alignmixup.mixers import (
     CoMixup,
     CutMix,
@@ -45,7 +46,7 @@ from alignmixup.ops.blend import blend
 from alignmixup.ops.gradient_saliency import gradient_saliency
 from alignmixup.ops.saliency import fine_grained_saliency
 
-__all__ = ["CARDS", "CARD_STEPS", "Card", "Pair", "cards"]
+__all__ = ["CARDS", "Card", "Pair", "cards"]
 
 CARD_STEPS = 2000  # of the style network: a minute on one core
 CO_INPUTS = 6
@@ -74,23 +75,19 @@ class Pair:
     def name(self, k: int) -> str:
         return self.images.class_names[int(self.y[k])]
 
-    def clean(self) -> list[figures.Picture]:
+    def clean(self) -> list[Picture]:
         """The two images as they are."""
         titles = ("anchor", "partner")
-        return [figures.Picture(t, shown(self.x[k]), self.name(k)) for k, t in enumerate(titles)]
+        return [Picture(t, shown(self.x[k]), self.name(k)) for k, t in enumerate(titles)]
 
     def mixed(
         self, mixer: Mixer, title: str, chosen: Mapping[str, object] | None = None, seed: int = 0
-    ) -> figures.Picture:
+    ) -> Picture:
         """What the mixer gives to the network in the anchor's place; ``chosen`` sets its draw."""
         rng = torch.Generator().manual_seed(self.seed + seed)
-        tensors = {name: torch.tensor(value) for name, value in (chosen or {}).items()}
-        draw = mixer.draw(2, rng).with_tensors({**tensors, "perm": torch.tensor([1, 0])})
-        recorder = Recorder(self.net)
-        targets = mixer.apply(recorder, self.x[:2], self.y[:2], draw).targets
-        assert targets is not None
-        caption = share_caption(targets[0], self.images.class_names)
-        return figures.Picture(title, shown(recorder.seen[0]), caption)
+        output = FixedDraw(mixer, chosen or {}).output(self.net, self.x, self.y, rng)
+        caption = share_caption(output.targets, self.images.class_names)
+        return Picture(title, shown(output.image), caption)
 
 
 @dataclass(frozen=True)
@@ -98,22 +95,25 @@ class Card:
     """The pictures of one method, in rows of ``columns``, and a line below them."""
 
     title: str
-    pictures: list[figures.Picture]
+    pictures: list[Picture]
     note: str
     columns: int = 5
 
 
+@register_figure("cards", about="a picture of each method by itself")
 def cards(
-    out: Path, net: nn.Module, images: ImageSet, what: str, *, seed: int, adain_steps: int
+    out: Path, *, run: Path | None = None, seed: int = 0, data_root: Path | None = None
 ) -> list[Path]:
-    """Draw every card into the folder ``out``; ``what`` names the network in the notes."""
-    pair = Pair.of(net, images, seed, adain_steps)
+    """Draw every card into the folder ``methods``."""
+    source = network_source(run, seed, data_root)
+    pair = Pair.of(source.net, source.images, seed, CARD_STEPS)
     written = []
-    for name, make in CARDS.items():
+    for number, (name, make) in enumerate(CARDS.items(), start=1):
+        print(f"card {number} of {len(CARDS)}: {name}", file=sys.stderr)
         card = make(pair)
-        note = card.note.format(network=what, steps=adain_steps)
-        figure = figures.gallery(card.pictures, card.title, note, card.columns)
-        written += figures.save(figure, out / name)
+        note = card.note.format(network=source.what, steps=CARD_STEPS)
+        figure = gallery(card.pictures, card.title, note, card.columns)
+        written += save(figure, out / "methods" / name)
     return written
 
 
@@ -137,7 +137,7 @@ def manifold_mixup(pair: Pair) -> Card:
     label = f"{pair.name(0)} {SHARE:.0%}, {pair.name(1)} {1 - SHARE:.0%}"
     titles = ("features A", "features A'", f"lam = {SHARE:g}: mixed")
     captions = (pair.name(0), pair.name(1), label)
-    drawn = [figures.Picture(*of) for of in zip(titles, list(heat), captions, strict=True)]
+    drawn = [Picture(*of) for of in zip(titles, list(heat), captions, strict=True)]
     note = f"Mean size over the channels of {FEATURE_LAYER}; {{network}}. {LABEL}"
     return Card("Manifold mixup: the same, with features of a layer", [*pair.clean(), *drawn], note)
 
@@ -166,7 +166,7 @@ def saliencymix(pair: Pair) -> Card:
     mixer = SaliencyMix(prob=1.0, saliency="per_sample")
     pictures = [
         *pair.clean(),
-        figures.Picture("saliency of the partner", heat, "fine-grained, of the image alone"),
+        Picture("saliency of the partner", heat, "fine-grained, of the image alone"),
         *[pair.mixed(mixer, f"lam = {lam:g} drawn", {"lam": lam}) for lam in (0.8, 0.5)],
     ]
     note = f"One box for each pair; the authors' code takes one for the whole batch. {LABEL}"
@@ -177,7 +177,7 @@ def puzzlemix(pair: Pair) -> Card:
     maps = gradient_saliency(pair.net, pair.x[:2], pair.y[:2]).maps
     heat = heat_maps(maps / maps.amax((1, 2), keepdim=True))
     titles = ("saliency of the anchor", "of the partner")
-    salient = [figures.Picture(t, h, "") for t, h in zip(titles, list(heat), strict=True)]
+    salient = [Picture(t, h, "") for t, h in zip(titles, list(heat), strict=True)]
     mixed = [
         pair.mixed(PuzzleMix(grids=(n,)), f"{n} x {n} blocks", {"lam": 0.5}) for n in (2, 4, 8, 16)
     ]
@@ -196,9 +196,9 @@ def comixup(pair: Pair) -> Card:
     draw = mixer.draw(len(x), torch.Generator().manual_seed(pair.seed))
     targets = mixer.apply(recorder, x, y, draw).targets
     assert targets is not None
-    inputs = [figures.Picture(f"input {k + 1}", shown(x[k]), pair.name(k)) for k in range(len(x))]
+    inputs = [Picture(f"input {k + 1}", shown(x[k]), pair.name(k)) for k in range(len(x))]
     outputs = [
-        figures.Picture(
+        Picture(
             f"output {k + 1}",
             shown(recorder.seen[k]),
             share_caption(targets[k], pair.images.class_names).replace(", ", "\n"),
@@ -216,8 +216,8 @@ def stylemix(pair: Pair) -> Card:
         f = pair.style.encode(pair.x[:2])
         swapped = pair.style.decode(adain(f, style_statistics(f[[1, 0]])), size)
     styled = [
-        figures.Picture("anchor, partner's style", shown(swapped[0]), "f12, decoded"),
-        figures.Picture("partner, anchor's style", shown(swapped[1]), "f21, decoded"),
+        Picture("anchor, partner's style", shown(swapped[0]), "f12, decoded"),
+        Picture("partner, anchor's style", shown(swapped[1]), "f21, decoded"),
     ]
     with tempfile.TemporaryDirectory() as folder:
         weights = str(Path(folder) / "adain.safetensors")

@@ -1,314 +1,128 @@
-"""Does pose follow the image whose positions are kept, and appearance the other? Measured.
+"""Whether pose follows the image whose positions are kept, and appearance the other, drawn.
 
-The paper shows it in pictures. On the built-in shapes the silhouette and the colours of every image
-are known, so decoded mixes can be measured against them:
-
-    overlap     of the decoded image's own silhouette with the true one of either image (IoU)
-    colour      s = <c - c_kept, c_other - c_kept> / |c_other - c_kept|^2, c the mean colour inside
-                (outside) that silhouette: 0 the kept image's, 1 the other's; sums over all pairs
-
-Without alignment a mix whose kept share is 0 is simply the other image: its appearance and its pose
-as well. So what is compared is the whole way from one image to the other: how much of the pose is
-kept where the appearance has become the other's. Both are put on the scale of what this decoder
-makes of the two images themselves, which is where every way begins and the unaligned one ends:
-
-    pose        (overlap with kept - that of the other image) / (that of the kept image - ...)
-    appearance  likewise from the colours, foreground and background together
-
-Five plans: ``aligned`` (the transport plan between the features), ``unaligned`` (the identity), two
-that know nothing of the images, ``random`` (a permutation of the positions) and ``uniform`` (every
-position receives the mean of all), and ``oracle`` (transport between the true silhouettes), which
-is what this encoder and decoder could show if features told object from background.
+``pose_measures`` says what is measured. Beside the figure its numbers are written as JSON lines.
 """
 
 from __future__ import annotations
 
-import itertools
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int
-from torch import Tensor
 
-from alignmixup.contracts import Result
-from alignmixup.datasets import ShapesDrawing
-from alignmixup.experiments.painters import Painter
-from alignmixup.figures.gallery import different_pairs
-from alignmixup.ops import pairwise_cost, sinkhorn
-from alignmixup.ops.align import from_positions, to_positions
-from alignmixup.ops.blend import blend
+from alignmixup import datasets
+from alignmixup.experiments.built_in import DecodedSource, decoded_source, write_lines
+from alignmixup.figures.pose_measures import PosePoint, pose_points, pose_results
+from alignmixup.figures.pose_plans import PLANS, assignment, carried
+from alignmixup.figures.registry import register_figure
+from alignmixup.figures.sources import different_pairs, floats, shown
+from alignmixup.figures.style import (
+    BLUE,
+    GREEN,
+    PURPLE,
+    VERMILLION,
+    Image,
+    new_figure,
+    save,
+    show,
+    write_titles,
+)
 
-__all__ = [
-    "PLANS",
-    "SHARES",
-    "Plan",
-    "PosePoint",
-    "assignment",
-    "carried",
-    "object_match",
-    "other_colour",
-    "overlap",
-    "pose_at_half",
-    "pose_points",
-    "pose_results",
-    "region_colours",
-    "silhouettes",
-]
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
-Plan = Literal["aligned", "unaligned", "oracle", "random", "uniform"]
-PLANS: tuple[Plan, ...] = ("aligned", "unaligned", "oracle", "random", "uniform")
-SHARES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
-# Coverages differ by 1 at most, so a plan between them is sharp at a smaller eps than features'.
-ORACLE_EPS, ORACLE_ITERS = 1e-3, 500
+__all__ = ["draw_pose", "pose"]
+
+NUM_EXAMPLES, NUM_PAIRS = 6, 250
+COLOURS = dict(zip(PLANS, (PURPLE, BLUE, GREEN, VERMILLION, "0.5"), strict=True))
 
 
-@dataclass(frozen=True)
-class PosePoint:
-    """What became of pose and appearance at one share of the kept image, means over all pairs.
+@register_figure("pose", about="whether pose follows the image whose positions are kept")
+def pose(
+    out: Path, *, run: Path | None = None, seed: int = 0, data_root: Path | None = None
+) -> list[Path]:
+    """Measure pose and appearance of decoded mixes of shapes, draw them, write them as JSON lines.
 
-    ``swapped`` is how often the decoded foreground is nearer to the other's background than to the
-    other's foreground; ``object_match`` is a property of the plan, the same at every share.
+    Of a run on shapes, where both are known; with any other data it is an error.
     """
-
-    plan: Plan
-    kept_share: float
-    overlap_kept: float
-    overlap_other: float
-    other_foreground: float
-    other_background: float
-    swapped: float
-    object_match: float
-    pose: float
-    appearance: float
-
-
-def silhouettes(images: Float[Tensor, "n 3 h w"]) -> Bool[Tensor, "n h w"]:
-    """The object in each image, found without knowing what was drawn.
-
-    Shapes never touch the border, so the border's median colour is the background's; what is
-    farther from it than the threshold of Otsu (the split of largest variance between the two sides)
-    is the object. A constant image has none.
-    """
-    rim = torch.ones_like(images[0, 0], dtype=torch.bool)
-    rim[1:-1, 1:-1] = False
-    background = images[:, :, rim].median(dim=2).values
-    distance = (images - background[:, :, None, None]).norm(dim=1)
-    values = distance.flatten(1).sort(dim=1).values.double()
-    n = values.shape[1]
-    below = torch.arange(1, n, device=values.device, dtype=values.dtype)
-    total = values.sum(1, keepdim=True)
-    sums = values.cumsum(1)[:, :-1]
-    between = below * (n - below) * (sums / below - (total - sums) / (n - below)).square()
-    threshold = values.gather(1, between.argmax(1, keepdim=True))
-    is_object: Tensor = distance > threshold[:, :, None].to(distance.dtype)
-    return is_object
-
-
-def overlap(a: Bool[Tensor, "n h w"], b: Bool[Tensor, "n h w"]) -> Float[Tensor, " n"]:
-    """Intersection over union; 0 where both are empty."""
-    union = (a | b).sum((1, 2))
-    return (a & b).sum((1, 2)) / union.clamp(min=1)
-
-
-def region_colours(
-    images: Float[Tensor, "n 3 h w"], masks: Bool[Tensor, "n h w"]
-) -> Float[Tensor, "n 2 3"]:
-    """Mean colour inside and outside each mask; of the whole image where a side is empty."""
-    sides = torch.stack([masks, ~masks], dim=1)
-    empty = ~sides.flatten(2).any(2)
-    weights = (sides | empty[:, :, None, None]).to(images.dtype)
-    sums = torch.einsum("nchw,nshw->nsc", images, weights)
-    return sums / weights.sum((2, 3))[:, :, None]
-
-
-def other_colour(
-    colour: Float[Tensor, "n 3"], kept: Float[Tensor, "n 3"], other: Float[Tensor, "n 3"]
-) -> float:
-    """How far colours have gone from the kept images' (0) to the others' (1), over all pairs."""
-    way = other - kept
-    return float(((colour - kept) * way).sum() / way.square().sum().clamp(min=1e-12))
-
-
-def assignment(
-    features: Tensor,
-    perm: Int[Tensor, " b"],
-    plan: Plan,
-    masks: Bool[Tensor, "b y x"],
-    *,
-    eps: float = 0.1,
-    num_iters: int = 100,
-    seed: int = 0,
-) -> Float[Tensor, "b r r"]:
-    """R = r P of each anchor (rows) and its partner: how ``plan`` carries features over.
-
-    Its columns sum to one, so all plans keep the mean over positions.
-    """
-    positions = to_positions(features).transpose(1, 2)
-    b, _, r = positions.shape
-    if plan == "aligned":
-        cost = pairwise_cost(positions, positions[perm])
-        return r * sinkhorn(cost, eps=eps, num_iters=num_iters).plan
-    if plan == "oracle":
-        cover = _coverage(masks, r)
-        cost = (cover[:, :, None] - cover[perm][:, None, :]).square()
-        plans = sinkhorn(cost, eps=ORACLE_EPS, num_iters=ORACLE_ITERS).plan
-        return r * plans.to(features.dtype)
-    one = torch.eye(r, device=features.device, dtype=features.dtype)
-    if plan == "unaligned":
-        return one.expand(b, r, r)
-    if plan == "uniform":
-        return torch.full_like(one, 1 / r).expand(b, r, r)
-    if plan == "random":
-        rng = torch.Generator().manual_seed(seed)
-        return one[torch.rand(b, r, generator=rng).argsort(1).to(one.device)]
-    raise ValueError(f"unknown plan {plan!r}; choose from {PLANS}")
-
-
-def _coverage(masks: Bool[Tensor, "b y x"], r: int) -> Float[Tensor, "b r"]:
-    """The share of each of a square map's r cells that the silhouette covers."""
-    side = round(r**0.5)
-    if side * side != r:
-        raise ValueError(f"pose is measured on square maps, got {r} positions")
-    return F.adaptive_avg_pool2d(masks[:, None].float(), side).flatten(1)
-
-
-def carried(features: Tensor, perm: Int[Tensor, " b"], R: Float[Tensor, "b r r"]) -> Tensor:
-    """A~: the partners' features on the anchors' positions."""
-    return from_positions(R @ to_positions(features[perm]), features.shape)
-
-
-def object_match(
-    masks: Bool[Tensor, "b y x"], perm: Int[Tensor, " b"], R: Float[Tensor, "b r r"]
-) -> float:
-    """Whether objects are carried onto objects: no decoder is in this.
-
-    The correlation over positions between the kept silhouette's coverage and that of the other,
-    carried over by the plan; mean over the pairs.
-    """
-    cover = _coverage(masks, R.shape[-1]).to(R.dtype)
-    moved = (R @ cover[perm][:, :, None])[:, :, 0]
-    a, b = (c - c.mean(1, keepdim=True) for c in (cover, moved))
-    return float(((a * b).sum(1) / (a.norm(dim=1) * b.norm(dim=1)).clamp(min=1e-6)).mean())
+    source = decoded_source(out, run, seed, data_root)
+    if source.recipe.data.name != "shapes":
+        raise ValueError(
+            "pose and appearance are known for the built-in shapes alone, and this run's data are "
+            f"{source.recipe.data.name}: train one with --dataset shapes"
+        )
+    images = source.images
+    truth = datasets.draw_shapes(images.split, len(images), images.images.shape[-1])
+    points = pose_points(
+        source.painter,
+        truth,
+        num_pairs=NUM_PAIRS,
+        seed=seed,
+        eps=source.eps,
+        num_iters=source.num_iters,
+    )
+    settings = {"layer": source.painter.layer, "num_pairs": NUM_PAIRS, "pair_seed": seed}
+    results = [r.stamped(**source.where()) for r in pose_results(points, settings)]
+    lines = write_lines(results, out / "pose.jsonl")
+    figure = draw_pose(
+        points,
+        _examples(source, truth, seed),
+        f"Pose and appearance of decoded mixes: {source.what}",
+        "Right: nothing of the kept image's features is left (share 0), carried by each plan.",
+    )
+    return [*save(figure, out / "pose"), lines]
 
 
 @torch.no_grad()
-def pose_points(
-    painter: Painter,
-    drawing: ShapesDrawing,
-    *,
-    num_pairs: int = 250,
-    shares: Sequence[float] = SHARES,
-    seed: int = 0,
-    eps: float = 0.1,
-    num_iters: int = 100,
-) -> list[PosePoint]:
-    """Decode mixes of pairs of shapes and measure them against the truth.
-
-    Each pair is mixed twice, each image being the kept one once: keeping the partner's positions is
-    keeping the anchor's with the two exchanged.
-    """
-    pairs = different_pairs(drawing.image_set, num_pairs, seed)
-    device = next(painter.net.parameters()).device
+def _examples(
+    source: DecodedSource, truth: datasets.ShapesDrawing, seed: int
+) -> dict[str, list[Image]]:
+    """Kept and other images, both decoded, and the other's features carried over by each plan."""
+    pairs = different_pairs(truth.image_set, NUM_EXAMPLES, seed)
     chosen = [*(i for i, _ in pairs), *(j for _, j in pairs)]
-    x = drawing.image_set.images[chosen].to(device) / 255
-    masks = drawing.truth.masks[chosen].to(device)
-    colours = region_colours(x, masks)
-    features = painter.features(x)
-    perm = torch.arange(len(x), device=device).roll(len(pairs))
-    raw = {}
+    painter, n = source.painter, len(pairs)
+    device = next(painter.net.parameters()).device
+    x = floats(truth.image_set, chosen).to(device)
+    masks = truth.truth.masks[chosen].to(device)
+    features, perm = painter.features(x), torch.arange(2 * n, device=device).roll(n)
+    columns = {"kept": x, "other": x[perm], "kept,\ndecoded": painter.paint(features)}
+    names = {"unaligned": "other,\ndecoded"}
     for plan in PLANS:
-        R = assignment(features, perm, plan, masks, eps=eps, num_iters=num_iters, seed=seed)
-        moved, match = carried(features, perm, R), object_match(masks, perm, R)
-        for share in sorted({0.0, 1.0, *shares}):
-            mixed = blend(features, moved, torch.tensor(share))
-            raw[plan, share] = _measure(painter.paint(mixed), masks, colours, perm, match)
-    # What this decoder makes of the kept image, and of the other one.
-    begin, end = raw["unaligned", 1.0], raw["unaligned", 0.0]
-    return [
-        PosePoint(
-            plan,
-            share,
-            **asdict(found),
-            pose=_between(found.overlap_kept, end.overlap_kept, begin.overlap_kept),
-            appearance=_between(found.colour, begin.colour, end.colour),
+        R = assignment(
+            *(features, perm, plan, masks),
+            eps=source.eps,
+            num_iters=source.num_iters,
+            seed=seed,
         )
-        for (plan, share), found in raw.items()
-        if share in shares
-    ]
+        columns[names.get(plan, plan)] = painter.paint(carried(features, perm, R))
+    order = ["kept", "other", "kept,\ndecoded", "other,\ndecoded", *PLANS]
+    return {
+        name: [shown(image) for image in columns[name][:n]] for name in order if name in columns
+    }
 
 
-@dataclass(frozen=True)
-class _Raw:
-    """The part of a point that needs no scale."""
-
-    overlap_kept: float
-    overlap_other: float
-    other_foreground: float
-    other_background: float
-    swapped: float
-    object_match: float
-
-    @property
-    def colour(self) -> float:
-        return (self.other_foreground + self.other_background) / 2
-
-
-def _measure(
-    painted: Float[Tensor, "n 3 h w"],
-    masks: Bool[Tensor, "n h w"],
-    colours: Float[Tensor, "n 2 3"],
-    perm: Int[Tensor, " n"],
-    match: float,
-) -> _Raw:
-    painted = painted.clamp(0, 1)
-    found = silhouettes(painted)
-    seen = region_colours(painted, found)
-    theirs = colours[perm]
-    foreground = seen[:, 0]
-    is_swapped = (foreground - theirs[:, 1]).norm(dim=1) < (foreground - theirs[:, 0]).norm(dim=1)
-    return _Raw(
-        overlap_kept=float(overlap(found, masks).mean()),
-        overlap_other=float(overlap(found, masks[perm]).mean()),
-        other_foreground=other_colour(foreground, colours[:, 0], theirs[:, 0]),
-        other_background=other_colour(seen[:, 1], colours[:, 1], theirs[:, 1]),
-        swapped=float(is_swapped.float().mean()),
-        object_match=match,
-    )
-
-
-def _between(value: float, low: float, high: float) -> float:
-    """Where a value lies on the way from ``low`` (0) to ``high`` (1)."""
-    return (value - low) / (high - low) if high != low else 0.0
-
-
-def pose_at_half(points: Sequence[PosePoint], plan: Plan) -> float:
-    """How much of the pose is left where the appearance is half-way, on the way of ``plan``.
-
-    Between two shares a straight line; NaN where the appearance never gets that far.
-    """
-    way = sorted((p for p in points if p.plan == plan), key=lambda p: -p.kept_share)
-    for before, after in itertools.pairwise(way):
-        if before.appearance <= 0.5 <= after.appearance:
-            part = _between(0.5, before.appearance, after.appearance)
-            return before.pose + part * (after.pose - before.pose)
-    return math.nan
-
-
-def pose_results(points: Sequence[PosePoint], settings: Mapping[str, object]) -> list[Result]:
-    """The points as results, one a number; the settings say at which plan and share."""
-    results = []
-    for point in points:
-        values = asdict(point)
-        where = {key: values.pop(key) for key in ("plan", "kept_share")}
-        results += [
-            Result("pose", key, value, {**where, **settings}) for key, value in values.items()
-        ]
-    for plan in PLANS:
-        value = pose_at_half(points, plan)
-        if not math.isnan(value):  # JSON has none
-            results.append(Result("pose", "pose_at_half", value, {"plan": plan, **settings}))
-    return results
+def draw_pose(
+    points: Sequence[PosePoint], examples: Mapping[str, Sequence[Image]], title: str, note: str = ""
+) -> Figure:
+    """Left, a line a plan through (appearance, pose); right, decoded examples, a column a kind."""
+    names = list(examples)
+    figure = new_figure(5.0 + 0.95 * len(names), 5.2)
+    halves: Any = figure.subfigures(1, 2, width_ratios=(5.0, 0.95 * len(names)))
+    axes = halves[0].subplots()
+    for plan, colour in COLOURS.items():
+        way = sorted((p for p in points if p.plan == plan), key=lambda p: -p.kept_share)
+        appearance, poses = [p.appearance for p in way], [p.pose for p in way]
+        axes.plot(appearance, poses, marker="o", markersize=4, color=colour, label=plan)
+        axes.plot(appearance[-1:], poses[-1:], marker="D", markersize=7, color=colour)
+    axes.axhline(0, color="0.7", linewidth=0.8, linestyle="--")
+    axes.set_xlabel("appearance: 0 the kept image's, 1 the other's")
+    axes.set_ylabel("pose: 1 the kept image's, 0 a stranger's")
+    axes.set_title("diamonds: nothing of the kept features is left", fontsize=9)
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8, loc="upper right")
+    grid = halves[1].subplots(len(examples[names[0]]), len(names), squeeze=False)
+    for column, name in enumerate(names):
+        for row, image in enumerate(examples[name]):
+            show(grid[row, column], image, name if row == 0 else "")
+    return write_titles(figure, title, note, size=10)

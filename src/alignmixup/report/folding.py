@@ -1,23 +1,36 @@
 """Results folded into cells: which belong together, and which must not be averaged.
 
 A result's settings are part of what it is, and so are those its network was trained with: results
-that differ in them are never averaged, they make rows of their own that say in what they differ.
-Only plain values of a result's own settings count for this: a list or an object there is a curve
-that was measured along the way.
+that differ in them are never averaged. A row names every setting of training in which it differs
+from its recipe, and the settings of its evaluation in which the results of one cell differ. Of a
+recipe that is not known, rows name the settings of training in which the results of one cell
+differ. Of a result's own settings only plain values count: a list or an object there is a curve
+that was measured on the way.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from alignmixup.contracts import Result
 from alignmixup.report.measures import Measure
-from alignmixup.report.names import parse_recipe
+from alignmixup.report.names import RecipeName, parse_recipe
 
-__all__ = ["Cells", "Column", "Folded", "Row", "fold"]
+__all__ = ["SHORT", "Cells", "Column", "Folded", "RecipeSettings", "Row", "fold"]
+
+# The settings that a recipe of this name trains with, as results record them; None: not known.
+RecipeSettings = Callable[[str], Mapping[str, object] | None]
+Facts = dict[str, str]
+
+# A setting of training that a result does not name has its default.
+DEFAULT = "default"
+# The last ten of so few epochs are no plateau: such runs show their last epoch.
+SHORT = 30
+LAST_EPOCH = "last epoch"
+_COLUMN = {"data.name"}  # a column says it
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,15 +45,12 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A method, or a variant of it."""
+    """A method, or a variant of it; ``settings`` are the names and values that tell it apart."""
 
     method: str
     suffix: str
-    settings: tuple[tuple[str, str], ...] = ()  # those in which results of one cell differ
+    settings: tuple[tuple[str, str], ...] = ()
 
-
-# A setting of training that a result does not name has its default.
-DEFAULT = "default"
 
 Cells = dict[tuple[Row, Column], dict[object, float]]
 
@@ -49,13 +59,41 @@ Cells = dict[tuple[Row, Column], dict[object, float]]
 class Folded:
     """The values of each cell by seed, and how many measurements a newer one has replaced.
 
-    ``usual`` has the settings of training that rows differ in, as most results have them: their
-    rows do not name them.
+    ``usual`` has the settings of training in which rows of recipes that are not known differ, as
+    most of them have them: their rows do not name them. ``has_differences`` says whether a row
+    differs from a recipe that is known.
     """
 
     cells: Cells
     num_repeated: int
     usual: Mapping[str, str]
+    has_differences: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """A result in its place, with all that must agree for another to be of the same thing."""
+
+    result: Result
+    name: RecipeName
+    column: Column
+    trained: Facts
+    evaluated: Facts
+    recipe: Facts | None
+
+    def row(self, usual: Mapping[str, str], split: set[str]) -> Row:
+        """Its row, named by what differs in training and what is ``split`` in evaluation."""
+        told = self.differences(usual) | {k: v for k, v in self.evaluated.items() if k in split}
+        is_short = self.result.metric == "top1_median10" and _is_short(self.result)
+        settings = (*sorted(told.items()), *([(LAST_EPOCH, "")] if is_short else []))
+        return Row(self.name.method, self.name.suffix, settings)
+
+    def differences(self, usual: Mapping[str, str]) -> Facts:
+        """In what it was trained otherwise than its recipe says, or else than is usual."""
+        base = usual if self.recipe is None else self.recipe
+        names = {*usual} if self.recipe is None else {*self.trained, *self.recipe} - _COLUMN
+        facts = {name: self.trained.get(name, DEFAULT) for name in names}
+        return {k: v for k, v in facts.items() if v != base.get(k, DEFAULT)}
 
 
 def fold(
@@ -64,81 +102,113 @@ def fold(
     which: str,
     settings: Mapping[str, object],
     ignore: Sequence[str],
+    recipe_settings: RecipeSettings,
 ) -> Folded:
     """Sort the results of these measures into cells; the arguments are those of ``table``."""
-    chosen = _choose(results, measures, which, settings)
-    newest = _newest(chosen, ignore)
-    cells, usual = _cells(newest, measures, which, ignore)
-    return Folded(cells, len(chosen) - len(newest), usual)
-
-
-def _choose(
-    results: Iterable[Result],
-    measures: Sequence[Measure],
-    which: str,
-    settings: Mapping[str, object],
-) -> list[Result]:
-    wanted = {(m.task, m.metric.format(which=which)) for m in measures}
-    return [
-        r
+    by_name = {(m.task, m.metric.format(which=which)): m for m in measures}
+    chosen = [
+        _shown(r, which)
         for r in results
-        if (r.task, r.metric) in wanted and all(r.settings.get(k) == v for k, v in settings.items())
+        if all(r.settings.get(k) == v for k, v in settings.items())
     ]
+    entries = [
+        _entry(r, by_name[r.task, r.metric], ignore, recipe_settings)
+        for r in chosen
+        if r is not None and (r.task, r.metric) in by_name
+    ]
+    newest = _newest(entries)
+    usual = _usual(newest)
+    has_differences = any(e.recipe is not None and e.differences(usual) for e in newest)
+    return Folded(_cells(newest, usual), len(entries) - len(newest), usual, has_differences)
 
 
-def _newest(results: list[Result], ignore: Sequence[str]) -> list[Result]:
-    """Keep the newest of repeated measurements: the later date, or else the later line."""
-    latest: dict[tuple[object, ...], Result] = {}
-    for r in sorted(results, key=lambda r: r.date):
-        name = parse_recipe(r.recipe)
-        latest[name, r.seed, r.task, r.metric, _facts(r, ignore)] = r
-    return list(latest.values())
+def _shown(result: Result, which: str) -> Result | None:
+    """The result as a table of this accuracy shows it: a short run has no median of ten epochs."""
+    if which != "median10" or not _is_short(result):
+        return result
+    if result.metric == "top1_median10":
+        return None
+    if result.metric == "top1_last":
+        return result.stamped(metric="top1_median10")
+    return result
 
 
-def _facts(result: Result, ignore: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    """What must agree for two results to be of the same thing."""
-    facts = dict(result.trained)
-    facts |= {k: v for k, v in result.settings.items() if not isinstance(v, list | tuple | dict)}
+def _is_short(result: Result) -> bool:
+    return result.epoch is not None and result.epoch < SHORT
+
+
+def _entry(
+    result: Result, measure: Measure, ignore: Sequence[str], recipe_settings: RecipeSettings
+) -> _Entry:
+    name = parse_recipe(result.recipe)
+    source = str(result.settings.get("source", "")) if result.task == "ood" else ""
+    ignored = {*ignore, "source"} if source else set(ignore)
+    evaluated = {
+        key: value
+        for key, value in result.settings.items()
+        if not isinstance(value, list | tuple | dict)
+    }
+    trained, known = dict(result.trained), recipe_settings(result.recipe)
+    # Results of before have not recorded how they were trained: their length alone is known.
+    recipe = dict(known) if known and trained else {}
     if result.epoch is not None:
-        facts.setdefault("epochs", result.epoch)
-        if facts.get("train.epochs") == result.epoch:  # else it has not been trained to its end
-            del facts["train.epochs"]
-    return tuple(
-        (key, json.dumps(facts[key], sort_keys=True)) for key in sorted(facts) if key not in ignore
+        (evaluated if known is None else trained).setdefault("epochs", result.epoch)
+        recipe |= {"epochs": known["train.epochs"]} if known else {}
+        if trained.get("train.epochs") == result.epoch:  # else it has not been trained to its end
+            del trained["train.epochs"]
+            recipe.pop("train.epochs", None)
+    return _Entry(
+        result,
+        name,
+        Column(name.data, name.network, source, measure),
+        _facts(trained, ignored),
+        _facts(evaluated, ignored),
+        None if known is None else _facts(recipe, ignored),
     )
 
 
-def _cells(
-    results: list[Result], measures: Sequence[Measure], which: str, ignore: Sequence[str]
-) -> tuple[Cells, dict[str, str]]:
-    """Sort results into cells by seed, splitting rows where settings differ within a cell."""
-    by_name = {(m.task, m.metric.format(which=which)): m for m in measures}
-    places = []
-    seen: dict[tuple[Column, str, str], list[dict[str, str]]] = {}
-    for r in results:
-        name = parse_recipe(r.recipe)
-        source = str(r.settings.get("source", "")) if r.task == "ood" else ""
-        column = Column(name.data, name.network, source, by_name[r.task, r.metric])
-        rest = dict(_facts(r, (*ignore, "source") if source else ignore))
-        seen.setdefault((column, name.method, name.suffix), []).append(rest)
-        places.append((r, name, column, rest))
-    split = {
-        key
-        for group in seen.values()
-        for key in {k for s in group for k in s}
-        if len({s.get(key) for s in group}) > 1
+def _facts(values: Mapping[str, object], ignored: set[str]) -> Facts:
+    """Values as text, so that tuples and what JSON makes of them agree."""
+    return {k: json.dumps(v, sort_keys=True) for k, v in values.items() if k not in ignored}
+
+
+def _newest(entries: list[_Entry]) -> list[_Entry]:
+    """Keep the newest of repeated measurements: the later date, or else the later line."""
+    latest: dict[tuple[object, ...], _Entry] = {}
+    for e in sorted(entries, key=lambda entry: entry.result.date):
+        facts = tuple(sorted({**e.trained, **e.evaluated}.items()))
+        latest[e.name, e.column, e.result.seed, facts] = e
+    return list(latest.values())
+
+
+def _usual(entries: Sequence[_Entry]) -> Facts:
+    """The settings of training that differ within a cell, each as most results have it."""
+    unknown = [e for e in entries if e.recipe is None]
+    split = _split(unknown, lambda entry: entry.trained)
+    return {
+        key: Counter(e.trained.get(key, DEFAULT) for e in unknown).most_common(1)[0][0]
+        for key in split
     }
-    of_training = split & {key for r in results for key in r.trained}
-    usual = _usual([rest for _, _, _, rest in places], of_training)
+
+
+def _cells(entries: Sequence[_Entry], usual: Mapping[str, str]) -> Cells:
+    """The values of each cell by seed; rows are split where settings differ within a cell."""
+    split = _split(entries, lambda entry: entry.evaluated)
     cells: Cells = {}
-    for r, name, column, rest in places:
-        facts = {**dict.fromkeys(of_training, DEFAULT), **rest}
-        told = sorted((k, v) for k, v in facts.items() if k in split and v != usual.get(k))
-        cell = cells.setdefault((Row(name.method, name.suffix, tuple(told)), column), {})
-        cell[r.seed] = column.measure.ours(r.value)
-    return cells, usual
+    for e in entries:
+        cell = cells.setdefault((e.row(usual, split), e.column), {})
+        cell[e.result.seed] = e.column.measure.ours(e.result.value)
+    return cells
 
 
-def _usual(facts: Sequence[Mapping[str, str]], keys: Iterable[str]) -> dict[str, str]:
-    """The value of each key that most of the results have."""
-    return {key: Counter(f.get(key, DEFAULT) for f in facts).most_common(1)[0][0] for key in keys}
+def _split(entries: Sequence[_Entry], facts: Callable[[_Entry], Facts]) -> set[str]:
+    """The settings in which the results of one cell differ."""
+    groups: dict[tuple[Column, str, str], list[Facts]] = {}
+    for e in entries:
+        groups.setdefault((e.column, e.name.method, e.name.suffix), []).append(facts(e))
+    return {
+        key
+        for group in groups.values()
+        for key in {k for f in group for k in f}
+        if len({f.get(key) for f in group}) > 1
+    }

@@ -32,6 +32,11 @@ class Measure:
         metric = paper.METRICS.get(self.printed or self.metric)
         return self.label if self.label is not None else metric.name if metric else self.metric
 
+    def unit(self) -> str:
+        """The paper's unit of this metric; what it does not print is in percent."""
+        metric = paper.METRICS.get(self.printed or self.metric)
+        return metric.unit if metric else "%"
+
     def ours(self, value: float) -> float:
         """Turn our accuracy into the error that the paper shows."""
         return 100 - value if self.task == "accuracy" else value
@@ -61,11 +66,11 @@ _OOD = ("ood", "ood_extra")
 # The title of each kind of table and what it shows.
 KINDS: Mapping[str, tuple[str, tuple[Measure, ...]]] = {
     "accuracy": (
-        "Top-1 error (%)",
+        "Top-1 error",
         (Measure("accuracy", "top1_{which}", _TOP1, "top1_error", label=""),),
     ),
     "robustness": (
-        "Top-1 error (%) under attack",
+        "Top-1 error under attack",
         (
             Measure("fgsm", "top1_error", ("adv",), "fgsm_error", label="FGSM"),
             Measure("pgd", "top1_error", ("adv",), "pgd_error", label="PGD"),
@@ -73,36 +78,37 @@ KINDS: Mapping[str, tuple[str, tuple[Measure, ...]]] = {
         ),
     ),
     "ood": (
-        "Out-of-distribution detection (%)",
+        "Out-of-distribution detection",
         (
-            Measure("ood", "det_acc_half", _OOD, digits=1),
+            # The paper's detection accuracy; ODIN's, at the best threshold, is below.
+            Measure("ood", "det_acc_half", _OOD, label="Det Acc at 0.5", digits=1),
             Measure("ood", "auroc", _OOD, digits=1),
             Measure("ood", "aupr_id", _OOD, digits=1),
             Measure("ood", "aupr_ood", _OOD, digits=1),
-            Measure("ood", "det_acc_best", label="Det Acc (best threshold)", digits=1),
+            Measure("ood", "det_acc_best", label="Det Acc at the best threshold", digits=1),
             Measure("ood", "fpr95", label="FPR95", digits=1),
         ),
     ),
     "calibration": (
-        "Calibration (%)",
+        "Calibration",
         (
             Measure("calibration", "ece", ("supp-calibration",)),
             Measure("calibration", "oe", ("supp-calibration",)),
         ),
     ),
     "localization": (
-        "Weakly supervised localisation (%)",
+        "Weakly supervised localisation",
         (
             Measure("localization", "top1_loc", ("wsol",), digits=1),
             Measure("localization", "maxboxacc_v2", ("wsol",), digits=1),
         ),
     ),
-    "detection": ("Transfer to detection (%)", (Measure("detection", "map", ("detection",)),)),
+    "detection": ("Transfer to detection", (Measure("detection", "map", ("detection",)),)),
     "cost": (
         "Cost of training",
         (
-            Measure("cost", "params", ("cls-imgnet",), label="parameters (M)", digits=1),
-            Measure("cost", "ms_per_batch", ("cls-imgnet",), digits=1),
+            Measure("cost", "params", ("cls-imgnet",), label="parameters", digits=1),
+            Measure("cost", "ms_per_batch", ("cls-imgnet",), label="time a batch", digits=1),
         ),
     ),
 }

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 __all__ = ["Table", "in_width", "to_html", "to_latex", "to_markdown", "to_rich"]
 
 HEADER_WIDTH = 12  # of a column on the terminal: longer names are wrapped
+ROW_NAME_WIDTH = 64  # likewise, of the names of the rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,10 +127,11 @@ def in_width(table: Table, width: int) -> list[Table]:
 
 
 def _widths(table: Table) -> list[int]:
-    return [
+    names, *cells = [
         max([min(len(name), HEADER_WIDTH), *(len(row[i]) for row in table.rows)])
         for i, name in enumerate(table.columns)
     ]
+    return [min(names, ROW_NAME_WIDTH), *cells]
 
 
 def _pick(cells: tuple[str, ...], piece: Sequence[int]) -> tuple[str, ...]:

@@ -1,9 +1,9 @@
 """Result lines folded into the paper's tables, ours beside the published figure.
 
 A table has a row a method and a column a (data, network), an out-of-distribution source or a
-metric. A cell reads ``3.02 +/- 0.08, n=3 (2.95)`` (with a proper sign): mean and standard deviation
-over three seeds, then in brackets what the paper prints; one seed has neither spread nor n. Values
-are in percent. Results with different settings are never averaged (see ``folding``).
+metric, with its unit. A cell reads ``3.02 +/- 0.08, n=3 (2.95)`` (with a proper sign): mean and
+standard deviation over three seeds, then in brackets what the paper prints; one seed has neither
+spread nor n. Results with different settings are never averaged (see ``folding``).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from alignmixup.contracts import Result
 from alignmixup.report import ablation, paper
-from alignmixup.report.folding import Column, Folded, Row, fold
+from alignmixup.report.folding import SHORT, Column, Folded, RecipeSettings, Row, fold
 from alignmixup.report.measures import ACCURACIES, KINDS, Measure, kinds_in
 from alignmixup.report.names import RecipeName, parse_recipe
 from alignmixup.report.reading import read_results
@@ -38,21 +38,34 @@ def table(
     settings: Mapping[str, object] | None = None,
     ignore: Sequence[str] = ("seed", "note", "style_weights"),
     paper_rows: bool = True,
+    recipe_settings: RecipeSettings = lambda name: None,
 ) -> Table:
     """Fold results into one of the paper's tables.
 
-    ``which`` chooses the accuracy: best, last or median10. ``settings`` keeps the results that have
-    these settings; ``ignore`` names settings that do not tell results apart: the seed of an
-    attack's random start, a note, the checksum of a style network each run trains for itself.
-    ``paper_rows`` shows the methods we have not run as well, with their published figure alone; of
-    an ablation table only the competitors at its head.
+    Args:
+        results: Result lines, as ``read_results`` returns them.
+        kind: One of ``KINDS``.
+        which: The accuracy: best, last or median10. A run of fewer than 30 epochs has no median of
+            ten; its row shows the last epoch and is called so.
+        settings: Keeps the results that have these settings.
+        ignore: Settings that do not tell results apart: the seed of an attack's random start, a
+            note, the checksum of a style network that each run trains for itself.
+        paper_rows: Shows the methods we have not run as well, with their published figure alone; of
+            an ablation table only the competitors at its head.
+        recipe_settings: The settings a recipe trains with, by its name; rows name what differs.
+
+    Returns:
+        The table, to be rendered by ``render``.
+
+    Raises:
+        ValueError: If the kind or the accuracy is unknown, or no result belongs to the table.
     """
     if kind not in KINDS:
         raise ValueError(f"unknown kind of table {kind!r}; choose from {', '.join(KINDS)}")
     if which not in ACCURACIES:
         raise ValueError(f"unknown accuracy {which!r}; choose from {', '.join(ACCURACIES)}")
     title, measures = KINDS[kind]
-    folded = fold(results, measures, which, settings or {}, ignore)
+    folded = fold(results, measures, which, settings or {}, ignore, recipe_settings)
     cells = folded.cells
     if not cells:
         raise ValueError(f"no results for a table of {kind} ({which=}, settings={settings})")
@@ -105,19 +118,20 @@ def _row_order(row: Row) -> tuple[object, ...]:
 
 def _row_label(row: Row) -> str:
     extra = [row.suffix] if row.suffix else []
-    extra += [f"{key}={value}" for key, value in row.settings]
+    extra += [f"{key}={value}" if value else key for key, value in row.settings]
     name = _LABELS.get(row.method, row.method)
     return f"{name} ({', '.join(extra)})" if extra else name
 
 
 def _column_labels(columns: Sequence[Column]) -> list[str]:
-    """Name each column by what varies; data and network stand in the title if there is one pair."""
+    """Name each column by what varies, with its unit; a single data and network is in the title."""
     several = len({(c.data, c.network) for c in columns}) > 1
     labels = []
     for c in columns:
         what = [paper.SOURCES.get(c.source, c.source), c.measure.name()]
         where = [_pair(c.data, c.network)] if several or not any(what) else []
-        labels.append(" ".join(word for word in [*where, *what] if word))
+        unit = f"({c.measure.unit()})"
+        labels.append(" ".join(word for word in [*where, *what, unit] if word))
     return labels
 
 
@@ -157,7 +171,16 @@ def _notes(kind: str, which: str, columns: Sequence[Column], folded: Folded) -> 
             f"Ours is {ACCURACIES[which]}. The paper does not say which it prints; for AlignMixup "
             "it is the best test epoch of the authors' logs."
         )
+        if any(("last epoch", "") in row.settings for row, _ in folded.cells):
+            notes.append(
+                f"Runs of fewer than {SHORT} epochs have no median of ten: the last epoch is shown."
+            )
         notes.extend(_log_notes(columns))
+    if folded.has_differences:
+        notes.append(
+            "A row names the settings in which it differs from its recipe; on other data, from the "
+            "recipe it was made from."
+        )
     if folded.usual:
         usual = ", ".join(f"{key}={value}" for key, value in sorted(folded.usual.items()))
         notes.append(f"Where a row does not say otherwise: {usual}.")

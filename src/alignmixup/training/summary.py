@@ -1,4 +1,4 @@
-"""Best, last and median test accuracy of a run, read out of its ledger."""
+"""Best, last and median test accuracy of a run, read from its ledger."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ from typing import Any, cast
 
 from alignmixup.training.ledger import LEDGER, read_ledger
 
-__all__ = ["Summary", "summarise"]
+__all__ = ["EPOCHS_FOR_MEDIAN", "Summary", "summarise"]
+
+EPOCHS_FOR_MEDIAN = 30  # in a shorter run the last ten epochs are no plateau
 
 
 @dataclass(frozen=True)
 class Summary:
     """Test accuracy of a run, each figure under its own name, and whether the run has ended.
 
-    ``best`` is chosen on the test set; ``median10`` is the median of the last ten epochs.
+    ``best`` is chosen on the test set; ``median10`` is the median of the last ten epochs, and None
+    for a run of fewer than 30.
     """
 
     epochs: int
@@ -31,15 +34,15 @@ class Summary:
         if self.last is None:
             return f"{length}, not evaluated yet"
         state = "" if self.is_complete else " (stopped early)"
+        median = "" if self.median10 is None else f"median of the last ten {self.median10:.2f}, "
         return (
-            f"top-1 after {length}{state}: median of the last ten {self.median10:.2f}, "
-            f"last {self.last:.2f}, best {self.best:.2f} (epoch {self.best_epoch}, chosen on the "
-            "test set)"
+            f"top-1 after {length}{state}: {median}last {self.last:.2f}, best {self.best:.2f} "
+            f"(epoch {self.best_epoch}, chosen on the test set)"
         )
 
 
 def summarise(out: Path) -> Summary:
-    """Read best, last and median of the last ten epochs out of a run's ledger."""
+    """Read best, last and median of the last ten epochs from a run's ledger."""
     events = cast(list[dict[str, Any]], read_ledger(out / LEDGER))
     settings: dict[str, Any] = next((e["settings"] for e in events if e["event"] == "start"), {})
     epochs = [e for e in events if e["event"] == "epoch"]
@@ -53,5 +56,5 @@ def summarise(out: Path) -> Summary:
         best=best[1],
         best_epoch=best[0],
         last=scored[-1][1] if scored else None,
-        median10=statistics.median(last_ten) if last_ten else None,
+        median10=statistics.median(last_ten) if last_ten and reached >= EPOCHS_FOR_MEDIAN else None,
     )

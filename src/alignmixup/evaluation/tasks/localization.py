@@ -4,7 +4,7 @@ The map is resized to the image (bicubic), brought to [0, 1] by its minimum and 
 down to bytes. Above a threshold tau stand the pixels with byte > int(tau * 255); the box of a
 contour of theirs is compared with the true boxes of the image. In percent of all images:
 
-    gt_known_loc  CAM of the true class, tau = 0.15, largest contour, IoU >= 0.5 with a true box
+    gt_known_loc  CAM of the true class, tau = 0.15, one box, IoU >= 0.5 with a true box
     top1_loc      the same with the predicted class, and that class is right; where it is right,
                   predicted and true class have one CAM, so one map an image serves both
     maxboxacc     max over tau of the share of images with IoU >= 0.5; largest contour
@@ -12,6 +12,10 @@ contour of theirs is compared with the true boxes of the image. In percent of al
 
 The last two are those of Choe et al. 2020 (CAM of the true class; tau in steps of 0.001, chosen
 once for the whole set, and for each IoU by itself). A constant map has no contour.
+
+The one box of the first two is that of the largest contour (``box="contour"``), as in the code of
+Choe et al. and of Co-Mixup, or that of all pixels above the threshold (``box="mask"``), as the
+AlignMixup paper's text says.
 
 Two conventions for the IoU. ``"reference"`` is that of the authors' code: it takes the exclusive
 end of a predicted box (kept inside the image) and of a true box (rounded down) for its last pixel,
@@ -32,22 +36,21 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int, UInt8
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from alignmixup.contracts import Result
-from alignmixup.evaluation.boxes import NUM_LEVELS, LevelBoxes, box_iou, level_boxes
-from alignmixup.evaluation.cam import PoolHead, class_maps, find_pool_head
-from alignmixup.evaluation.forward import (
-    Batches,
-    Normalisation,
-    amp_name,
-    check_labels,
-    labelled_pixels,
-    model_device,
+from alignmixup.evaluation.boxes import (
+    NUM_LEVELS,
+    Box,
+    LevelBoxes,
+    box_iou,
+    level_boxes,
+    mask_box,
 )
+from alignmixup.evaluation.forward import Batches, Normalisation, amp_name
+from alignmixup.evaluation.heat import Floats, HeatImage, Scan, check_boxes, heat_maps
 
 __all__ = [
     "LocalizationSettings",
@@ -59,18 +62,21 @@ __all__ = [
 ]
 
 Convention = Literal["reference", "exact"]
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
 class LocalizationSettings:
-    """What the metrics depend on; the defaults are those of the published tables."""
+    """What the metrics depend on; the defaults are those of the benchmark.
+
+    ``box`` is the one box at ``cam_threshold``: that of the largest contour, or of the whole mask.
+    """
 
     cam_threshold: float = 0.15
     iou_threshold: float = 0.5
     v2_iou_thresholds: tuple[float, ...] = (0.3, 0.5, 0.7)
     threshold_step: float = 0.001
     convention: Convention = "reference"
+    box: Literal["contour", "mask"] = "contour"
 
     def __post_init__(self) -> None:
         if not 0 <= self.cam_threshold < 1:
@@ -84,6 +90,8 @@ class LocalizationSettings:
                 raise ValueError(f"an IoU threshold must lie in (0, 1], got {delta}")
         if self.convention not in ("reference", "exact"):
             raise ValueError(f"convention must be 'reference' or 'exact', got {self.convention!r}")
+        if self.box not in ("contour", "mask"):
+            raise ValueError(f"box must be 'contour' or 'mask', got {self.box!r}")
 
     def taus(self) -> Floats:
         """Return the thresholds tried: 0, d, 2 d, ... below 1."""
@@ -110,126 +118,30 @@ def localization(
     ``classifier`` name the layers around the global pool where they are not to be looked for.
     """
     tally = _Tally(settings)
-    scan = _Scan(model, boxes, layer, classifier, normalised_by, amp_dtype)
+    scan = Scan(model, boxes, layer, classifier, normalised_by, amp_dtype)
     for image in scan.images(batches):
         contours = level_boxes(image.heat, image.order)
         overlap = _overlap_by_level(contours, image.boxes, image.heat.shape, settings.convention)
-        tally.add(overlap, image.predicted == image.label)
+        found = _one_box(image, contours, settings)
+        tally.add(overlap, found.iou, image.predicted == image.label)
     common = {"num_images": tally.num_images, "amp_dtype": amp_name(amp_dtype), **scan.layers()}
     return tally.results(common)
 
 
-class _Image(NamedTuple):
-    """One image as the metrics see it: its map, its true boxes and what it was taken for."""
+class _OneBox(NamedTuple):
+    """The box at the fixed threshold, and its best IoU with a true box."""
 
-    heat: UInt8[np.ndarray, "h w"]
-    order: Float[np.ndarray, "h w"]
-    boxes: Floats
-    label: int
-    predicted: int
+    box: Box | None
+    iou: float
 
 
-@dataclass
-class _Scan:
-    """The images of a set, one after the other, each with a map."""
-
-    model: nn.Module
-    boxes: Sequence[Tensor]
-    layer: str | None
-    classifier: str | None
-    normalised_by: Normalisation | None
-    amp_dtype: torch.dtype | None
-    head: PoolHead | None = None
-
-    def layers(self) -> dict[str, object]:
-        head = self.head
-        return {"layer": head and head.layer, "classifier": head and head.classifier}
-
-    def images(self, batches: Batches, *, of_predicted: bool = False) -> Iterator[_Image]:
-        """Give each image with the map of its true class, or of the class it is taken for."""
-        check_boxes(self.boxes)
-        number = 0
-        for x, y in labelled_pixels(batches, self.normalised_by, model_device(self.model)):
-            truth = self.boxes[number : number + len(x)]
-            if len(truth) < len(x):
-                raise ValueError(
-                    f"boxes are given for {len(self.boxes)} images, but there are more images; "
-                    "one tensor [k, 4] is needed for each, in the order of the batches"
-                )
-            heat, order, predicted = self._maps(x, y, of_predicted)
-            for i, (label, guess) in enumerate(zip(y.tolist(), predicted, strict=True)):
-                checked = _checked_boxes(truth[i], number + i, heat[i].shape)
-                yield _Image(heat[i], order[i], checked, label, guess)
-            number += len(x)
-        if number != len(self.boxes):
-            raise ValueError(f"{number} images, but boxes for {len(self.boxes)}")
-
-    def _maps(
-        self, x: Tensor, y: Tensor, of_predicted: bool
-    ) -> tuple[UInt8[np.ndarray, "b h w"], Float[np.ndarray, "b h w"], list[int]]:
-        means = self.normalised_by
-        has_own = hasattr(self.model, "class_maps") and not (self.layer or self.classifier)
-        if self.head is None and not has_own:
-            self.head = find_pool_head(
-                self.model, x, layer=self.layer, classifier=self.classifier, normalised_by=means
-            )
-        classes = None if of_predicted else y
-        found = class_maps(
-            self.model, x, classes, head=self.head, normalised_by=means, amp_dtype=self.amp_dtype
-        )
-        check_labels(y, found.logits.shape[1])
-        heat, order = heat_maps(found.maps, (x.shape[2], x.shape[3]))
-        return heat, order, found.logits.argmax(dim=1).tolist()
-
-
-def heat_maps(
-    maps: Float[Tensor, "b i j"], size: tuple[int, int]
-) -> tuple[UInt8[np.ndarray, "b h w"], Float[np.ndarray, "b h w"]]:
-    """Return maps resized to the image, as bytes and as the numbers the bytes were cut from.
-
-    A constant map becomes zero; one is constant if it varies by rounding errors alone.
-    """
-    maps = maps.float()
-    low, high = maps.amin(dim=(1, 2), keepdim=True), maps.amax(dim=(1, 2), keepdim=True)
-    varies = high - low > 1e-6 * torch.maximum(low.abs(), high.abs())
-    # Resizing keeps a shift; without the shift it rounds less.
-    large = F.interpolate((maps - low).unsqueeze(1), size, mode="bicubic").squeeze(1)
-    low, high = large.amin(dim=(1, 2), keepdim=True), large.amax(dim=(1, 2), keepdim=True)
-    unit = torch.where(varies, (large - low) / (high - low), torch.zeros_like(large))
-    if not (maps.isfinite().all() and unit.isfinite().all()):
-        raise ValueError("a class activation map is not finite; check the model's weights")
-    order = unit.cpu().numpy()
-    return (255 * order).astype(np.uint8), order
-
-
-def check_boxes(boxes: Sequence[Tensor]) -> None:
-    """Raise unless there is a tensor of boxes for each image."""
-    for number, of_image in enumerate(boxes):
-        if not isinstance(of_image, Tensor):
-            raise ValueError(
-                f"image {number}: its boxes must be a tensor [k, 4], got {of_image!r}; "
-                "torch.tensor([[x0, y0, x1, y1]]) makes one"
-            )
-
-
-def _checked_boxes(boxes: Tensor, number: int, shape: tuple[int, ...]) -> Floats:
-    """Return the boxes of one image; none, or one that is not inside the image, is an error."""
-    if boxes.ndim != 2 or boxes.shape[1] != 4 or not len(boxes):
-        raise ValueError(
-            f"image {number}: its boxes must have shape [k, 4] with k >= 1, got {list(boxes.shape)}"
-        )
-    x0, y0, x1, y1 = (found := boxes.double().cpu().numpy()).T
-    h, w = shape
-    slack = 1e-3  # boxes that were scaled to the image in float32
-    is_inside = (x0 >= -slack) & (y0 >= -slack) & (x1 <= w + slack) & (y1 <= h + slack)
-    is_good = is_inside & (x1 > x0) & (y1 > y0)
-    if not is_good.all():
-        raise ValueError(
-            f"image {number}: the box {found[~is_good][0].tolist()} does not lie inside the image "
-            f"of {w} x {h} pixels; boxes are x0, y0, x1, y1 in pixels of the images as given, "
-            "ends exclusive: scale them with the images"
-        )
-    return found
+def _one_box(image: HeatImage, contours: LevelBoxes, settings: LocalizationSettings) -> _OneBox:
+    level = _level_of(settings.cam_threshold)
+    is_mask = settings.box == "mask"
+    box = mask_box(image.heat, level) if is_mask else contours.largest_box(level)
+    corners = np.array([box or (0, 0, 0, 0)])
+    overlap = _iou(corners, image.boxes, image.heat.shape, settings.convention)
+    return _OneBox(box, float(overlap.max()))
 
 
 class _Overlap(NamedTuple):
@@ -275,17 +187,15 @@ class _Tally:
     def __init__(self, settings: LocalizationSettings) -> None:
         self.settings = settings
         self.num_images = 0
-        self.level = _level_of(settings.cam_threshold)
         self.num_known = self.num_top1 = 0
         self.largest = np.zeros(NUM_LEVELS, np.int64)
         self.any = np.zeros((len(settings.v2_iou_thresholds), NUM_LEVELS), np.int64)
 
-    def add(self, overlap: _Overlap, is_right: bool) -> None:
+    def add(self, overlap: _Overlap, iou: float, is_right: bool) -> None:
         self.num_images += 1
-        is_found = overlap.largest >= self.settings.iou_threshold
-        self.num_known += int(is_found[self.level])
-        self.num_top1 += int(is_found[self.level] and is_right)
-        self.largest += is_found
+        self.num_known += iou >= self.settings.iou_threshold
+        self.num_top1 += iou >= self.settings.iou_threshold and is_right
+        self.largest += overlap.largest >= self.settings.iou_threshold
         self.any += overlap.any >= np.array(self.settings.v2_iou_thresholds)[:, None]
 
     def results(self, common: dict[str, object]) -> list[Result]:
@@ -294,6 +204,7 @@ class _Tally:
         fixed = {
             "cam_threshold": chosen.cam_threshold,
             "iou_threshold": chosen.iou_threshold,
+            "box": chosen.box,
             **common,
         }
         share = 100 / self.num_images
@@ -335,13 +246,13 @@ def _level_of(tau: float) -> int:
 class Localized:
     """One image for a figure: where the model sees the class it predicts, and where that class is.
 
-    ``box`` is that of the largest contour, None where the map is constant; ``iou`` its best overlap
-    with one of ``true_boxes``. ``heat`` is the map at the size of the image.
+    ``box`` is that of the settings, None where the map is constant; ``iou`` its best overlap with
+    one of ``true_boxes``. ``heat`` is the map at the size of the image.
     """
 
     label: int
     predicted: int
-    box: tuple[int, int, int, int] | None
+    box: Box | None
     true_boxes: tuple[tuple[float, float, float, float], ...]
     iou: float
     is_correct: bool
@@ -361,27 +272,18 @@ def localize(
     amp_dtype: torch.dtype | None = None,
 ) -> list[Localized]:
     """Return what ``top1_loc`` looks at, image by image: CAM of the predicted class, one box."""
-    scan = _Scan(model, boxes, layer, classifier, normalised_by, amp_dtype)
+    scan = Scan(model, boxes, layer, classifier, normalised_by, amp_dtype)
     return [_localized(image, settings) for image in scan.images([(x, y)], of_predicted=True)]
 
 
-def _localized(image: _Image, settings: LocalizationSettings) -> Localized:
-    contours = level_boxes(image.heat, image.order)
-    overlap = _overlap_by_level(contours, image.boxes, image.heat.shape, settings.convention)
-    level = _level_of(settings.cam_threshold)
-    chosen = contours.largest()
-    chosen = chosen[contours.levels[chosen] == level]
-    box = None
-    if len(chosen):
-        x0, y0, x1, y1 = contours.boxes[chosen[0]].tolist()
-        box = (x0, y0, x1, y1)
-    iou = float(overlap.largest[level])
+def _localized(image: HeatImage, settings: LocalizationSettings) -> Localized:
+    found = _one_box(image, level_boxes(image.heat, image.order), settings)
     return Localized(
         label=image.label,
         predicted=image.predicted,
-        box=box,
+        box=found.box,
         true_boxes=tuple((a, b, c, d) for a, b, c, d in image.boxes.tolist()),
-        iou=iou,
-        is_correct=image.predicted == image.label and iou >= settings.iou_threshold,
+        iou=found.iou,
+        is_correct=image.predicted == image.label and found.iou >= settings.iou_threshold,
         heat=image.heat,
     )

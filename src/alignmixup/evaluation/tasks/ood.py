@@ -113,10 +113,10 @@ def ood_from_logits(
     }
     if seed is not None:
         settings["seed"] = seed
-    values = dict(detection_metrics(id_scores, ood_scores, prior=prior))
-    if score == "max_softmax":
+    values = detection_metrics(id_scores, ood_scores, prior=prior)
+    if score == "max_softmax":  # the paper's detection accuracy, before ODIN's
         right = (id_scores >= 0.5).double().mean() + (ood_scores < 0.5).double().mean()
-        values["det_acc_half"] = 50 * float(right)
+        values = {"det_acc_half": 50 * float(right), **values}
     return [Result("ood", metric, value, settings) for metric, value in values.items()]
 
 

@@ -1,4 +1,4 @@
-"""The gallery: one pair of images under every method that acts on images.
+"""One pair of images under every method that acts on images.
 
 Each picture is what the mixer itself gave to a network, with the soft label it gave beside it.
 """
@@ -10,14 +10,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
 import torch
 from jaxtyping import Float
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from alignmixup.contracts import ImageSet, Mixer
-from alignmixup.figures import drawing as figures
+from alignmixup.figures.registry import register_figure
+from alignmixup.figures.sources import different_pairs, floats, network_source, shown
+from alignmixup.figures.style import Picture, gallery, save
 from alignmixup.mixers import (
     CoMixup,
     CutMix,
@@ -30,18 +30,15 @@ from alignmixup.mixers import (
 )
 from alignmixup.ops.adain import AdaIN, save_adain
 from alignmixup.training.adain_fit import train_small_adain
+from alignmixup.training.progress import Reporter
 
 __all__ = [
-    "ADAIN_STEPS",
-    "CO_DRAWS",
-    "CO_OTHERS",
-    "SHARE",
+    "FixedDraw",
+    "Output",
     "Recorder",
-    "different_pairs",
-    "floats",
     "method_pictures",
+    "methods",
     "share_caption",
-    "shown",
     "small_style_network",
     "with_others",
 ]
@@ -54,9 +51,29 @@ CO_OTHERS, CO_DRAWS = 2, 10
 ADAIN_STEPS, ADAIN_WIDTH, ADAIN_BATCH = 300, 16, 16
 
 
+@register_figure("methods", about="one pair of images under every method that mixes images")
+def methods(
+    out: Path, *, run: Path | None = None, seed: int = 0, data_root: Path | None = None
+) -> list[Path]:
+    """Draw one pair of images under every method that mixes images."""
+    source = network_source(run, seed, data_root)
+    pictures = method_pictures(source.net, source.images, seed=seed, adain_steps=ADAIN_STEPS)
+    note = (
+        f"Below each image: its soft label. Chosen, not drawn: lam = {SHARE}, CutMix's box, "
+        "PuzzleMix's 8 x 8 grid, the shares of style.\n"
+        f"Saliency of PuzzleMix and Co-Mixup: {source.what}. Co-Mixup got {CO_OTHERS} "
+        "images more than\n"
+        f"the pair and {CO_DRAWS} draws; of its outputs the one with most of both is shown. "
+        f"Styles: a small AdaIN network after {ADAIN_STEPS} steps.\n"
+        "Manifold mixup and AlignMixup mix features and show no image."
+    )
+    title = f"One pair of {source.images.name} images under every method"
+    return save(gallery(pictures, title, note), out / "methods")
+
+
 def method_pictures(
     net: nn.Module, images: ImageSet, *, seed: int = 0, adain_steps: int = ADAIN_STEPS
-) -> list[figures.Picture]:
+) -> list[Picture]:
     """Anchor, partner, then what each method gives to the network in the anchor's place.
 
     Nothing is drawn a second time for the picture: the method runs on ``net``, and what it shows to
@@ -67,16 +84,17 @@ def method_pictures(
     x, y = floats(images, chosen).to(device), images.labels[chosen].to(device)
     names = images.class_names
     pictures = [
-        figures.Picture(title, shown(x[k]), names[int(y[k])])
+        Picture(title, shown(x[k]), names[int(y[k])])
         for k, title in enumerate(("anchor", "partner"))
     ]
     with tempfile.TemporaryDirectory() as folder:
         weights = Path(folder) / "adain.safetensors"
         save_adain(small_style_network(images, adain_steps, seed), weights)
         for title, method in _gallery(images, str(weights)).items():
-            best = method.best(net, x, y, torch.Generator().manual_seed(seed))
-            caption = share_caption(best.targets, names)
-            pictures.append(figures.Picture(title, shown(best.image), caption))
+            output = method.output(net, x, y, torch.Generator().manual_seed(seed))
+            pictures.append(
+                Picture(title, shown(output.image), share_caption(output.targets, names))
+            )
     return pictures
 
 
@@ -107,7 +125,7 @@ class Recorder(nn.Module):
 
 
 @dataclass(frozen=True)
-class _Output:
+class Output:
     """An image as a network was given it, its soft label, and how much it shows of both inputs."""
 
     image: Float[Tensor, "3 h w"]
@@ -116,8 +134,8 @@ class _Output:
 
 
 @dataclass(frozen=True)
-class _Shown:
-    """A method of the gallery, and what of its draw is set so that the images can be compared.
+class FixedDraw:
+    """A method, and what of its draw is set so that images can be compared.
 
     The batch is the pair, and the output in the anchor's place is shown. Co-Mixup has no such place
     and makes copies of two images alone, so it gets ``num_others`` beside them and ``num_draws``
@@ -125,15 +143,16 @@ class _Shown:
     """
 
     mixer: Mixer
-    chosen: Mapping[str, float | list[float]] = field(default_factory=dict)
+    chosen: Mapping[str, object] = field(default_factory=dict)
     num_others: int = 0
     num_draws: int = 1
 
-    def best(self, net: nn.Module, x: Tensor, y: Tensor, rng: torch.Generator) -> _Output:
+    def output(self, net: nn.Module, x: Tensor, y: Tensor, rng: torch.Generator) -> Output:
+        """What the method gives to the network for the images ``x``, the pair first."""
         outputs = (self._output(net, x, y, rng) for _ in range(self.num_draws))
         return max(outputs, key=lambda output: output.pair_share)
 
-    def _output(self, net: nn.Module, x: Tensor, y: Tensor, rng: torch.Generator) -> _Output:
+    def _output(self, net: nn.Module, x: Tensor, y: Tensor, rng: torch.Generator) -> Output:
         b = min(2 + self.num_others, len(x))
         draw = self.mixer.draw(b, rng)
         tensors = {name: torch.tensor(value) for name, value in self.chosen.items()}
@@ -144,65 +163,53 @@ class _Shown:
         assert targets is not None
         shares = torch.minimum(targets[:, y[0]], targets[:, y[1]])
         k = int(shares.argmax()) if self.num_others else 0
-        return _Output(recorder.seen[k], targets[k], float(shares[k]))
+        return Output(recorder.seen[k], targets[k], float(shares[k]))
 
 
-def _gallery(images: ImageSet, weights: str) -> dict[str, _Shown]:
-    """The methods by their titles; chance is set where it would hide what a method does."""
+def _gallery(images: ImageSet, weights: str) -> dict[str, FixedDraw]:
+    """The methods by their titles; draws are set where chance would hide what a method does."""
     side = images.images.shape[-1]
-    box: dict[str, float | list[float]] = {"lam": SHARE, "centre": CENTRE}
+    box = {"lam": SHARE, "centre": CENTRE}
     # Content of the anchor, style of the partner: the case that tells the two apart.
     style = StyleMix(weights=weights, prob=1.0)
     lam = 0.9 * style.content_weight + 0.1 * (1 - style.content_weight)
     return {
-        "Input mixup": _Shown(InputMixup(), {"lam": SHARE}),
-        "Cutout": _Shown(Cutout(side // 2, images.mean)),
-        "CutMix": _Shown(CutMix(prob=1.0), box),
-        "SaliencyMix": _Shown(SaliencyMix(prob=1.0, saliency="per_sample"), {"lam": SHARE}),
-        "PuzzleMix": _Shown(PuzzleMix(grids=(8,)), {"lam": SHARE}),
-        "Co-Mixup": _Shown(CoMixup(), num_others=CO_OTHERS, num_draws=CO_DRAWS),
-        "StyleMix": _Shown(style, {"content": 0.9, "style": 0.1, "joint": 0.5, "lam": lam}),
-        "StyleCutMix": _Shown(
+        "Input mixup": FixedDraw(InputMixup(), {"lam": SHARE}),
+        "Cutout": FixedDraw(Cutout(side // 2, images.mean)),
+        "CutMix": FixedDraw(CutMix(prob=1.0), box),
+        "SaliencyMix": FixedDraw(SaliencyMix(prob=1.0, saliency="per_sample"), {"lam": SHARE}),
+        "PuzzleMix": FixedDraw(PuzzleMix(grids=(8,)), {"lam": SHARE}),
+        "Co-Mixup": FixedDraw(CoMixup(), num_others=CO_OTHERS, num_draws=CO_DRAWS),
+        "StyleMix": FixedDraw(style, {"content": 0.9, "style": 0.1, "joint": 0.5, "lam": lam}),
+        "StyleCutMix": FixedDraw(
             StyleCutMix(weights=weights, prob=1.0), {**box, "style": 0.3, "gamma": 0.2}
         ),
     }
 
 
 def small_style_network(images: ImageSet, steps: int, seed: int) -> AdaIN:
-    """A small style network, trained on at most a thousand of the images."""
+    """A small style network, trained on at most a thousand of the images; shows progress."""
     rng = torch.Generator().manual_seed(seed)
     some = images.images[torch.randperm(len(images), generator=rng)[:1000]]
-    return train_small_adain(
-        some, steps=steps, seed=seed, width=ADAIN_WIDTH, batch_size=ADAIN_BATCH
-    )
+    with Reporter(steps) as reporter:
+
+        def on_step(done: int, total: int) -> None:
+            reporter.advance()
+            if done % max(1, total // 10) == 0:
+                reporter.epoch(f"style network: step {done} of {total}")
+
+        return train_small_adain(
+            some,
+            steps=steps,
+            seed=seed,
+            width=ADAIN_WIDTH,
+            batch_size=ADAIN_BATCH,
+            on_step=on_step,
+        )
 
 
 def share_caption(targets: Float[Tensor, " k"], names: tuple[str, ...]) -> str:
+    """A soft label in words: ``cat 65%, dog 35%``."""
     order = targets.argsort(descending=True, stable=True).tolist()
-    shown = [k for k in order if targets[k] >= 0.005]
-    return ", ".join(f"{names[k]} {float(targets[k]):.0%}" for k in shown)
-
-
-def different_pairs(images: ImageSet, count: int, seed: int = 0) -> list[tuple[int, int]]:
-    """Up to ``count`` pairs of images of different classes, drawn without replacement."""
-    rng = torch.Generator().manual_seed(seed)
-    order = torch.randperm(len(images), generator=rng).tolist()
-    pairs = [
-        (i, j)
-        for i, j in zip(order[::2], order[1::2], strict=False)
-        if images.labels[i] != images.labels[j]
-    ]
-    if not pairs:
-        raise ValueError(f"no two of the {len(images)} images drawn differ in class; take more")
-    return pairs[:count]
-
-
-def floats(images: ImageSet, indices: list[int]) -> Float[Tensor, "b 3 h w"]:
-    """These images as floats in [0, 1]."""
-    return images.images[indices].float() / 255
-
-
-def shown(image: Float[Tensor, "3 h w"]) -> NDArray[np.float32]:
-    """An image as matplotlib wants it: rows, columns, colours."""
-    picture: NDArray[np.float32] = image.detach().cpu().permute(1, 2, 0).numpy()
-    return picture
+    kept = [k for k in order if targets[k] >= 0.005]
+    return ", ".join(f"{names[k]} {float(targets[k]):.0%}" for k in kept)

@@ -1,4 +1,4 @@
-"""Pictures of decoded features: their ends are the decoded images, and commands write them."""
+"""Decoded interpolations and the teaser: their ends are the decoded images."""
 
 import json
 
@@ -12,8 +12,9 @@ from alignmixup.experiments import built_in, decoding
 from alignmixup.experiments.built_in import BuiltIn, DecodedSource, decoded_source, small_recipe
 from alignmixup.experiments.painters import LayerDecoder
 from alignmixup.experiments.run import Sets, train
-from alignmixup.figures import alignment as alignment_figures
-from alignmixup.figures.decoded import TEASER_SHARE, interpolation, teaser_pictures
+from alignmixup.figures import pose, teaser
+from alignmixup.figures.interpolations import Interpolation, draw_interpolations, interpolation
+from alignmixup.figures.teaser import teaser_pictures
 from alignmixup.mixers import AlignMixup, NoMix
 from alignmixup.models import build
 from alignmixup.models.zoo import NetSpec
@@ -21,6 +22,8 @@ from alignmixup.ops.align import align_mix
 from alignmixup.recipes.schema import DataSpec, Recipe
 from alignmixup.training import TrainSettings
 
+RNG = np.random.default_rng(0)
+SHARES = (0.0, 0.5, 1.0)
 TINY = BuiltIn(
     width=4,
     epochs=1,
@@ -74,6 +77,40 @@ def test_interpolations_begin_and_end_with_the_decoded_images(painter, images):
     assert np.abs(grid.keep_first["aligned"][0] - second).max() > 1e-3
 
 
+def pair():
+    def mixes():
+        return {name: RNG.random((3, 4, 4, 3)) for name in ("unaligned", "aligned")}
+
+    return Interpolation(*RNG.random((2, 4, 4, 3)), SHARES, mixes(), mixes())
+
+
+def test_every_mix_is_in_its_row_and_column():
+    pairs = [pair(), pair()]
+    figure = draw_interpolations(pairs, "title", "note")
+    (axes,) = figure.axes
+    placed = {}
+    for image in axes.images:
+        left, _, _, top = image.get_extent()
+        placed[round(top, 3), round(left, 3)] = np.asarray(image.get_array())
+    assert len(placed) == 2 * (2 + 2 * 2 * 3)
+    tops = sorted({top for top, left in placed if left > 2.5})
+    assert len(tops) == 4
+    for number, given in enumerate(pairs):
+        for row, name in enumerate(("unaligned", "aligned")):
+            lefts = sorted(left for top, left in placed if top == tops[2 * number + row])
+            lefts = [left for left in lefts if left > 2.5]
+            shown = np.stack([placed[tops[2 * number + row], left] for left in lefts])
+            expected = np.concatenate([given.keep_first[name], given.keep_second[name]])
+            np.testing.assert_array_equal(shown, expected)
+    texts = [text.get_text() for text in axes.texts]
+    assert texts.count("unaligned") == texts.count("aligned") == 2
+    assert texts.count("0.5") == 2
+    assert [t for t in texts if "positions of" in t] == [
+        r"positions of $x$ kept, $\lambda$ =",
+        r"positions of $x'$ kept, $\lambda$ =",
+    ]
+
+
 def test_the_teaser_shows_what_each_method_does(painter, images):
     x, y = images.images[[0, 1]] / 255, images.labels[[0, 1]]
     pictures = teaser_pictures(painter, x, y, images.class_names)
@@ -85,13 +122,13 @@ def test_the_teaser_shows_what_each_method_does(painter, images):
     first, second = x.permute(0, 2, 3, 1).numpy()
     np.testing.assert_array_equal(shown["Image 1"].image, first)
     assert shown["Image 2"].caption == images.class_names[1]
-    blend = TEASER_SHARE * first + (1 - TEASER_SHARE) * second
+    blend = teaser.SHARE * first + (1 - teaser.SHARE) * second
     np.testing.assert_allclose(shown["Input mixup"].image, blend, atol=1e-6)
     cut = shown["CutMix"].image
     is_first = (cut == first).all(-1)
     assert (is_first | (cut == second).all(-1)).all()
     assert 0.4 < is_first.mean() < 0.8
-    A, swap, lam = painter.features(x), torch.tensor([1, 0]), torch.tensor(TEASER_SHARE)
+    A, swap, lam = painter.features(x), torch.tensor([1, 0]), torch.tensor(teaser.SHARE)
     aligned = align_mix(A, swap, lam, keep="partner")[:1]
     np.testing.assert_allclose(shown["AlignMixup"].image, decoded(painter, aligned)[0], atol=1e-5)
 
@@ -103,14 +140,17 @@ def test_the_built_in_network_is_trained_once_and_serves_every_figure(
     out = tmp_path / "figures"
     assert main(["figure", "interpolations", "--out", str(out)]) == 0
     said = capsys.readouterr()
-    assert "trained once on the built-in shapes" in said.err
+    assert "training a small network on the built-in shapes, once" in said.err
     assert "of the mean image's" in said.err
-    weights = out / "shapes-seed0" / "decoder.safetensors"
+    (folder,) = (out / "built-in").glob("shapes-r18-baseline-*")
+    weights = folder / "decoder.safetensors"
     written = weights.read_bytes()
     assert main(["figure", "teaser", "--out", str(out)]) == 0
     assert main(["figure", "pose", "--out", str(out)]) == 0
     assert weights.read_bytes() == written
-    assert "epoch 1/1" not in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "epoch 1/1" not in said
+    assert "training a small network" not in said
     for name in ("interpolations", "teaser", "pose"):
         assert (out / f"{name}.png").stat().st_size > 5000
         assert (out / f"{name}.pdf").read_bytes().startswith(b"%PDF")
@@ -120,21 +160,6 @@ def test_the_built_in_network_is_trained_once_and_serves_every_figure(
     assert {r["task"] for r in lines} == {"pose"}
     assert lines[0]["recipe"] == "shapes-r18-baseline"
     assert lines[0]["date"]
-
-
-def test_alignment_before_pooling_changes_no_logits_in_any_trained_network(tmp_path, monkeypatch):
-    monkeypatch.setattr(built_in, "BUILT_IN", TINY)
-    assert main(["figure", "heads", "--out", str(tmp_path)]) == 0
-    lines = [json.loads(line) for line in (tmp_path / "heads.jsonl").read_text().splitlines()]
-    changes = {
-        (r["settings"]["network"], r["settings"]["layer"]): r["value"]
-        for r in lines
-        if r["metric"] == "logits"
-    }
-    assert len(changes) == 8
-    for network, layer in (("pooled head", "layer4"), ("AE pooled f", "encoder")):
-        assert changes.pop((network, layer)) < 1e-5
-    assert all(value > 1e-2 for value in changes.values()), changes
 
 
 def test_figures_of_a_run_are_those_of_its_decoder(tmp_path, capsys, monkeypatch, images):
@@ -165,6 +190,6 @@ def test_pose_is_measured_on_shapes_alone(tmp_path, monkeypatch, painter, images
     recipe = small_recipe("x", NetSpec("preact_resnet18"), NoMix(), 1, 0)
     recipe = Recipe(**{**vars(recipe), "data": DataSpec("cifar10")})
     source = DecodedSource(painter, images, "what", 0.1, 100, recipe, 1)
-    monkeypatch.setattr(alignment_figures, "decoded_source", lambda *args: source)
+    monkeypatch.setattr(pose, "decoded_source", lambda *args: source)
     with pytest.raises(ValueError, match="this run's data are cifar10"):
-        alignment_figures.pose(tmp_path)
+        pose.pose(tmp_path)

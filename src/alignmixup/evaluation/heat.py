@@ -1,0 +1,144 @@
+"""Class activation maps as heat maps, image by image, each with the true boxes of its image.
+
+A map is resized to its image (bicubic), scaled to [0, 1] by its minimum and maximum and rounded
+down to bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, UInt8
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from alignmixup.evaluation.cam import PoolHead, class_maps, find_pool_head
+from alignmixup.evaluation.forward import (
+    Batches,
+    Normalisation,
+    check_labels,
+    labelled_pixels,
+    model_device,
+)
+
+__all__ = ["Floats", "HeatImage", "Scan", "check_boxes", "heat_maps"]
+
+Floats = NDArray[np.float64]
+
+
+class HeatImage(NamedTuple):
+    """One image as the metrics see it: its map, its true boxes and what it was taken for."""
+
+    heat: UInt8[np.ndarray, "h w"]
+    order: Float[np.ndarray, "h w"]
+    boxes: Floats
+    label: int
+    predicted: int
+
+
+@dataclass
+class Scan:
+    """The images of a set, one after the other, each with a map."""
+
+    model: nn.Module
+    boxes: Sequence[Tensor]
+    layer: str | None
+    classifier: str | None
+    normalised_by: Normalisation | None
+    amp_dtype: torch.dtype | None
+    head: PoolHead | None = None
+
+    def layers(self) -> dict[str, object]:
+        head = self.head
+        return {"layer": head and head.layer, "classifier": head and head.classifier}
+
+    def images(self, batches: Batches, *, of_predicted: bool = False) -> Iterator[HeatImage]:
+        """Give each image with the map of its true class, or of the class it is taken for."""
+        check_boxes(self.boxes)
+        number = 0
+        for x, y in labelled_pixels(batches, self.normalised_by, model_device(self.model)):
+            truth = self.boxes[number : number + len(x)]
+            if len(truth) < len(x):
+                raise ValueError(
+                    f"boxes are given for {len(self.boxes)} images, but there are more images; "
+                    "one tensor [k, 4] is needed for each, in the order of the batches"
+                )
+            heat, order, predicted = self._maps(x, y, of_predicted)
+            for i, (label, guess) in enumerate(zip(y.tolist(), predicted, strict=True)):
+                checked = _checked_boxes(truth[i], number + i, heat[i].shape)
+                yield HeatImage(heat[i], order[i], checked, label, guess)
+            number += len(x)
+        if number != len(self.boxes):
+            raise ValueError(f"{number} images, but boxes for {len(self.boxes)}")
+
+    def _maps(
+        self, x: Tensor, y: Tensor, of_predicted: bool
+    ) -> tuple[UInt8[np.ndarray, "b h w"], Float[np.ndarray, "b h w"], list[int]]:
+        means = self.normalised_by
+        has_own = hasattr(self.model, "class_maps") and not (self.layer or self.classifier)
+        if self.head is None and not has_own:
+            self.head = find_pool_head(
+                self.model, x, layer=self.layer, classifier=self.classifier, normalised_by=means
+            )
+        classes = None if of_predicted else y
+        found = class_maps(
+            self.model, x, classes, head=self.head, normalised_by=means, amp_dtype=self.amp_dtype
+        )
+        check_labels(y, found.logits.shape[1])
+        heat, order = heat_maps(found.maps, (x.shape[2], x.shape[3]))
+        return heat, order, found.logits.argmax(dim=1).tolist()
+
+
+def heat_maps(
+    maps: Float[Tensor, "b i j"], size: tuple[int, int]
+) -> tuple[UInt8[np.ndarray, "b h w"], Float[np.ndarray, "b h w"]]:
+    """Return maps resized to the image, as bytes and as the numbers the bytes were cut from.
+
+    A constant map becomes zero; one is constant if it varies by rounding errors alone.
+    """
+    maps = maps.float()
+    low, high = maps.amin(dim=(1, 2), keepdim=True), maps.amax(dim=(1, 2), keepdim=True)
+    varies = high - low > 1e-6 * torch.maximum(low.abs(), high.abs())
+    # Resizing keeps a shift; without the shift it rounds less.
+    large = F.interpolate((maps - low).unsqueeze(1), size, mode="bicubic").squeeze(1)
+    low, high = large.amin(dim=(1, 2), keepdim=True), large.amax(dim=(1, 2), keepdim=True)
+    unit = torch.where(varies, (large - low) / (high - low), torch.zeros_like(large))
+    if not (maps.isfinite().all() and unit.isfinite().all()):
+        raise ValueError("a class activation map is not finite; check the model's weights")
+    order = unit.cpu().numpy()
+    return (255 * order).astype(np.uint8), order
+
+
+def check_boxes(boxes: Sequence[Tensor]) -> None:
+    """Raise unless there is a tensor of boxes for each image."""
+    for number, of_image in enumerate(boxes):
+        if not isinstance(of_image, Tensor):
+            raise ValueError(
+                f"image {number}: its boxes must be a tensor [k, 4], got {of_image!r}; "
+                "torch.tensor([[x0, y0, x1, y1]]) makes one"
+            )
+
+
+def _checked_boxes(boxes: Tensor, number: int, shape: tuple[int, ...]) -> Floats:
+    """Return the boxes of one image; none, or one that is not inside the image, is an error."""
+    if boxes.ndim != 2 or boxes.shape[1] != 4 or not len(boxes):
+        raise ValueError(
+            f"image {number}: its boxes must have shape [k, 4] with k >= 1, got {list(boxes.shape)}"
+        )
+    x0, y0, x1, y1 = (found := boxes.double().cpu().numpy()).T
+    h, w = shape
+    slack = 1e-3  # boxes that were scaled to the image in float32
+    is_inside = (x0 >= -slack) & (y0 >= -slack) & (x1 <= w + slack) & (y1 <= h + slack)
+    is_good = is_inside & (x1 > x0) & (y1 > y0)
+    if not is_good.all():
+        raise ValueError(
+            f"image {number}: the box {found[~is_good][0].tolist()} does not lie inside the image "
+            f"of {w} x {h} pixels; boxes are x0, y0, x1, y1 in pixels of the images as given, "
+            "ends exclusive: scale them with the images"
+        )
+    return found

@@ -1,0 +1,112 @@
+"""What alignment changes, layer by layer, and how far its plans are from a matching."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from alignmixup.evaluation.effect import NEXT_TO_NOTHING, Effect, alignment_effect
+from alignmixup.experiments.painters import features_at
+from alignmixup.figures.registry import register_figure
+from alignmixup.figures.sources import Source, floats, network_source
+from alignmixup.figures.style import BLUE, GREEN, VERMILLION, new_figure, save, write_titles
+from alignmixup.models.preact_resnet import HeadKind
+from alignmixup.ops.align import to_positions
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["draw_effects", "effect", "layer_effects"]
+
+NUM_IMAGES = 8
+MOST_POSITIONS = 1024  # plans of more positions take minutes on a CPU
+HEADS: tuple[HeadKind, ...] = ("pool", "flatten")
+PARTS = {"features": BLUE, "pooled": VERMILLION, "logits": GREEN}
+SMALLEST = 1e-9  # foot of the axis of changes: below what float32 can tell
+MOST_LETTERS = 45  # names of layers side by side under a column of a figure
+
+
+@register_figure("effect", about="what alignment changes, layer by layer")
+def effect(
+    out: Path, *, run: Path | None = None, seed: int = 0, data_root: Path | None = None
+) -> list[Path]:
+    """Draw what alignment changes at each layer, and how far its plans are from matching."""
+    heads = HEADS if run is None else HEADS[:1]  # a run has the head it was trained with
+    sources = [network_source(run, seed, data_root, head=head) for head in heads]
+    networks, left_out = {}, []
+    for source in sources:
+        networks[source.what], skipped = layer_effects(source, seed)
+        left_out += [name for name in skipped if name not in left_out]
+    title = f"What alignment changes, by layer ({sources[0].images.name}; dashed: next to nothing)"
+    if left_out:
+        title += f"\nleft out, with more than {MOST_POSITIONS} positions: {', '.join(left_out)}"
+    return save(draw_effects(networks, title), out / "effect")
+
+
+def layer_effects(source: Source, seed: int = 0) -> tuple[list[Effect], list[str]]:
+    """The effect at each stage of the network, and the stages too large to measure."""
+    stages = [
+        name for name, _ in source.net.named_modules() if re.fullmatch(r"(\w+\.)?layer\d", name)
+    ]
+    rng = torch.Generator().manual_seed(seed)
+    chosen = torch.randperm(len(source.images), generator=rng)[:NUM_IMAGES].tolist()
+    x = floats(source.images, chosen).to(next(source.net.parameters()).device)
+    measured, left_out = [], []
+    maps: list[Tensor] = []
+    for layer in dict.fromkeys([*stages, source.layer]):
+        A = features_at(source.net, layer, x[:1])
+        if any(torch.equal(A, other) for other in maps):
+            continue  # one map by two names, as an autoencoder's encoder and its last stage
+        maps.append(A)
+        if to_positions(A).shape[1] > MOST_POSITIONS:
+            left_out.append(layer)
+            continue
+        how = {"eps": source.eps, "num_iters": source.num_iters}
+        measured.append(alignment_effect(source.net, layer, x, **how))  # type: ignore[arg-type]
+    return measured, left_out
+
+
+def draw_effects(networks: Mapping[str, Sequence[Effect]], title: str) -> Figure:
+    """One column a network: the three changes by layer on a log scale, below the plans' entropy.
+
+    A dashed line says where next to nothing begins. What is zero is drawn at the foot of the axis.
+    """
+    figure = new_figure(max(6.4, 4.8 * len(networks)), 5.6)
+    grid = figure.subplots(2, len(networks), squeeze=False, sharey="row", height_ratios=(2, 1))
+    for column, (name, effects) in enumerate(networks.items()):
+        where = np.arange(len(effects))
+        top, bottom = grid[0, column], grid[1, column]
+        for k, (part, colour) in enumerate(PARTS.items()):
+            values = [max(getattr(each, part), SMALLEST) for each in effects]
+            label = "mean over positions" if part == "pooled" else part
+            top.bar(where + 0.27 * (k - 1), values, 0.25, color=colour, label=label)
+        top.axhline(NEXT_TO_NOTHING, color="0.3", linewidth=0.8, linestyle="--")
+        top.set_yscale("log")
+        top.set_ylim(SMALLEST, 10)
+        top.set_title(name, fontsize=10)
+        bottom.bar(where, [each.plan_entropy for each in effects], 0.5, color="0.5")
+        bottom.set_ylim(0, 1)
+        for axes in (top, bottom):
+            _name_layers(axes, [each.layer for each in effects])
+            axes.grid(axis="y", alpha=0.3)
+    grid[0, 0].set_ylabel("|aligned - unaligned| / |unaligned|")
+    grid[1, 0].set_ylabel("plan entropy\n(0 matched, 1 not)")
+    figure.legend(*grid[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    return write_titles(figure, title)
+
+
+def _name_layers(axes: Any, layers: Sequence[str]) -> None:
+    """Names below the bars, without the module they all lie in, slanted where they would touch."""
+    owners = {layer.rpartition(".")[0] for layer in layers}
+    if len(owners) == 1:
+        layers = [layer.rpartition(".")[2] for layer in layers]
+    axes.set_xticks(np.arange(len(layers)), layers)
+    if max(map(len, layers), default=0) * len(layers) > MOST_LETTERS:
+        for name in axes.get_xticklabels():
+            name.set(rotation=20, horizontalalignment="right")

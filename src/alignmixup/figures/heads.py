@@ -1,0 +1,88 @@
+"""What alignment changes before pooled and flattened heads and embeddings, in trained networks."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from alignmixup.contracts import Mixer, Result
+from alignmixup.evaluation.effect import Effect, alignment_effect
+from alignmixup.experiments import built_in
+from alignmixup.experiments.built_in import small_recipe, train_built_in, write_lines
+from alignmixup.experiments.provenance import origin, provenance
+from alignmixup.experiments.run import Sets, open_run
+from alignmixup.figures.effect import draw_effects
+from alignmixup.figures.registry import register_figure
+from alignmixup.figures.sources import floats
+from alignmixup.figures.style import save
+from alignmixup.mixers import AlignMixup, AlignMixupAE
+from alignmixup.models.zoo import NetSpec
+from alignmixup.recipes.schema import Recipe
+from alignmixup.training import summarise
+
+__all__ = ["heads"]
+
+NUM_IMAGES = 64
+
+
+@register_figure("heads", about="what alignment changes before pooled and flattened heads")
+def heads(
+    out: Path, *, run: Path | None = None, seed: int = 0, data_root: Path | None = None
+) -> list[Path]:
+    """Train four small networks on shapes and draw what alignment changes in each of them."""
+    if run is not None:
+        raise ValueError(f"heads trains its own networks: leave out the run {run}, or see 'effect'")
+    small = built_in.BUILT_IN
+    sets = small.sets(small.head_images)
+    found: dict[str, list[Effect]] = {}
+    results = []
+    for title, network in _networks(small.width).items():
+        name = title.replace(" ", "-").lower()
+        recipe = small_recipe(name, network.net, network.mixer, small.head_epochs, seed)
+        found[title], top1 = _measured_effects(recipe, out, sets, network.layers)
+        where = {**origin(recipe, small.head_epochs), **provenance()}
+        settings = {"network": title, "num_images": NUM_IMAGES, "top1": top1}
+        results += [
+            Result(
+                "alignment_effect", part, getattr(effect, part), {"layer": effect.layer, **settings}
+            ).stamped(**where)
+            for effect in found[title]
+            for part in ("features", "pooled", "logits", "plan_entropy", "marginal_error")
+        ]
+    lines = write_lines(results, out / "heads.jsonl")
+    length = f"{small.head_epochs} epochs on {small.head_images} shapes"
+    title = f"What alignment changes in small trained networks\n{length}; dashed: next to nothing"
+    return [*save(draw_effects(found, title), out / "heads"), lines]
+
+
+def _measured_effects(
+    recipe: Recipe, out: Path, sets: Sets, layers: Sequence[str]
+) -> tuple[list[Effect], float | None]:
+    """Train, or take what is trained; the effect at each layer, and the last test accuracy."""
+    print(f"{recipe.name}:", file=sys.stderr)
+    folder = train_built_in(recipe, out, sets)
+    x = floats(sets.test, list(range(min(NUM_IMAGES, len(sets.test)))))
+    net = open_run(folder, sets.test.num_classes, x.shape[-1], device="cpu").net
+    return [alignment_effect(net, layer, x) for layer in layers], summarise(folder).last
+
+
+@dataclass(frozen=True)
+class _Network:
+    """How a network is made and trained, and where it is looked at."""
+
+    net: NetSpec
+    mixer: Mixer
+    layers: tuple[str, ...]
+
+
+def _networks(width: int) -> dict[str, _Network]:
+    plain, inner = ("layer3", "layer4"), ("encoder.layer3", "encoder")
+    net = NetSpec("preact_resnet18", width=width)
+    return {
+        "pooled head": _Network(net, AlignMixup(), plain),
+        "flattened head": _Network(replace(net, head="flatten"), AlignMixup(), plain),
+        "AE pooled f": _Network(replace(net, autoencoder="pooled"), AlignMixupAE(), inner),
+        "AE flattened f": _Network(replace(net, autoencoder="vector"), AlignMixupAE(), inner),
+    }

@@ -1,0 +1,135 @@
+"""Reliability diagrams: accuracy by confidence with the count of each bin."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from alignmixup.contracts import Result
+from alignmixup.evaluation.tasks.calibration import Reliability
+from alignmixup.experiments.run_folder import read_recipe
+from alignmixup.experiments.scoring import evaluate
+from alignmixup.figures.localization import classifier_source
+from alignmixup.figures.registry import register_figure
+from alignmixup.figures.style import BLUE, VERMILLION, new_figure, save, write_titles
+from alignmixup.report.reading import read_results
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["ReliabilityPanel", "draw_reliability", "reliability", "reliability_panels"]
+
+
+@dataclass(frozen=True)
+class ReliabilityPanel:
+    """One diagram with its title and, below that, the figures that sum it up."""
+
+    title: str
+    bins: Reliability
+    note: str = ""
+
+
+@register_figure(
+    "reliability", about="accuracy by confidence, before and after temperature scaling"
+)
+def reliability(
+    out: Path, *, run: Path | None = None, seed: int = 0, data_root: Path | None = None
+) -> list[Path]:
+    """Draw the reliability diagram of a run: the figures it recorded, or else measured now."""
+    results: Sequence[Result] = []
+    if run is not None and (run / "results.jsonl").exists():
+        what, results = f"run {read_recipe(run).name}", read_results([run])
+    if not any(_has_diagram(r) for r in results):
+        source = classifier_source(out, run, seed, data_root)
+        what, tasks = source.what, ["calibration", "temperature"]
+        results = evaluate(source.net, source.images, tasks=tasks, seed=seed).results
+    figure = draw_reliability(reliability_panels(results), f"Reliability: {what}")
+    return save(figure, out / "reliability")
+
+
+def reliability_panels(results: Sequence[Result]) -> list[ReliabilityPanel]:
+    """The newest diagram among the results, and that after temperature scaling if there is one."""
+    newest: dict[str, Result] = {}
+    for result in sorted(results, key=lambda r: r.date):
+        if _has_diagram(result):
+            newest[result.task] = result
+    if not newest:
+        raise ValueError("no reliability diagram among the results: evaluate calibration first")
+    return [_panel(newest[task]) for task in ("calibration", "temperature") if task in newest]
+
+
+def _has_diagram(result: Result) -> bool:
+    return result.metric == "ece" and "reliability" in result.settings
+
+
+def _panel(result: Result) -> ReliabilityPanel:
+    recorded: Any = result.settings["reliability"]
+    bins = Reliability(**recorded)
+    count = sum(bins.counts)
+    # Images that somebody passed are named: they need not be the run's own.
+    title = str(result.settings.get("images", f"{count} images"))
+    if result.task == "temperature":
+        others = f"{count} of {title}" if "images" in result.settings else title
+        title = f"temperature {result.settings['temperature']:.2f}, fitted on the others\n{others}"
+    note = f"ECE {result.value:.2f} %, OE {100 * bins.oe:.2f} %, {len(bins.counts)} bins"
+    return ReliabilityPanel(title, bins, note)
+
+
+def draw_reliability(panels: Sequence[ReliabilityPanel], title: str) -> Figure:
+    """One column a panel: accuracy by confidence above, the counts of the bins below.
+
+    The bar of a bin is its accuracy; what lies between it and the bin's mean confidence is hatched,
+    in vermillion where the network is too sure of itself, in blue where it is not sure enough.
+    """
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    figure = new_figure(max(4.6, 4.4 * len(panels)), 6.2)
+    # Each with counts of its own: what is held out for a temperature is missing from its panel.
+    grid = figure.subplots(2, len(panels), squeeze=False, sharex=True, height_ratios=(2.4, 1))
+    for column, panel in enumerate(panels):
+        _draw_bins(grid[0, column], panel.bins)
+        grid[0, column].set_title(f"{panel.title}\n{panel.note}".strip(), fontsize=9)
+        _draw_counts(grid[1, column], panel.bins)
+    grid[0, 0].set_ylabel("accuracy")
+    grid[1, 0].set_ylabel("images")
+    dot = Line2D([], [], color="black", marker="o", markersize=3.2, linestyle="none")
+    dot.set_label("mean confidence and accuracy of a bin")
+    bars = [
+        Patch(facecolor="0.8", edgecolor="0.35", label="accuracy"),
+        Patch(facecolor=VERMILLION, alpha=0.45, hatch="///", label="too confident by"),
+        Patch(facecolor=BLUE, alpha=0.45, hatch="///", label="not confident enough by"),
+    ]
+    figure.legend(handles=[*bars, dot], loc="outside lower center", ncols=2, fontsize=8)
+    return write_titles(figure, title)
+
+
+def _draw_bins(axes: Any, bins: Reliability) -> None:
+    axes.plot([0, 1], [0, 1], color="0.4", linewidth=0.9, linestyle="--")
+    width = bins.edges[1] - bins.edges[0]
+    for left, count, confidence, accuracy in zip(
+        bins.edges[:-1], bins.counts, bins.confidence, bins.accuracy, strict=True
+    ):
+        if not count:
+            continue
+        axes.bar(left, accuracy, width, align="edge", color="0.8", edgecolor="0.35", linewidth=0.7)
+        colour = VERMILLION if confidence > accuracy else BLUE
+        gap = {"bottom": accuracy, "align": "edge", "color": colour, "edgecolor": colour}
+        axes.bar(left, confidence - accuracy, width, alpha=0.45, hatch="///", linewidth=0.0, **gap)
+        # Where in the bin its confidences lie, on average.
+        axes.plot(confidence, accuracy, marker="o", markersize=3.2, color="black")
+    axes.set(xlim=(0, 1), ylim=(0, 1.02))
+    axes.grid(alpha=0.25)
+
+
+def _draw_counts(axes: Any, bins: Reliability) -> None:
+    edges, counts = np.asarray(bins.edges), np.asarray(bins.counts)
+    axes.bar(edges[:-1], counts, np.diff(edges), align="edge", color="0.8", edgecolor="0.35")
+    top = max(1, int(counts.max()))
+    for middle, count in zip((edges[:-1] + edges[1:]) / 2, counts, strict=True):
+        axes.text(middle, count + 0.03 * top, str(count), fontsize=6, ha="center", rotation=90)
+    axes.set(xlim=(0, 1), ylim=(0, 1.35 * top), xlabel="confidence")

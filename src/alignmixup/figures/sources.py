@@ -1,0 +1,85 @@
+"""Where a figure's network and images come from, and images as figures want them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from alignmixup import datasets, models
+from alignmixup.contracts import ImageSet
+from alignmixup.experiments.run import open_run
+from alignmixup.experiments.run_folder import read_recipe
+from alignmixup.mixers import AlignMixup, AlignMixupAE
+from alignmixup.models.preact_resnet import HeadKind
+from alignmixup.models.zoo import NetSpec, default_tap
+
+__all__ = ["Source", "different_pairs", "floats", "network_source", "run_source", "shown"]
+
+
+@dataclass(frozen=True)
+class Source:
+    """A network, images, where and how to align; ``what`` names the network in a title."""
+
+    net: nn.Module
+    layer: str
+    images: ImageSet
+    what: str
+    eps: float = AlignMixup.eps
+    num_iters: int = AlignMixup.num_iters
+
+
+def network_source(
+    run: Path | None, seed: int, data_root: Path | None, *, head: HeadKind = "flatten"
+) -> Source:
+    """The run's network and test images, or an untrained network and shapes."""
+    if run is not None:
+        return run_source(run, data_root)
+    images = datasets.shapes("test")
+    spec = NetSpec("preact_resnet18", width=8, head=head)
+    size = images.images.shape[-1]
+    net = models.build(spec, images.num_classes, images.mean, images.std, size, seed=seed)
+    what = f"untrained PreActResNet-18, width 8, {head} head"
+    return Source(net.eval(), default_tap(spec, net), images, what)
+
+
+def run_source(run: Path, data_root: Path | None) -> Source:
+    """A run's network and test images, with the layer and the settings it aligns with."""
+    recipe = read_recipe(run)
+    images = datasets.load(recipe.data.name, "test", data_root)
+    opened = open_run(run, images.num_classes, images.images.shape[-1])
+    what = f"run {recipe.name}, {opened.epoch} epoch{'' if opened.epoch == 1 else 's'}"
+    mixer = recipe.mixer
+    if isinstance(mixer, AlignMixup | AlignMixupAE):
+        return Source(opened.net, mixer.layer, images, what, mixer.eps, mixer.num_iters)
+    return Source(opened.net, default_tap(recipe.net, opened.net), images, what)
+
+
+def different_pairs(images: ImageSet, count: int, seed: int = 0) -> list[tuple[int, int]]:
+    """Up to ``count`` pairs of images of different classes, drawn without replacement."""
+    rng = torch.Generator().manual_seed(seed)
+    order = torch.randperm(len(images), generator=rng).tolist()
+    pairs = [
+        (i, j)
+        for i, j in zip(order[::2], order[1::2], strict=False)
+        if images.labels[i] != images.labels[j]
+    ]
+    if not pairs:
+        raise ValueError(f"no two of the {len(images)} images drawn differ in class; take more")
+    return pairs[:count]
+
+
+def floats(images: ImageSet, indices: list[int]) -> Float[Tensor, "b 3 h w"]:
+    """These images as floats in [0, 1]."""
+    return images.images[indices].float() / 255
+
+
+def shown(image: Float[Tensor, "3 h w"]) -> NDArray[np.float32]:
+    """An image as matplotlib wants it: rows, columns, colours."""
+    picture: NDArray[np.float32] = image.detach().cpu().permute(1, 2, 0).numpy()
+    return picture

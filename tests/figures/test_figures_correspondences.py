@@ -1,0 +1,72 @@
+"""Correspondences: the assignment drawn is that of the features, line by line."""
+
+import numpy as np
+import pytest
+
+from alignmixup.datasets import shapes
+from alignmixup.experiments.run import Sets, train
+from alignmixup.figures import sources
+from alignmixup.figures.correspondences import AlignedPair, aligned_pair, draw_pairs
+from alignmixup.figures.registry import draw_figure
+from alignmixup.mixers import AlignMixup
+from alignmixup.models import build
+from alignmixup.models.zoo import NetSpec
+from alignmixup.recipes.schema import DataSpec, Recipe
+from alignmixup.training import TrainSettings
+
+
+@pytest.fixture(scope="module")
+def images():
+    return shapes("test", 60)
+
+
+@pytest.fixture(scope="module")
+def net(images):
+    spec = NetSpec("preact_resnet18", width=4, head="flatten")
+    return build(spec, images.num_classes, images.mean, images.std, 32, seed=0).eval()
+
+
+def test_the_assignment_drawn_is_that_of_the_features(net, images):
+    pair = aligned_pair(net, "layer4", images, 0, 1, num_iters=200)
+    np.testing.assert_allclose(pair.assignment.sum(0), 1, atol=1e-4)
+    pixels = images.images[0].permute(1, 2, 0).numpy() / 255
+    np.testing.assert_allclose(pair.first, pixels, atol=1e-6)
+    # An image and itself, with hardly any entropy: each position is matched with itself.
+    same = aligned_pair(net, "layer4", images, 3, 3, eps=1e-4)
+    np.testing.assert_allclose(same.assignment, np.eye(16), atol=1e-3)
+    with pytest.raises(ValueError, match="drawn for maps"):
+        aligned_pair(net, "head", images, 0, 1)
+
+
+def test_correspondences_join_each_position_to_its_strongest_match():
+    assignment = np.eye(4)[[2, 0, 3, 1]]
+    pair = AlignedPair(np.zeros((8, 8, 3)), np.ones((8, 8, 3)), assignment, {"A": np.eye(8)})
+    axes = draw_pairs([pair], "pair").axes[0]
+    lines = [line.get_xydata() for line in axes.lines if len(line.get_xdata()) == 2]
+    # Centres of 2 x 2 cells of 4 pixels; the second image starts after a gap of 2 pixels.
+    centres = [(1.5, 1.5), (5.5, 1.5), (1.5, 5.5), (5.5, 5.5)]
+    for i, j in enumerate([2, 0, 3, 1]):
+        start, end = lines[i]
+        assert tuple(start) == centres[i]
+        assert tuple(end) == (centres[j][0] + 10, centres[j][1])
+    odd = AlignedPair(pair.first, pair.second, np.eye(3), {"A": np.eye(8)})
+    with pytest.raises(ValueError, match="got 3 positions"):
+        draw_pairs([odd], "odd")
+
+
+def test_figures_of_a_run_use_its_network_and_its_settings(monkeypatch, tmp_path, images):
+    monkeypatch.setattr(sources.datasets, "shapes", lambda split: images)
+    recipe = Recipe(
+        name="tiny-run",
+        data=DataSpec("shapes"),
+        net=NetSpec("preact_resnet18", width=4),
+        mixer=AlignMixup("layer3", num_iters=7),
+        train=TrainSettings(epochs=1, batch_size=16, milestones=(), device="cpu"),
+    )
+    train(recipe, tmp_path / "run", sets=Sets(shapes("train", 16), images), quiet=True)
+    source = sources.run_source(tmp_path / "run", None)
+    assert (source.layer, source.num_iters) == ("layer3", 7)
+    assert source.what == "run tiny-run, 1 epoch"
+    png, pdf = draw_figure("correspondences", tmp_path, run=tmp_path / "run")
+    assert png.stat().st_size > 5000
+    assert pdf.read_bytes().startswith(b"%PDF")

@@ -1,0 +1,147 @@
+"""Rows of a table: each names what differs from its recipe, and which accuracy it shows."""
+
+import pytest
+
+from alignmixup.cli import main
+from alignmixup.contracts import Result
+from alignmixup.experiments.provenance import origin, recipe_settings
+from alignmixup.recipes.catalogue import find_recipe, recipe_names
+from alignmixup.recipes.schema import changed, on_data
+from alignmixup.report.folding import SHORT
+from alignmixup.report.tables import KINDS, kinds_in, table
+from alignmixup.training.summary import EPOCHS_FOR_MEDIAN
+
+NAME = "cifar10-r18-alignmixup-fast"
+SMALL = {"net.width": 4, "train.epochs": 1, "train.warmup_epochs": 0.0}
+
+
+def run(changes=None, *, seed=0, name=NAME, epoch=None, metric="top1_last", value=90.0):
+    """A line as a run with these settings writes it, read back from JSON."""
+    recipe = changed(find_recipe(name), {"train.seed": seed, **(changes or {})})
+    where = origin(recipe, epoch or recipe.train.epochs)
+    return Result.from_json(Result("accuracy", metric, value).stamped(**where).to_json())
+
+
+def rows(*results, **more):
+    made = table(results, "accuracy", paper_rows=False, recipe_settings=recipe_settings, **more)
+    return [row[0] for row in made.rows]
+
+
+def test_a_row_names_everything_that_differs_from_its_recipe():
+    assert rows(run(SMALL)) == [
+        "AlignMixup (fast, epochs=1, net.width=4, train.warmup_epochs=default, last epoch)"
+    ]
+    assert rows(run({"mixer.eps": 0.5, "train.lr": 0.2}), which="last") == [
+        "AlignMixup (fast, mixer.eps=0.5, train.lr=0.2)"
+    ]
+    assert rows(run({"train.milestones": (3, 5)}), which="last") == [
+        "AlignMixup (fast, train.milestones=[3, 5])"
+    ]
+
+
+@pytest.mark.parametrize("name", [NAME, "cifar10-r18-cutmix", "tiny-r18-alignmixup-ae-fast"])
+def test_a_run_of_the_recipe_itself_names_nothing(name):
+    (row,) = rows(run(name=name), which="last")
+    assert "=" not in row
+
+
+def test_seeds_and_free_settings_are_no_difference():
+    plain = run({"train.device": "cpu", "train.eval_every": 25})
+    assert rows(plain, run(seed=1), which="last") == ["AlignMixup (fast)"]
+
+
+def test_the_majority_does_not_hide_what_differs():
+    """Three short runs and one as the recipe says: the short ones are still named."""
+    short = [run({"train.lr": 0.2}, seed=seed) for seed in range(3)]
+    assert rows(*short, run(), which="last") == [
+        "AlignMixup (fast)",
+        "AlignMixup (fast, train.lr=0.2)",
+    ]
+
+
+def test_a_run_scored_before_its_end_says_so():
+    assert rows(run(epoch=200), which="last") == ["AlignMixup (fast, epochs=200)"]
+
+
+def test_style_weights_a_run_made_for_itself_are_no_difference():
+    settings = recipe_settings("cifar10-r18-stylemix-fast")
+    line = Result("accuracy", "top1_last", 90.0, recipe="cifar10-r18-stylemix-fast", seed=0)
+    made_here = {**settings, "mixer.weights": "small", "style_weights": {"sha256": "1"}}
+    line = line.stamped(epoch=300, trained=made_here)
+    assert rows(line, which="last") == ["StyleMix (fast)"]
+    given = line.stamped(trained={**made_here, "mixer.weights": "reference"})
+    assert rows(given, which="last") == ['StyleMix (fast, mixer.weights="reference")']
+
+
+def test_a_run_on_other_data_is_compared_with_the_recipe_it_was_made_from():
+    recipe = on_data(changed(find_recipe(NAME), SMALL), "shapes")
+    where = origin(recipe, 1)
+    line = Result("accuracy", "top1_last", 90.0).stamped(**where)
+    assert rows(line, which="last") == [
+        "AlignMixup (fast, epochs=1, net.width=4, train.warmup_epochs=default)"
+    ]
+    other = on_data(find_recipe("ablation-cifar100-ae-xAe"), "folder:/some/where@48")
+    assert recipe_settings(other.name) is not None
+
+
+def test_a_recipe_that_is_not_known_has_no_settings():
+    assert recipe_settings("mine-r18-mymix") is None
+    assert all(recipe_settings(name) is not None for name in recipe_names("cifar10-*"))
+
+
+def test_short_runs_show_their_last_epoch_and_say_so():
+    """Lines of older runs have a median of ten epochs for ten epochs: it is not shown."""
+    short = [
+        run({"train.epochs": 10}, metric=metric, value=value)
+        for metric, value in (("top1_median10", 70.0), ("top1_last", 90.0), ("top1_best", 91.0))
+    ]
+    long = [
+        run(metric=metric, value=value)
+        for metric, value in (("top1_median10", 95.0), ("top1_last", 96.0), ("top1_best", 97.0))
+    ]
+    made = table([*short, *long], "accuracy", paper_rows=False, recipe_settings=recipe_settings)
+    assert made.rows == (
+        ("AlignMixup (fast)", "5.00 (2.95)"),
+        ("AlignMixup (fast, epochs=10, last epoch)", "10.00 (2.95)"),
+    )
+    assert any("fewer than 30 epochs" in note for note in made.notes)
+    assert any("differs from its recipe" in note for note in made.notes)
+    best = table(short, "accuracy", which="best", paper_rows=False, recipe_settings=recipe_settings)
+    assert best.rows == (("AlignMixup (fast, epochs=10)", "9.00 (2.95)"),)
+    assert not any("fewer than 30" in note for note in best.notes)
+
+
+def test_every_column_has_its_unit():
+    results = [
+        Result(m.task, m.metric.format(which="last"), 50.0, {"source": "isun"}, NAME, 0, epoch=1)
+        for _, measures in KINDS.values()
+        for m in measures
+    ]
+    assert set(kinds_in(results)) == set(KINDS)
+    for kind in KINDS:
+        made = table(results, kind)
+        for column in made.columns[1:]:
+            assert column.endswith(("(%)", "(M)", "(ms)")), column
+
+
+def test_the_papers_detection_accuracy_comes_before_odins():
+    results = [
+        Result("ood", metric, 50.0, {"source": "isun"}, NAME, 0)
+        for metric in ("det_acc_best", "auroc", "det_acc_half")
+    ]
+    columns = table(results, "ood").columns
+    assert columns[1] == "iSUN Det Acc at 0.5 (%)"
+    assert "iSUN Det Acc at the best threshold (%)" in columns[2:]
+
+
+def test_report_from_the_command_line_names_the_differences(tmp_path, capsys):
+    lines = [run(SMALL), run(SMALL, metric="top1_best")]
+    (tmp_path / "results.jsonl").write_text("".join(line.to_json() + "\n" for line in lines))
+    assert main(["report", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    for word in ("net.width=4", "epochs=1", "train.warmup_epochs=default", "last epoch"):
+        assert word in said
+
+
+def test_runs_and_tables_agree_on_what_is_short():
+    assert SHORT == EPOCHS_FOR_MEDIAN
