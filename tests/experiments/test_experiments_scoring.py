@@ -85,7 +85,9 @@ def root(tmp_path, monkeypatch):
         save(tmp_path / "tiny-imagenet-200" / "val" / "images" / f"val_{i}.JPEG", (64, 64), i)
     layout = TinyLayout(num_val=4)
     for name in ("list_tiny_val", "load_tiny_val"):
-        monkeypatch.setattr(outliers.datasets, name, partial(getattr(datasets, name), layout=layout))
+        monkeypatch.setattr(
+            outliers.datasets, name, partial(getattr(datasets, name), layout=layout)
+        )
     return tmp_path
 
 

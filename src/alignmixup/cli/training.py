@@ -112,16 +112,27 @@ def _same(part: Any) -> Any:
 
 def _train(recipe: Any, chosen: Any) -> None:
     from alignmixup.experiments.run import train
-    from alignmixup.recipes.schema import on_data
+    from alignmixup.recipes.schema import changed, on_data
 
+    recipe = changed(recipe, _flags(recipe, chosen))
     if chosen.dataset is not None:
         recipe = on_data(recipe, chosen.dataset)
-    recipe = dataclasses.replace(recipe, net=chosen.net, mixer=chosen.mixer, train=chosen.train)
     out = chosen.out or Path("runs") / f"{recipe.name}-seed{recipe.train.seed}"
     summary = train(recipe, out, data_root=chosen.data, tensorboard=chosen.tensorboard)
     if os.environ.get("RANK", "0") == "0":  # of several processes one speaks
         print(summary)
         print(f"run: {out}")
+
+
+def _flags(recipe: Any, chosen: Any) -> dict[str, object]:
+    """The settings that flags have changed, by their names."""
+    return {
+        f"{part}.{setting.name}": value
+        for part in ("train", "net", "mixer")
+        for setting in dataclasses.fields(getattr(recipe, part))
+        if (value := getattr(getattr(chosen, part), setting.name))
+        != getattr(getattr(recipe, part), setting.name)
+    }
 
 
 @dataclass
