@@ -118,7 +118,11 @@ def _cells(
     for r in results:
         name = parse_recipe(r.recipe)
         source = str(r.settings.get("source", "")) if r.task == "ood" else ""
-        column = Column(name.data, name.network, source, by_name[r.task, r.metric])
+        data, network = name.data, name.network
+        if r.task == "detection":  # on other data than the backbone's, by another network
+            data = str(r.settings.get("data", data))
+            network = str(r.settings.get("network", network))
+        column = Column(data, network, source, by_name[r.task, r.metric])
         rest = dict(_facts(r, (*ignore, "source") if source else ignore))
         seen.setdefault((column, name.method, name.suffix), []).append(rest)
         places.append((r, name, column, rest))
