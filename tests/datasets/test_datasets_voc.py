@@ -7,7 +7,14 @@ import pytest
 import torch
 from PIL import Image
 
-from alignmixup.datasets.voc import VOC_CLASSES, concatenate, scan_coco, scan_voc
+from alignmixup.datasets.voc import (
+    VOC_CLASSES,
+    coco_splits,
+    concatenate,
+    scan_coco,
+    scan_voc,
+    voc_splits,
+)
 
 XML = """<annotation><filename>{name}.jpg</filename>
 <size><width>{w}</width><height>{h}</height><depth>3</depth></size>{objects}</annotation>"""
@@ -91,8 +98,9 @@ def test_missing_voc_files_are_named(tmp_path):
     folder = write_voc(tmp_path)
     with pytest.raises(FileNotFoundError, match=r"test\.txt is missing; .*: trainval$"):
         scan_voc(tmp_path, "test")
-    with pytest.raises(FileNotFoundError, match="VOC 2012"):
-        scan_voc(tmp_path, year=2012)
+    for place in (tmp_path, folder):  # the folder of one year holds no other
+        with pytest.raises(FileNotFoundError, match="VOC 2012"):
+            scan_voc(place, year=2012)
     Image.fromarray(np.zeros((24, 31, 3), np.uint8)).save(folder / "JPEGImages/000001.jpg")
     with pytest.raises(ValueError, match=r"000001\.jpg has 31 x 24 pixels, .* says 32 x 24"):
         scan_voc(tmp_path)[0]
@@ -102,6 +110,21 @@ def test_missing_voc_files_are_named(tmp_path):
     (folder / "ImageSets/Main/trainval.txt").write_text("\n")
     with pytest.raises(ValueError, match="is empty"):
         scan_voc(tmp_path)
+
+
+def test_the_splits_of_transfer_are_all_years_and_the_test_of_2007(tmp_path):
+    for year in (2007, 2012):
+        folder = write_voc(tmp_path, year)
+        (folder / "ImageSets/Main/test.txt").write_text("000001\n")
+    train, test = voc_splits(tmp_path)
+    assert (len(train), len(test), train.name) == (4, 1, "voc2007+voc2012")
+    assert "VOC2007" in test.rows[0].path
+    assert [train.is_trainable(i) for i in range(4)] == [True, False, True, False]
+    assert len(voc_splits(tmp_path, (2012,))[0].first(1)) == 1
+    with pytest.raises(ValueError, match="no year"):
+        voc_splits(tmp_path, ())
+    with pytest.raises(FileNotFoundError, match="COCO: no annotations in any of"):
+        coco_splits(tmp_path)
 
 
 def write_coco(root):

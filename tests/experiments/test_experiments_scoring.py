@@ -512,15 +512,12 @@ def test_options_and_detection_on_the_command_line(tmp_path, capsys):
     assert main([*args, "--set", "pgd.num_steps"]) == 1
     assert "--set takes NAME=VALUE, e.g. pgd.num_steps=40" in capsys.readouterr().err
     assert main([*args, "--tasks", "detection"]) == 1
-    assert (
-        "fine_tune and detection of alignmixup.evaluation.tasks.detection"
-        in capsys.readouterr().err
-    )
+    assert "use 'alignmixup detect RUN --data voc'" in capsys.readouterr().err
 
 
 def test_detection_is_among_what_all_leaves_out(two_tone, tmp_path):
     done = evaluate(Brightness(), two_tone, tasks=["all"], data_root=tmp_path)
-    assert "alignmixup.evaluation.tasks.detection" in done.left_out["detection"]
+    assert "alignmixup detect RUN" in done.left_out["detection"]
     assert "detection" not in evaluate(Brightness(), two_tone, tasks=["accuracy"]).left_out
 
 

@@ -20,6 +20,7 @@ from alignmixup.recipes.catalogue import (
     recipe_names,
 )
 from alignmixup.recipes.schema import Recipe, changed, on_data
+from torchvision_schemas import define_torchvision_schemas
 
 NAMES = recipe_names()
 LARGEST = 64  # pixels: what is for 224 trains on fewer here
@@ -34,7 +35,8 @@ def one_of_each(names):
     seen, chosen = [], []
     for name in names:
         recipe = find_recipe(name).shrunk()
-        parts = [(SHAPES[recipe.data.name][0], recipe.net, recipe.mixer), recipe.train]
+        net = dataclasses.replace(recipe.net, zero_norms=False)
+        parts = [(SHAPES[recipe.data.name][0], net, recipe.mixer), recipe.train]
         if any(part not in seen for part in parts):
             chosen.append(name)
             seen += parts
@@ -63,6 +65,8 @@ def made_up(data, count=8):
 def test_every_recipe_takes_two_steps(name, tmp_path, monkeypatch):
     monkeypatch.setattr(run, "ADAIN_STEPS", 2)
     recipe = find_recipe(name).shrunk()
+    if recipe.net.name.startswith("timm:"):
+        define_torchvision_schemas()
     images = made_up(recipe.data.name)
     summary = train(recipe, tmp_path / "run", sets=Sets(images, images), quiet=True)
     assert summary.is_complete
@@ -101,6 +105,15 @@ def test_a_recipe_comes_back_from_its_record(name):
         ("ablation-cifar100-vae-xAmusigma", 18.11),
         ("ablation-cifar100-ae-x", None),
         ("ablation-cifar100-iterations-10", 19.04),
+        ("cifar100-r18-manifold-300", 21.64),
+        ("cifar100-r18-alignmixup-300", 21.38),
+        ("cifar100-r18-input-300", 20.21),
+        ("cifar100-r18-cutmix-300", 19.37),
+        ("cifar100-r18-baseline-300", None),
+        ("cifar100-r18-alignmixup-ae-300", None),
+        ("imagenet-r50-alignmixup-100", 22.0),
+        ("imagenet-r50-comixup-100", 22.39),
+        ("imagenet-levit-128s-cutmix", 31.3),
         ("imagenet-r50-alignmixup", 20.68),
         ("imagenet-r50-alignmixup-ae", 18.83),
         ("imagenet-r50-comixup", None),
@@ -128,6 +141,8 @@ def test_schedules_are_the_papers_and_the_short_one():
         "cosine",
         5e-4,
     )
+    short = find_recipe("cifar100-r18-input-300").train
+    assert short == dataclasses.replace(paper, epochs=300, milestones=(75, 150, 225))
     tiny = find_recipe("tiny-r18-alignmixup").train
     assert (tiny.epochs, tiny.milestones, tiny.batch_size) == (1200, (600, 900), 256)
 

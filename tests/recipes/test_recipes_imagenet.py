@@ -16,11 +16,16 @@ from alignmixup.experiments import run
 from alignmixup.experiments.batches import eval_batches, load_split, side_of, train_batches
 from alignmixup.experiments.run import train
 from alignmixup.experiments.scoring import evaluate
-from alignmixup.recipes.catalogue import find_recipe, recipe_names
+from alignmixup.recipes.catalogue import find_recipe, published_error, recipe_names
 from alignmixup.recipes.schema import changed
+from alignmixup.report import paper
+from alignmixup.training.schedule import learning_rate_share
 from alignmixup.training.steps import make_optimizer
+from torchvision_schemas import define_torchvision_schemas
 
-NAMES = recipe_names("imagenet-*")
+NAMES = [name for name in recipe_names("imagenet-r50-*") if not name.endswith("-100")]
+FAST = recipe_names("imagenet-r50-*-100")
+LEVIT = recipe_names("imagenet-levit-128s-*")
 WNIDS = ("n01440764", "n02084071")
 SMALL = ImageNetLayout(num_classes=2, num_train=10, num_val=4)
 
@@ -68,6 +73,78 @@ def test_the_schedule_is_the_papers(name):
     assert (data.name, data.stream, data.image_size) == ("imagenet", True, 224)
     assert (data.area, data.jitter, data.lighting) == ((0.08, 1.0), 0.4, 0.1)
     assert (data.resize, data.eval_resize, data.squash) == (None, None, False)
+
+
+def test_the_rows_of_100_epochs_and_of_levit_are_those_of_the_paper():
+    methods = {f.method for f in paper.find(table="imgnet")}
+    assert len(methods) == 9
+    assert set(FAST) == {f"imagenet-r50-{m}-100" for m in (*methods, "alignmixup-unaligned")}
+    assert {n for n in FAST if published_error(n)} == {f"imagenet-r50-{m}-100" for m in methods}
+    five = {f.method for f in paper.find(table="levit")}
+    assert set(LEVIT) == {f"imagenet-levit-128s-{m}" for m in (*five, "alignmixup-unaligned")}
+    assert {n for n in LEVIT if published_error(n)} == {f"imagenet-levit-128s-{m}" for m in five}
+    assert published_error("imagenet-levit-128s-alignmixup") == pytest.approx(100 - 69.9)
+
+
+@pytest.mark.parametrize("name", FAST)
+def test_the_100_epochs_are_the_fast_protocol(name):
+    recipe = find_recipe(name)
+    seen = [
+        (epochs, stage.data.image_size, stage.data.area, stage.train.batch_size)
+        for epochs, stage in recipe.stages()
+    ]
+    assert seen[0] == (range(15), 128, (0.08, 1.0), 1024)
+    assert {(size, area, batch) for _, size, area, batch in seen[1:]} == {(224, (0.087, 1.0), 448)}
+    assert seen[-1][0].stop == recipe.train.epochs == 100
+    # As numpy.interp of each phase's own list gives it.
+    for begin, end, epochs, rates in (
+        (0, 15, (0, 8, 15), (0.5, 1.0, 0.125)),
+        (15, 40, (15, 40), (0.2, 0.02)),
+        (40, 100, (40, 65, 90, 100), (0.02, 0.002, 0.0002, 0.00002)),
+    ):
+        for progress in np.arange(begin, end, 0.37):
+            rate = recipe.train.lr * learning_rate_share(recipe.train, float(progress))
+            assert rate == pytest.approx(np.interp(progress, epochs, rates))
+    clean = [getattr(stage.mixer, "clean_lam", None) for _, stage in recipe.stages()]
+    assert clean == {
+        "imagenet-r50-puzzlemix-100": [1.0, 1.0, 0.0],
+        "imagenet-r50-comixup-100": [1.0, 1.0],
+    }.get(name, [None, None])
+
+
+def test_norms_of_the_fast_protocol_start_at_zero_and_are_not_decayed():
+    recipe = find_recipe("imagenet-r50-baseline-100").shrunk()
+    net = models.build(recipe.net, 10, (0.5,) * 3, (0.25,) * 3, 64)
+    block = net.layer4[2].eval()
+    x = torch.rand(2, 128, 2, 2)
+    assert torch.equal(block(x), x)  # nothing but its shortcut, which is the identity
+    groups = make_optimizer(net, recipe.train).param_groups
+    assert [group["weight_decay"] for group in groups] == [1e-4, 0.0]
+    assert all(p.ndim > 1 for p in groups[0]["params"])
+    assert len(groups[1]["params"]) == sum(p.ndim <= 1 for p in net.parameters())
+
+
+@pytest.mark.parametrize("name", LEVIT)
+def test_levit_has_the_layers_that_are_mixed(name):
+    define_torchvision_schemas()
+    recipe = find_recipe(name)
+    net = models.build(recipe.net, 10, (0.5,) * 3, (0.25,) * 3, 224)
+    layers = [getattr(recipe.mixer, "layer", "")] if "align" in name else []
+    layers += getattr(recipe.mixer, "layers", ())
+    shapes = {}
+    for layer in set(layers) - {"input"}:
+        net.get_submodule(layer).register_forward_hook(
+            lambda _, given, out, layer=layer: shapes.update({layer: tuple(out.shape)})
+        )
+    net.eval()(torch.zeros(1, 3, 224, 224))
+    expected = {
+        "alignmixup": {"model.stem": (1, 128, 14, 14)},
+        "manifold": {"model.stages.0": (1, 196, 128), "model.stages.1": (1, 49, 256)},
+    }
+    assert shapes == expected.get(name.split("-")[3], {})
+    if "align" in name:
+        assert models.default_tap(recipe.net, net) == recipe.mixer.layer
+    assert (recipe.train.optimizer, recipe.train.epochs) == ("adamw", 100)
 
 
 @pytest.mark.parametrize("name", ["imagenet-r50-baseline", "imagenet-r50-alignmixup-ae"])

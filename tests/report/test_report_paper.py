@@ -25,7 +25,7 @@ def test_every_cell_is_there_once():
     assert count == {
         "cls": 55,
         "cls-imgnet": 33,
-        "cls-300": 2,
+        "cls-300": 9,
         "adv": 99,
         "ood": 132,
         "ood_extra": 176,

@@ -531,3 +531,24 @@ def test_rich_is_loaded_only_to_render():
     code = "import sys, alignmixup.report.tables; print('rich' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+def test_shorter_schedules_stand_beside_the_figures_of_their_own_tables():
+    lines = [
+        accuracy(78.0, "cifar100-r18-alignmixup"),
+        accuracy(78.0, "cifar100-r18-alignmixup-300"),
+        accuracy(78.0, "cifar100-r18-input-300"),
+        accuracy(78.0, "cifar100-r18-baseline-300"),
+        accuracy(78.0, "cifar100-r18-alignmixup-unaligned-300"),
+    ]
+    made = table(lines, "accuracy")
+    assert cell(made, "AlignMixup") == "22.00 (18.29)"
+    assert cell(made, "AlignMixup (300)") == "22.00 (21.38)"
+    assert cell(made, "Input mixup (300)") == "22.00 (20.21)"
+    # The paper prints neither after 300 epochs.
+    assert cell(made, "Baseline (300)") == cell(made, "AlignMixup (unaligned-300)") == "22.00"
+    lines = [accuracy(78.0, f"imagenet-r50-alignmixup{end}") for end in ("", "-100")]
+    made = table([*lines, accuracy(70.0, "imagenet-levit-128s-alignmixup")], "accuracy")
+    assert cell(made, "AlignMixup") == "22.00 (20.68)"
+    assert cell(made, "AlignMixup (100)") == "22.00 (22.00)"
+    assert cell(made, "AlignMixup", 2) == "30.00 (30.10)"

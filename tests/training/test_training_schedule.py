@@ -10,6 +10,9 @@ from alignmixup.training.settings import TrainSettings
 
 STEP = TrainSettings(epochs=2000, milestones=(500, 1000, 1500))
 COSINE = TrainSettings(epochs=200, schedule="cosine", milestones=())
+LINEAR = TrainSettings(
+    epochs=10, schedule="linear", milestones=(), points=((1, 0.5), (3, 1.0), (3, 0.2), (7, 0.0))
+)
 
 
 @pytest.mark.parametrize(
@@ -63,3 +66,27 @@ def test_warm_cosine_is_the_cosine_of_what_is_left():
 def test_settings_that_cannot_be_are_named(change, named):
     with pytest.raises(ValueError, match=named):
         dataclasses.replace(STEP, **change)
+
+
+@pytest.mark.parametrize(
+    ("epoch", "share"),
+    [(0, 0.5), (1, 0.5), (2, 0.75), (2.999, 0.99975), (3, 0.2), (5, 0.1), (7, 0), (9.9, 0)],
+)
+def test_linear_schedule_goes_through_its_points_and_jumps_where_an_epoch_stands_twice(
+    epoch, share
+):
+    assert learning_rate_share(LINEAR, epoch) == pytest.approx(share)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"points": ()},
+        {"schedule": "cosine"},
+        {"points": ((3, 0.1), (2, 0.1))},
+        {"points": ((0, -0.1), (2, 0.1))},
+    ],
+)
+def test_points_that_make_no_schedule_are_refused(changes):
+    with pytest.raises(ValueError, match="points"):
+        dataclasses.replace(LINEAR, **changes)

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from alignmixup.cli.bench import Bench
+from alignmixup.cli.detection import Detect
 from alignmixup.cli.material import Adain, parse_data
 from alignmixup.cli.parsing import PROGRAM, Call, Parse, parse_as
 from alignmixup.cli.pictures import Decoder, parse_figure
@@ -52,6 +53,11 @@ COMMANDS: dict[str, Command] = {
         parse_as(Sweep, "sweep"),
     ),
     "evaluate": Command("RUN [--tasks ..]", "score a trained run", parse_as(Evaluate, "evaluate")),
+    "detect": Command(
+        "RUN --data voc|coco",
+        "fine-tune a detector from a run's backbone and score it",
+        parse_as(Detect, "detect"),
+    ),
     "report": Command(
         "RUN... [--out DIR]",
         "tables of results, ours beside the published figures",

@@ -41,10 +41,16 @@ class Recipes:
 
     pattern: Positional[str] = "*"
     """Part of a name, or a pattern such as 'cifar10-*-fast'."""
+    table: str | None = None
+    """A table of the paper instead: each of its figures with the commands that measure it."""
 
     def __call__(self) -> None:
         from alignmixup.recipes.catalogue import find_recipe, published_cell, recipe_names
+        from alignmixup.report import paper
 
+        if self.table is not None:
+            _print_paper_table(self.table, self.pattern)
+            return
         names = recipe_names(self.pattern)
         if not names:
             raise ValueError(f"no recipe matches {self.pattern!r}; 'alignmixup recipes' lists all")
@@ -63,6 +69,36 @@ class Recipes:
             )
         print_table(table)
         print("published: in the paper, on its own schedule (not that of -fast)")
+        print(f"tables of the paper, for --table: {', '.join(paper.TABLES)}")
+
+
+def _print_paper_table(name: str, pattern: str) -> None:
+    from alignmixup.recipes.catalogue import recipe_names
+    from alignmixup.recipes.reproduce import steps_of
+    from alignmixup.report import paper
+
+    names = set(recipe_names(pattern))
+    table = Table("row", "column", "published", "recipe", "then", box=None)
+    for cell in paper.find(table=name):
+        steps = steps_of(cell)
+        if cell.value is None or steps.recipe not in names:
+            continue
+        details = [cell.layers, {True: "aligned", False: "unaligned", None: ""}[cell.aligned]]
+        column = [cell.data, cell.network, cell.source, paper.METRICS[cell.metric].name]
+        if cell.num_iters is not None:
+            details.append(f"{cell.num_iters} iterations")
+        table.add_row(
+            " ".join(word for word in [paper.METHODS[cell.method], *details] if word),
+            " ".join(word for word in column if word),
+            f"{cell.value:g}",
+            steps.recipe,
+            " ".join(steps.command),
+        )
+    if not table.row_count:
+        raise ValueError(f"no recipe of table {name!r} matches {pattern!r}")
+    print_table(table)
+    print(f"{paper.TABLES[name]}: 'alignmixup train RECIPE', then 'alignmixup' and the last column")
+    print("(bench needs no trained run; training itself records the accuracy)")
 
 
 @dataclass
@@ -112,16 +148,27 @@ def _same(part: Any) -> Any:
 
 def _train(recipe: Any, chosen: Any) -> None:
     from alignmixup.experiments.run import train
-    from alignmixup.recipes.schema import on_data
+    from alignmixup.recipes.schema import changed, on_data
 
+    recipe = changed(recipe, _flags(recipe, chosen))
     if chosen.dataset is not None:
         recipe = on_data(recipe, chosen.dataset)
-    recipe = dataclasses.replace(recipe, net=chosen.net, mixer=chosen.mixer, train=chosen.train)
     out = chosen.out or Path("runs") / f"{recipe.name}-seed{recipe.train.seed}"
     summary = train(recipe, out, data_root=chosen.data, tensorboard=chosen.tensorboard)
     if os.environ.get("RANK", "0") == "0":  # of several processes one speaks
         print(summary)
         print(f"run: {out}")
+
+
+def _flags(recipe: Any, chosen: Any) -> dict[str, object]:
+    """The settings that flags have changed, by their names."""
+    return {
+        f"{part}.{setting.name}": value
+        for part in ("train", "net", "mixer")
+        for setting in dataclasses.fields(getattr(recipe, part))
+        if (value := getattr(getattr(chosen, part), setting.name))
+        != getattr(getattr(recipe, part), setting.name)
+    }
 
 
 @dataclass

@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -34,9 +35,11 @@ __all__ = [
     "VOC_CLASSES",
     "DetectionExample",
     "DetectionSet",
+    "coco_splits",
     "concatenate",
     "scan_coco",
     "scan_voc",
+    "voc_splits",
 ]
 
 # In the order of the development kit, which is that of the alphabet.
@@ -93,6 +96,14 @@ class DetectionSet:
     def num_classes(self) -> int:
         return len(self.class_names)
 
+    def is_trainable(self, index: int) -> bool:
+        """Whether the image has an object that is not ignored; it is not decoded for that."""
+        return any(not found.is_ignored for found in self.rows[index].objects)
+
+    def first(self, count: int | None) -> DetectionSet:
+        """The first ``count`` images; None: all."""
+        return replace(self, rows=self.rows[:count])
+
     def __getitem__(self, index: int) -> DetectionExample:
         row = self.rows[index]
         pixels = np.array(read_rgb(row.path))
@@ -123,6 +134,32 @@ def concatenate(first: DetectionSet, *others: DetectionSet) -> DetectionSet:
     return replace(first, name=name, rows=numbered)
 
 
+def voc_splits(
+    root: Path | str | None, years: Sequence[int] = (2007, 2012)
+) -> tuple[DetectionSet, DetectionSet]:
+    """Return the trainval images of ``years`` as one set, and the test images of 2007."""
+    if not years:
+        raise ValueError("no year of VOC is named: 2007, 2012 or both")
+    return concatenate(*[scan_voc(root, "trainval", y) for y in years]), scan_voc(root, "test")
+
+
+def coco_splits(root: Path | str | None) -> tuple[DetectionSet, DetectionSet]:
+    """Return train2017 and val2017 of the COCO folder, which is ``root`` or ``root/coco``."""
+    place = data_root(root)
+    tried = (place / "coco", place)
+    folder = next((f for f in tried if (f / "annotations").is_dir()), None)
+    if folder is None:
+        raise FileNotFoundError(
+            f"COCO: no annotations in any of {', '.join(map(str, tried))}; unpack the official "
+            "archives there, or name the folder that holds them"
+        )
+    train, val = (
+        scan_coco(folder / "annotations" / f"instances_{split}.json", folder / split)
+        for split in ("train2017", "val2017")
+    )
+    return train, val
+
+
 def scan_voc(
     root: Path | str | None,
     split: str = "trainval",
@@ -146,7 +183,9 @@ def scan_voc(
 
 def _voc_folder(root: Path | str | None, year: int) -> Path:
     place = data_root(root)
-    tried = (place / "VOCdevkit" / f"VOC{year}", place / f"VOC{year}", place)
+    tried = [place / "VOCdevkit" / f"VOC{year}", place / f"VOC{year}"]
+    if not re.fullmatch(r"VOC\d{4}", place.name) or place.name == f"VOC{year}":
+        tried.append(place)  # not where it is another year's
     for folder in tried:
         if (folder / "ImageSets" / "Main").is_dir():
             return folder

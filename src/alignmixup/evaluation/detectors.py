@@ -91,10 +91,11 @@ def ssd300(
 def torchvision_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the weights of a ResNet-50, ours or torchvision's, by torchvision's names.
 
-    Classifier and normalisation are left out; weights of anything else are an error.
+    Classifier and normalisation are left out, and so are the embedding and the decoder of an
+    autoencoder; weights of anything else are an error.
     """
-    body = {name.removeprefix("model."): value for name, value in state.items()}
-    body = {k: v for k, v in body.items() if not k.startswith(("normalize.", "head.", "fc."))}
+    body = {name.removeprefix("model.").removeprefix("encoder."): v for name, v in state.items()}
+    body = {name: value for name, value in body.items() if not name.startswith(_NOT_BACKBONE)}
     renamed = {_their_name(name): value for name, value in body.items()}
     if "conv1.weight" not in renamed or "layer4.2.conv3.weight" not in renamed:
         raise ValueError(
@@ -102,6 +103,9 @@ def torchvision_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
             f"{sorted(state)[:3]}"
         )
     return renamed
+
+
+_NOT_BACKBONE = ("normalize.", "head.", "fc.", "embed.", "classifier.", "decoder.")
 
 
 def _their_name(name: str) -> str:

@@ -132,8 +132,8 @@ def train(
         train_set = sets.train if sets else load_split(recipe.data, "train", data_root)
         test_set = sets.test if sets else load_split(recipe.data, "test", data_root)
     net = build_net(recipe, train_set, device)
-    settings = recipe.train
-    loader = train_batches(recipe.data, settings, train_set, device, team)
+    settings, stages = recipe.train, recipe.stages()
+    loader = train_batches(stages[0][1].data, stages[0][1].train, train_set, device, team)
     quiet = quiet or not team.is_leader
     notes: dict[str, dict[str, object]] = {"provenance": provenance()}
     effect = first_effect(recipe, net, loader)
@@ -147,27 +147,39 @@ def train(
             f"note: of the milestones at which the rate falls, {late} lie beyond the last epoch, "
             f"{settings.epochs}: set --train.milestones or --train.schedule cosine for a short run"
         )
+    if settings.points and settings.points[-1][0] > settings.epochs and not quiet:
+        print(
+            f"note: the learning rate ends at epoch {settings.points[-1][0]:g}, this run at "
+            f"{settings.epochs}: set --train.points for a short run"
+        )
     writer = _tensorboard(folder) if tensorboard and team.is_leader else None
     if isinstance(recipe.mixer, StyleMix | StyleCutMix) and recipe.mixer.weights:
         recipe.mixer.network(device)  # or an error that says what is wrong with them
     with team.leader_first():
         claim(folder, recipe)  # nothing that can be missing is missing: the folder is ours now
         mixer = with_style_weights(recipe, train_set, folder, device)
+        mixers = [with_style_weights(stage, train_set, folder, device) for _, stage in stages]
     if isinstance(mixer, StyleMix | StyleCutMix):
         notes["style_weights"] = dict(mixer.describe())
     with alone_in(folder) if team.is_leader else nullcontext():
-        summary = fit(
-            net,
-            mixer,
-            loader,
-            _Evaluator(recipe, test_set, device),
-            settings,
-            folder,
-            notes=notes,
-            writer=writer,
-            quiet=quiet,
-            team=team,
-        )
+        for (epochs, stage), mixer in zip(stages, mixers, strict=True):
+            if epochs.start:
+                loader = train_batches(stage.data, stage.train, train_set, device, team)
+            summary = fit(
+                net,
+                mixer,
+                loader,
+                _Evaluator(recipe, test_set, device),
+                stage.train,
+                folder,
+                notes=notes,
+                writer=writer,
+                quiet=quiet,
+                team=team,
+                epochs=epochs,
+            )
+            if summary.epochs < epochs.stop:  # stopped by a signal
+                break
     if summary.is_complete and team.is_leader:
         _record_accuracy(folder, origin(recipe, summary.epochs, folder), summary)
     return summary

@@ -78,9 +78,12 @@ def claim(folder: Path, recipe: Recipe) -> None:
 
 
 @contextmanager
-def alone_in(folder: Path) -> Iterator[None]:
-    """Keep a second process out of the folder: the two would write each other's checkpoints."""
-    with (folder / RUN).open("rb") as file:
+def alone_in(folder: Path, name: str = RUN) -> Iterator[None]:
+    """Keep a second process out of the folder: the two would write each other's checkpoints.
+
+    ``name`` is the file in it that is locked.
+    """
+    with (folder / name).open("rb") as file:
         if not _lock(file, wait=False):
             raise ValueError(
                 f"another process is training in {folder}: wait for it, or take another --out"

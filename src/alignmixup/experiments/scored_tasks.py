@@ -42,8 +42,8 @@ OnImages = Callable[[int, int | None], None]
 Options = Mapping[str, Any]
 
 DETECTION = (
-    "it trains a detector first, with the network as its backbone: fine_tune and detection of "
-    "alignmixup.evaluation.tasks.detection do it (docs/evaluations.md, Detection transfer)"
+    "it trains a detector first, with the network as its backbone: use 'alignmixup detect RUN "
+    "--data voc' (or coco)"
 )
 
 

@@ -19,7 +19,7 @@ from alignmixup.models.normalize import ImageConv, Normalize, Rgb
 from alignmixup.models.preact_resnet import Head
 from alignmixup.ops.norm_relu import NormReluSequential, norm_relu
 
-__all__ = ["Bottleneck", "ResNet50", "load_torchvision_resnet50"]
+__all__ = ["Bottleneck", "ResNet50", "load_torchvision_resnet50", "zero_last_norms"]
 
 EXPANSION = 4
 
@@ -86,6 +86,13 @@ class Bottleneck(nn.Module):
         out = norm_relu(self.norm1, self.conv1(x))
         out = norm_relu(self.norm2, self.conv2(out))
         return F.relu(skip + self.norm3(self.conv3(out)))
+
+
+def zero_last_norms(net: nn.Module) -> None:
+    """Set the scale of the last norm of each block to zero: the block is then its shortcut."""
+    for module in net.modules():
+        if isinstance(module, Bottleneck):
+            nn.init.zeros_(module.norm3.weight)
 
 
 def load_torchvision_resnet50(

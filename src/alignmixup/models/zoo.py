@@ -24,7 +24,7 @@ from alignmixup.models.autoencoder import AutoencodingClassifier
 from alignmixup.models.decoder import ToImage
 from alignmixup.models.normalize import Normalize, Rgb
 from alignmixup.models.preact_resnet import Block, HeadKind, PreActResNet18, check_block
-from alignmixup.models.resnet import ResNet50, load_torchvision_resnet50
+from alignmixup.models.resnet import ResNet50, load_torchvision_resnet50, zero_last_norms
 from alignmixup.models.vgg_gap import VGGGAP, load_torchvision_vgg16
 from alignmixup.models.wide_resnet import WideResNet
 from alignmixup.models.wsol import ACoL, add_adl
@@ -43,7 +43,8 @@ class NetSpec:
     ``width`` is the channels of the first convolution; None is the published width. ``last_stride``
     is the stride of the last stage, 2 unless given. ``block`` is the residual block of the CIFAR
     networks: the one released with AlignMixup, or the standard one. ``pretrained`` starts from
-    ImageNet's weights, which want ImageNet's mean and deviation.
+    ImageNet's weights, which want ImageNet's mean and deviation. ``zero_norms`` starts the last
+    norm of each residual branch at zero, so that every block begins as its shortcut.
 
     ``autoencoder`` puts an embedding of that kind (a vector that reads the flattened or the pooled
     map, or a tensor) and a decoder beside the network, whose own head goes and cannot be chosen
@@ -59,6 +60,7 @@ class NetSpec:
     head: HeadKind = "pool"
     last_stride: int | None = None
     pretrained: bool = False
+    zero_norms: bool = False
     autoencoder: Literal["none", "vector", "pooled", "tensor"] = "none"
     variational: bool = False
     decoder: bool = True
@@ -98,6 +100,8 @@ def build(
         backbone = own.make(spec, num_classes, mean, std, image_size)
         net = _autoencoding(spec, backbone, image_size)
     initialise(net, torch.Generator().manual_seed(seed))
+    if spec.zero_norms:
+        zero_last_norms(backbone)
     if spec.pretrained:
         _load_pretrained(backbone)  # its modules are those of net
     if own.has_adl:
@@ -281,7 +285,9 @@ _OWN: Mapping[str, _Own] = {
     "preact_resnet18": _Own(_preact_resnet18, _SMALL | {"stem_norm"}, tap="layer4"),
     "wrn16_8": _Own(_wrn16_8, _SMALL, tap="norm"),
     "resnet50": _Own(
-        _resnet50, frozenset({"width", "last_stride", "pretrained"}) | _AUTOENCODER, tap="layer4"
+        _resnet50,
+        frozenset({"width", "last_stride", "pretrained", "zero_norms"}) | _AUTOENCODER,
+        tap="layer4",
     ),
     "vgg_gap": _Own(_vgg_gap, frozenset({"width", "pretrained"}) | _AUTOENCODER, tap="conv6"),
     # Made for localisation; see wsol.

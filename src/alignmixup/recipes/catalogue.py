@@ -9,9 +9,11 @@ from functools import cache
 
 from alignmixup.recipes.ablation import ablation
 from alignmixup.recipes.classification import classification
-from alignmixup.recipes.imagenet import imagenet
+from alignmixup.recipes.imagenet import imagenet, imagenet_100
+from alignmixup.recipes.levit import levit
 from alignmixup.recipes.localization import localisation
 from alignmixup.recipes.schema import Recipe, Row
+from alignmixup.recipes.short import short_cifar100
 from alignmixup.report.paper import Published
 
 __all__ = ["find_recipe", "published_cell", "published_error", "recipe_names"]
@@ -19,8 +21,11 @@ __all__ = ["find_recipe", "published_cell", "published_error", "recipe_names"]
 # Each gives its recipes and, beside each, the cell of the paper's tables that it is a row of.
 FAMILIES: tuple[Callable[[], Iterator[Row]], ...] = (
     classification,
+    short_cifar100,
     ablation,
     imagenet,
+    imagenet_100,
+    levit,
     localisation,
 )
 

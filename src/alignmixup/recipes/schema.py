@@ -23,6 +23,7 @@ from alignmixup.training.settings import FREE_SETTINGS, TrainSettings
 
 __all__ = [
     "DataSpec",
+    "Phase",
     "Recipe",
     "Row",
     "changed",
@@ -62,16 +63,43 @@ class DataSpec:
 
 
 @dataclass(frozen=True)
+class Phase:
+    """Other settings for the epochs before ``until``, by their names on the command line.
+
+    A phase may change how images are prepared, the mixer and ``train.batch_size``.
+    """
+
+    until: int
+    changes: dict[str, object]
+
+    def __post_init__(self) -> None:
+        for path in self.changes:
+            if not path.startswith(("data.", "mixer.")) and path != "train.batch_size":
+                raise ValueError(
+                    f"a phase cannot change {path!r}; it may change data.*, mixer.* and "
+                    "train.batch_size"
+                )
+
+
+@dataclass(frozen=True)
 class Recipe:
-    """What to train on what, how."""
+    """What to train on what, how.
+
+    ``phases`` are the beginnings of training that have other settings, in order; from the end of
+    the last on, the settings are those of the recipe, which evaluation always has.
+    """
 
     name: str
     data: DataSpec
     net: NetSpec
     mixer: Mixer
     train: TrainSettings
+    phases: tuple[Phase, ...] = ()
 
     def __post_init__(self) -> None:
+        ends = [0, *(phase.until for phase in self.phases)]
+        if ends != sorted(set(ends)):
+            raise ValueError(f"phases must end at epochs from 1 on, and rise, got {ends[1:]}")
         for part in ("mixer", "train"):
             owner = getattr(self, part)
             for setting in dataclasses.fields(owner):
@@ -80,8 +108,22 @@ class Recipe:
                     # JSON has no such number, so no result could be written at the end.
                     raise ValueError(f"{part}.{setting.name} must be finite, got {value}")
 
+    def stages(self) -> list[tuple[range, Recipe]]:
+        """The epochs of each phase, counted from 0, with the recipe as it is then."""
+        end = self.train.epochs
+        whole = dataclasses.replace(self, phases=())
+        stages, begin = [], 0
+        for phase in self.phases:
+            if begin < end:
+                stages.append((range(begin, min(phase.until, end)), changed(whole, phase.changes)))
+            begin = phase.until
+        return stages + ([(range(begin, end), whole)] if begin < end else [])
+
     def shrunk(self) -> Self:
-        """The same recipe as a run of two steps on a CPU: a narrow network, tiny batches."""
+        """The same recipe as a run of two steps on a CPU: a narrow network, tiny batches.
+
+        Phases are left out: two steps would see the first alone.
+        """
         settings = dataclasses.replace(
             self.train,
             epochs=1,
@@ -95,7 +137,7 @@ class Recipe:
         )
         own = not self.net.name.startswith(("timm:", "torchvision:"))
         net = dataclasses.replace(self.net, width=4 if own else None, pretrained=False)
-        return dataclasses.replace(self, net=net, train=settings)
+        return dataclasses.replace(self, net=net, train=settings, phases=())
 
     def to_json(self) -> dict[str, Any]:
         """Everything, as plain values."""
@@ -118,6 +160,8 @@ class Recipe:
                 is_left = part == "train" and setting.name in (*FREE_SETTINGS, "seed")
                 if not is_left and value != _default(setting):
                     found[f"{part}.{setting.name}"] = value
+        if self.phases:
+            found["phases"] = [dataclasses.asdict(phase) for phase in self.phases]
         return found
 
     @classmethod
@@ -133,6 +177,7 @@ class Recipe:
             net=_read(NetSpec, _with_block(record["net"])),
             mixer=_read(_mixers()[kind], mixer),
             train=_read(TrainSettings, record["train"]),
+            phases=tuple(_read(Phase, phase) for phase in record.get("phases", ())),
         )
 
 
@@ -159,14 +204,15 @@ class Row:
 def changed(recipe: Recipe, changes: Mapping[str, object]) -> Recipe:
     """Return the recipe with settings replaced, named as on the command line: ``train.epochs``.
 
-    All at once: fewer epochs and a shorter warm-up may only be right together.
+    All at once: fewer epochs and a shorter warm-up may only be right together. A setting that a
+    phase would change holds in that phase too.
     """
     parts: dict[str, dict[str, object]] = {}
     for path, value in changes.items():
         part, _, name = path.partition(".")
         if path == "data.name":
             raise ValueError("other data have a way of their own, dataset=, which names the run so")
-        known = [f.name for f in dataclasses.fields(recipe) if f.name != "name"]
+        known = [f.name for f in dataclasses.fields(recipe) if f.name not in ("name", "phases")]
         if part not in known or not name:
             raise ValueError(f"unknown setting {path!r}; write PART.NAME with PART from {known}")
         owner = getattr(recipe, part)
@@ -175,10 +221,16 @@ def changed(recipe: Recipe, changes: Mapping[str, object]) -> Recipe:
             raise ValueError(f"unknown setting {path!r}; {part} has {names}")
         check_kind(path, value, get_type_hints(type(owner))[name])
         parts.setdefault(part, {})[name] = value
+    if not parts:
+        return recipe
     replaced = {
         part: dataclasses.replace(getattr(recipe, part), **values) for part, values in parts.items()
     }
-    return dataclasses.replace(recipe, **replaced) if replaced else recipe
+    phases = tuple(
+        Phase(phase.until, {k: v for k, v in phase.changes.items() if k not in changes})
+        for phase in recipe.phases
+    )
+    return dataclasses.replace(recipe, **replaced, phases=phases)
 
 
 def on_data(recipe: Recipe, name: str) -> Recipe:
@@ -191,19 +243,21 @@ def on_data(recipe: Recipe, name: str) -> Recipe:
         words[words.index(ours)] = theirs
     else:
         words.insert(0, theirs)
-    spec = dataclasses.replace(recipe.data, name=name)
+    spec, phases = dataclasses.replace(recipe.data, name=name), recipe.phases
     size = re.fullmatch(r"folder:.+@(\d+)", name)
     if size and spec.image_size:  # else it is the folder's already
-        spec = _scaled(spec, int(size[1]) / spec.image_size)
-    return dataclasses.replace(recipe, name="-".join(words), data=spec)
+        scale = int(size[1]) / spec.image_size
+        spec = dataclasses.replace(spec, **_scaled(dataclasses.asdict(spec), "", scale))
+        phases = tuple(
+            Phase(p.until, {**p.changes, **_scaled(p.changes, "data.", scale)}) for p in phases
+        )
+    return dataclasses.replace(recipe, name="-".join(words), data=spec, phases=phases)
 
 
-def _scaled(spec: DataSpec, scale: float) -> DataSpec:
-    """The same views of images in another size."""
-    sides = {name: getattr(spec, name) for name in ("image_size", "resize", "eval_resize")}
-    return dataclasses.replace(
-        spec, **{name: round(scale * side) for name, side in sides.items() if side}
-    )
+def _scaled(settings: Mapping[str, Any], prefix: str, scale: float) -> dict[str, Any]:
+    """The sides of images among these settings, in another size."""
+    names = [prefix + side for side in ("image_size", "resize", "eval_resize")]
+    return {name: round(scale * settings[name]) for name in names if settings.get(name)}
 
 
 def mixer_names() -> list[str]:
@@ -223,12 +277,18 @@ def _read(kind: Any, record: Mapping[str, Any]) -> Any:
     unknown = sorted(set(record) - names)
     if unknown:
         raise ValueError(f"{kind.__name__} has no settings {unknown}; it has {sorted(names)}")
-    # JSON has no tuples; no setting is a list.
-    values = {k: tuple(v) if isinstance(v, list) else v for k, v in record.items()}
+    values = {name: _with_tuples(value) for name, value in record.items()}
     hints = get_type_hints(kind)
     for name, value in values.items():
         check_kind(name, value, hints[name])
     return kind(**values)
+
+
+def _with_tuples(value: Any) -> Any:
+    """JSON has no tuples; no setting is a list."""
+    if isinstance(value, dict):
+        return {name: _with_tuples(inner) for name, inner in value.items()}
+    return tuple(map(_with_tuples, value)) if isinstance(value, list) else value
 
 
 def check_kind(name: str, value: object, hint: Any) -> None:
@@ -252,6 +312,8 @@ def _fits(value: object, hint: Any) -> bool:
         return len(each) == len(value) and all(map(_fits, value, each))
     if origin is dict:
         return isinstance(value, dict) and all(_fits(v, parts[1]) for v in value.values())
+    if hint is object:
+        return True
     if isinstance(value, bool):
         return hint is bool
     return isinstance(value, (int, float) if hint is float else hint)

@@ -157,10 +157,14 @@ def _entry(
         if trained.get("train.epochs") == result.epoch:  # else it has not been trained to its end
             del trained["train.epochs"]
             recipe.pop("train.epochs", None)
+    data, network = name.data, name.network
+    if result.task == "detection":  # on other data than the backbone's, by another network
+        data = str(result.settings.get("data", data))
+        network = str(result.settings.get("network", network))
     return _Entry(
         result,
         name,
-        Column(name.data, name.network, source, measure),
+        Column(data, network, source, measure),
         _facts(trained, ignored),
         _facts(evaluated, ignored),
         None if known is None else _facts(recipe, ignored),

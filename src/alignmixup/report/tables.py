@@ -82,8 +82,8 @@ def table(
     return Table(_full_title(title, kind, which, columns), shown, tuple(body), tuple(notes))
 
 
-def _printed(method: str, column: Column) -> float | None:
-    return column.measure.published(column.data, column.network, method, column.source)
+def _printed(method: str, column: Column, suffix: str = "") -> float | None:
+    return column.measure.published(column.data, column.network, method, column.source, suffix)
 
 
 def _is_printed(method: str, columns: Iterable[Column]) -> bool:
@@ -149,7 +149,7 @@ def _full_title(title: str, kind: str, which: str, columns: Sequence[Column]) ->
 def _cell_text(row: Row, column: Column, seeds: Mapping[object, float] | None) -> str:
     digits = column.measure.digits
     # An unaligned twin is another method than the one the paper prints under this name.
-    printed = None if "unaligned" in row.suffix else _printed(row.method, column)
+    printed = None if "unaligned" in row.suffix else _printed(row.method, column, row.suffix)
     theirs = "" if printed is None else f"({printed:.{digits}f})"
     if not seeds:
         # A variant of ours is not in the paper: without a figure of ours its cell is empty.

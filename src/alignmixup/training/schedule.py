@@ -2,13 +2,15 @@
 
     step     lr * decay^(number of milestones passed)
     cosine   lr * (1 + cos(pi t)) / 2,  t from 0 at the end of the warm-up to 1 at the end
+    linear   lr * (what lies on the straight line between the two nearest points)
 
-Both rise linearly from zero during ``warmup_epochs``.
+All rise linearly from zero during ``warmup_epochs``.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from alignmixup.training.settings import TrainSettings
 
@@ -23,5 +25,16 @@ def learning_rate_share(settings: TrainSettings, progress: float) -> float:
     if settings.schedule == "cosine":
         t = (progress - warmup) / (settings.epochs - warmup)
         return (1 + math.cos(math.pi * min(t, 1.0))) / 2
+    if settings.schedule == "linear":
+        return _between(settings.points, progress)
     passed = sum(progress >= milestone for milestone in settings.milestones)
     return settings.decay**passed
+
+
+def _between(points: Sequence[tuple[float, float]], progress: float) -> float:
+    """The value at ``progress`` of the line through ``points``, constant before and after them."""
+    done = sum(epoch <= progress for epoch, _ in points)
+    if done in (0, len(points)):
+        return points[max(done - 1, 0)][1]
+    (begin, first), (end, last) = points[done - 1 : done + 1]
+    return first + (last - first) * (progress - begin) / (end - begin)

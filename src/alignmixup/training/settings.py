@@ -22,13 +22,20 @@ class TrainSettings:
     classifier_lr: float | None = None
     """Learning rate of the parameters whose names start with `classifier`; None: the same."""
     classifier: str = "head."
+    optimizer: Literal["sgd", "adamw"] = "sgd"
     momentum: float = 0.9
+    """Of SGD; with AdamW the first of its two betas, the second being 0.999."""
     nesterov: bool = False
     weight_decay: float = 1e-4
-    schedule: Literal["step", "cosine"] = "step"
+    decay_vectors: bool = True
+    """False: biases and the scales of norms (one-dimensional parameters) have no weight decay."""
+    schedule: Literal["step", "cosine", "linear"] = "step"
     milestones: tuple[int, ...] = (500, 1000, 1500)
     """Epochs at which the step schedule multiplies the learning rate by `decay`."""
     decay: float = 0.1
+    points: tuple[tuple[float, float], ...] = ()
+    """(epoch, share of `lr`) between which the linear schedule interpolates; an epoch that stands
+    twice is a jump."""
     warmup_epochs: float = 0.0
     clip_norm: float | None = None
     """Largest norm of the gradient; None: no clipping."""
@@ -58,8 +65,15 @@ class TrainSettings:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ValueError(f"{name} must be positive, or None for none, got {value}")
-        if self.schedule not in ("step", "cosine"):
-            raise ValueError(f"schedule must be 'step' or 'cosine', got {self.schedule!r}")
+        if self.schedule not in ("step", "cosine", "linear"):
+            raise ValueError(
+                f"schedule must be 'step', 'cosine' or 'linear', got {self.schedule!r}"
+            )
+        if self.optimizer not in ("sgd", "adamw"):
+            raise ValueError(f"optimizer must be 'sgd' or 'adamw', got {self.optimizer!r}")
+        if self.nesterov and self.optimizer != "sgd":
+            raise ValueError(f"nesterov is for optimizer='sgd', not {self.optimizer!r}")
+        self._check_points()
         if self.precision not in ("float32", "bf16"):
             raise ValueError(f"precision must be 'float32' or 'bf16', got {self.precision!r}")
         if self.warmup_epochs >= self.epochs:
@@ -75,6 +89,17 @@ class TrainSettings:
             )
         if self.momentum >= 1:
             raise ValueError(f"momentum must be less than 1, got {self.momentum}")
+
+    def _check_points(self) -> None:
+        if (self.schedule == "linear") != bool(self.points):
+            raise ValueError(
+                f"points belong to schedule='linear', got {self.points} with {self.schedule!r}"
+            )
+        epochs = [epoch for epoch, _ in self.points]
+        if epochs != sorted(epochs) or any(share < 0 for _, share in self.points):
+            raise ValueError(
+                f"points must have epochs that do not fall and shares from 0 on, got {self.points}"
+            )
 
 
 def differences(there: Mapping[str, Any], ours: Mapping[str, Any], prefix: str = "") -> list[str]:

@@ -189,34 +189,23 @@ def trying_convolutions() -> Iterator[None]:
         cudnn.benchmark, cudnn.benchmark_limit = before
 
 
-def make_optimizer(net: nn.Module, settings: TrainSettings) -> torch.optim.SGD:
-    """Return SGD over all parameters, the classifier in a group of its own where it has a rate."""
+def make_optimizer(net: nn.Module, settings: TrainSettings) -> torch.optim.Optimizer:
+    """Return the optimizer over all parameters, in groups where rates or weight decay differ."""
     named = list(net.named_parameters())
-    groups: list[dict[str, object]] = [{"params": [p for _, p in named], "lr": settings.lr}]
-    if settings.classifier_lr is not None:
-        head = [p for name, p in named if name.startswith(settings.classifier)]
-        rest = [p for name, p in named if not name.startswith(settings.classifier)]
-        if not head:
-            raise ValueError(
-                f"classifier_lr is set, but no parameter's name starts with "
-                f"{settings.classifier!r}; the names begin with "
-                f"{sorted({name.split('.')[0] for name, _ in named})}"
-            )
-        groups = [
-            {"params": rest, "lr": settings.lr},
-            {"params": head, "lr": settings.classifier_lr},
-        ]
     is_cuda = named[0][1].is_cuda
+    groups = [
+        {"params": [p for _, p in part], "lr": rate, "weight_decay": decay}
+        for rated, rate in _by_rate(named, settings)
+        for part, decay in _by_decay(rated, settings)
+    ]
     for group in groups:
         group["base_lr"] = group["lr"]
         if is_cuda:  # a tensor, so that a captured step reads the rate of its own moment
             group["lr"] = torch.tensor(group["lr"], dtype=torch.float32, device=named[0][1].device)
+    if settings.optimizer == "adamw":
+        return _adamw(groups, settings, is_cuda)
     optimizer = torch.optim.SGD(
-        groups,
-        momentum=settings.momentum,
-        nesterov=settings.nesterov,
-        weight_decay=settings.weight_decay,
-        fused=is_cuda,
+        groups, momentum=settings.momentum, nesterov=settings.nesterov, fused=is_cuda
     )
     if is_cuda and settings.momentum:
         # From the start, where SGD would begin each at its first gradient, which is the same: the
@@ -224,3 +213,47 @@ def make_optimizer(net: nn.Module, settings: TrainSettings) -> torch.optim.SGD:
         for _, parameter in named:
             optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
     return optimizer
+
+
+def _adamw(
+    groups: list[dict[str, Any]], settings: TrainSettings, is_cuda: bool
+) -> torch.optim.Optimizer:
+    optimizer = torch.optim.AdamW(
+        groups, betas=(settings.momentum, 0.999), fused=is_cuda, capturable=is_cuda
+    )
+    if is_cuda:
+        # From the start: made inside a captured step, it would be made anew at every replay.
+        for parameter in (p for group in groups for p in group["params"]):
+            state = optimizer.state[parameter]
+            state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
+            state["exp_avg"] = torch.zeros_like(parameter)
+            state["exp_avg_sq"] = torch.zeros_like(parameter)
+    return optimizer
+
+
+Named = list[tuple[str, nn.Parameter]]
+
+
+def _by_rate(named: Named, settings: TrainSettings) -> list[tuple[Named, float]]:
+    """All parameters with their rate, the classifier's last where it has one of its own."""
+    if settings.classifier_lr is None:
+        return [(named, settings.lr)]
+    head = [pair for pair in named if pair[0].startswith(settings.classifier)]
+    rest = [pair for pair in named if not pair[0].startswith(settings.classifier)]
+    if not head:
+        raise ValueError(
+            f"classifier_lr is set, but no parameter's name starts with "
+            f"{settings.classifier!r}; the names begin with "
+            f"{sorted({name.split('.')[0] for name, _ in named})}"
+        )
+    return [(rest, settings.lr), (head, settings.classifier_lr)]
+
+
+def _by_decay(named: Named, settings: TrainSettings) -> list[tuple[Named, float]]:
+    """The parameters with their weight decay, those without it last."""
+    if settings.decay_vectors:
+        return [(named, settings.weight_decay)]
+    others = [pair for pair in named if pair[1].ndim > 1]
+    vectors = [pair for pair in named if pair[1].ndim <= 1]
+    parts = ((others, settings.weight_decay), (vectors, 0.0))
+    return [(part, decay) for part, decay in parts if part]

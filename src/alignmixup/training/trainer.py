@@ -87,12 +87,14 @@ def fit(
     writer: Any | None = None,
     quiet: bool = False,
     team: Team | None = None,
+    epochs: range | None = None,
 ) -> Summary:
     """Train ``net`` in the folder ``out``, going on where a run there stopped.
 
     ``notes`` are events to open the ledger with; ``writer`` a TensorBoard SummaryWriter. Ctrl-C and
     SIGTERM end the run after the current step with a checkpoint. Of a ``team`` all processes call
-    this, each with a loader of its own.
+    this, each with a loader of its own. ``epochs`` is what to train in this call, counted from 0:
+    a run whose phases have other loaders, mixers or batch sizes is one call a phase, in order.
     """
     team = team or Team()
     if not len(loader):
@@ -101,7 +103,14 @@ def fit(
     # Streams, events and captures belong to the current device, which must be the network's.
     with torch.cuda.device_of(next(net.parameters())):  # type: ignore[no-untyped-call]
         run = _Run(net, mixer, loader, settings, out, team)
-        _fit(run, evaluate, notes or {}, writer, quiet or not team.is_leader)
+        _fit(
+            run,
+            evaluate,
+            notes or {},
+            writer,
+            quiet or not team.is_leader,
+            epochs or range(settings.epochs),
+        )
     team.wait()  # for the leader's last line
     return summarise(out)
 
@@ -112,24 +121,28 @@ def _fit(
     notes: Mapping[str, Mapping[str, object]],
     writer: Any | None,
     quiet: bool,
+    epochs: range,
 ) -> None:
     settings, team = run.settings, run.team
     steps = len(run.loader)
     told, cases = asdict(settings), dict(run.mixer.cases)
-    if run.epoch == 0 and run.step == 0:
+    if run.epoch >= epochs.stop and epochs.stop < settings.epochs:
+        run.writer.close()
+        return  # a phase that is over
+    if run.epoch == epochs.start and run.step == 0:
         run.ledger.append("start", {"settings": told, "cases": cases, "steps": steps})
-        for event, values in notes.items():
+        for event, values in notes.items() if not run.epoch else ():
             run.ledger.append(event, values)
     else:
         _check_same(run.ledger.path, {"train": told, "cases": cases, "steps": steps})
-    done = run.epoch * steps + run.step
+    done = (run.epoch - epochs.start) * steps + run.step
     with (
-        Reporter(settings.epochs * steps, done, quiet=quiet) as reporter,
+        Reporter(len(epochs) * steps, done, quiet=quiet) as reporter,
         stop_signals() as stop,
         trying_convolutions(),
     ):
         try:
-            while run.epoch < settings.epochs and not team.any(bool(stop), run.device):
+            while run.epoch < epochs.stop and not team.any(bool(stop), run.device):
                 if not run.train_epoch(reporter, stop):
                     break
                 run.close_epoch(evaluate, reporter, writer)
@@ -140,7 +153,9 @@ def _fit(
 def _check_same(ledger: Path, now: Mapping[str, Any]) -> None:
     """Raise where a run would go on with other settings, cases or data than it was begun with."""
     events = cast(list[dict[str, Any]], read_ledger(ledger))
-    begun = next((event for event in events if event["event"] == "start"), {})
+    # Each phase has a start of its own: the last is that of the phase which goes on.
+    starts = (event for event in reversed(events) if event["event"] == "start")
+    begun: dict[str, Any] = next(starts, {})
     settings = begun.get("settings", {})
     # What an older version did not write is not known to differ.
     there = {"train": settings, **{name: begun.get(name, now[name]) for name in ("cases", "steps")}}
@@ -349,8 +364,11 @@ class _Run:
         parameters = dict(self.net.named_parameters())
         for name, value in checkpoint.part("optimizer").items():
             key, parameter = name.split(".", 1)
-            buffer = torch.empty_like(parameters[parameter]).copy_(value)
-            self.optimizer.state[parameters[parameter]][key] = buffer
+            owner = parameters[parameter]
+            # A buffer has the parameter's memory layout; AdamW's count of steps is a number.
+            like = owner if value.shape == owner.shape else value
+            buffer = torch.empty_like(like, device=owner.device).copy_(value)
+            self.optimizer.state[owner][key] = buffer
         self.rng.set_state(checkpoint.tensors["rng.draws"])
         torch.set_rng_state(checkpoint.tensors["rng.cpu"])
         if self.device.type == "cuda" and "rng.cuda" in checkpoint.tensors:

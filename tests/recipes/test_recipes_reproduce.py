@@ -1,0 +1,129 @@
+"""Every cell the paper prints has a recipe and a command, or a stated reason why not."""
+
+import pytest
+
+from alignmixup.cli import main
+from alignmixup.cli.program import COMMANDS
+from alignmixup.experiments.detecting import KINDS
+from alignmixup.experiments.outliers import SOURCES
+from alignmixup.experiments.scored_tasks import TASKS
+from alignmixup.mixers import (
+    AlignMixup,
+    AlignMixupAE,
+    AlignMixupVAE,
+    CoMixup,
+    CutMix,
+    Cutout,
+    InputMixup,
+    ManifoldMixup,
+    NoMix,
+    PuzzleMix,
+    SaliencyMix,
+    StyleCutMix,
+    StyleMix,
+)
+from alignmixup.models.wsol import ErasingLoss
+from alignmixup.recipes.catalogue import find_recipe, published_cell, recipe_names
+from alignmixup.recipes.reproduce import MISSING, steps_of
+from alignmixup.report import paper
+from alignmixup.report.ablation import FAMILY
+from alignmixup.report.names import parse_recipe
+
+NAMES = set(recipe_names())
+PRINTED = [cell for cell in paper.FIGURES if cell.value is not None]
+MIXERS = {
+    "baseline": NoMix,
+    "acol": ErasingLoss,
+    "adl": NoMix,  # the network drops parts of its maps
+    "cutout": Cutout,
+    "input": InputMixup,
+    "cutmix": CutMix,
+    "manifold": ManifoldMixup,
+    "puzzlemix": PuzzleMix,
+    "comixup": CoMixup,
+    "saliencymix": SaliencyMix,
+    "stylemix": StyleMix,
+    "stylecutmix": StyleCutMix,
+    "alignmixup": (AlignMixup, AlignMixupAE),  # with e or E it needs an embedding
+    "alignmixup-ae": AlignMixupAE,
+    "alignmixup-vae": AlignMixupVAE,
+}
+
+
+def key(cell):
+    return cell.table, cell.network, cell.method
+
+
+@pytest.mark.parametrize("table", paper.TABLES)
+def test_every_printed_cell_of_a_table_has_a_recipe_or_a_reason(table):
+    cells = [cell for cell in PRINTED if cell.table == table]
+    assert cells
+    for cell in cells:
+        steps = steps_of(cell)
+        assert (steps.recipe in NAMES) != (key(cell) in MISSING), (cell, steps)
+        if key(cell) in MISSING:
+            continue
+        recipe = find_recipe(steps.recipe)
+        data = "imagenet" if table == "detection" else cell.data
+        assert recipe.data.name == data
+        assert isinstance(recipe.mixer, MIXERS[cell.method]), cell
+        if cell.aligned is not None and hasattr(recipe.mixer, "aligned") and "A" in cell.layers:
+            assert recipe.mixer.aligned == cell.aligned, cell
+        name = parse_recipe(steps.recipe)
+        assert table == "detection" or name.data == FAMILY or name.network == cell.network
+
+
+def test_the_list_of_what_is_missing_is_not_stale():
+    assert MISSING.keys() <= {key(cell) for cell in PRINTED}
+    assert all(MISSING.values())
+
+
+@pytest.mark.parametrize("cell", [c for c in PRINTED if c.top1_error is not None], ids=str)
+def test_a_recipe_stands_beside_the_very_cell_it_is_found_by(cell):
+    """Both ways agree: from the cell to the recipe, and from the recipe to its figure."""
+    if key(cell) not in MISSING:
+        assert published_cell(steps_of(cell).recipe) == cell
+
+
+def test_every_command_that_is_named_exists():
+    for cell in PRINTED:
+        steps = steps_of(cell)
+        if not steps.command:
+            # Training itself records it: best, last and median of the last ten epochs.
+            assert cell.metric in ("top1", "top1_error", "top1_median10")
+            continue
+        command, target, *words = steps.command
+        assert command in COMMANDS
+        if command == "bench":
+            assert target == steps.recipe
+            assert cell.metric in ("params", "ms_per_batch")
+            continue
+        assert target == f"runs/{steps.recipe}-seed0"  # where ``train`` puts it
+        if command == "detect":
+            assert words[0] == "--data"
+            kind = KINDS[words[1]]
+            assert (kind.data, kind.network) == (cell.data, cell.network)
+            continue
+        assert (command, words[0]) == ("evaluate", "--tasks")
+        assert words[1] in TASKS
+        if words[1] == "ood":
+            assert words[2:] == ["--ood", cell.source]
+            assert cell.source in SOURCES
+
+
+@pytest.mark.parametrize("table", paper.TABLES)
+def test_a_table_is_listed_by_name(capsys, table):
+    assert main(["recipes", "--table", table]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    shown = [line for line in lines if any(word in NAMES for word in line.split())]
+    assert len(shown) == sum(cell.table == table for cell in PRINTED)
+
+
+def test_a_table_is_narrowed_by_a_pattern_and_an_unknown_one_named(capsys):
+    assert main(["recipes", "wrn16-8-alignmixup", "--table", "adv"]) == 0
+    out = capsys.readouterr().out
+    assert "evaluate runs/cifar10-wrn16-8-alignmixup-seed0 --tasks fgsm" in out
+    assert "puzzlemix" not in out
+    assert main(["recipes", "tiny", "--table", "imgnet"]) == 1
+    assert main(["recipes", "--table", "nine"]) == 1
+    assert "the paper has no table 'nine'; choose from cls," in capsys.readouterr().err

@@ -1,0 +1,77 @@
+"""AdamW beside SGD: by hand, without decay of vectors, and resumed to the same weights."""
+
+import dataclasses
+
+import pytest
+import torch
+from torch import nn
+
+from alignmixup.datasets import DeviceLoader, shapes
+from alignmixup.mixers import InputMixup, NoMix
+from alignmixup.training import TrainSettings, fit
+from alignmixup.training.checkpoint import load_checkpoint
+from alignmixup.training.steps import PlainStep, make_optimizer
+from alignmixup.training.trainer import CHECKPOINT
+
+ADAMW = TrainSettings(
+    epochs=2,
+    batch_size=16,
+    lr=0.01,
+    optimizer="adamw",
+    weight_decay=0.1,
+    decay_vectors=False,
+    schedule="cosine",
+    milestones=(),
+    device="cpu",
+)
+
+
+def make():
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Conv2d(3, 4, 3, 8, 1), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(64, 10)
+    )
+    return net, DeviceLoader(shapes("train", 64), 16, 0)
+
+
+def test_a_first_step_is_adamw_by_hand():
+    """The first step of Adam is the sign of the gradient; decay shrinks matrices alone."""
+    net, loader = make()
+    before = {name: p.detach().clone() for name, p in net.named_parameters()}
+    step = PlainStep(net, NoMix(), make_optimizer(net, ADAMW), ADAMW, loader.gather)
+    step((loader.rows(0)[:16],), NoMix().draw(16, torch.Generator()))
+    for name, parameter in net.named_parameters():
+        kept = 1 - 0.01 * 0.1 if parameter.ndim > 1 else 1.0
+        signs = parameter.grad / (parameter.grad.abs() + 1e-8)
+        torch.testing.assert_close(parameter.detach(), kept * before[name] - 0.01 * signs)
+
+
+def test_every_parameter_is_in_one_group_whatever_rates_and_decay_differ():
+    net, _ = make()
+    settings = dataclasses.replace(ADAMW, classifier_lr=0.5, classifier="3.")
+    groups = make_optimizer(net, settings).param_groups
+    assert [(g["lr"], g["weight_decay"], len(g["params"])) for g in groups] == [
+        *((0.01, 0.1, 1), (0.01, 0.0, 3), (0.5, 0.1, 1), (0.5, 0.0, 1)),
+    ]
+    assert sum(len(g["params"]) for g in groups) == len(list(net.parameters()))
+
+
+def test_a_resumed_run_repeats_the_uninterrupted_one(tmp_path):
+    for name, pieces in (("whole", [range(2)]), ("halves", [range(1), range(1, 2)])):
+        for epochs in pieces:
+            net, loader = make()
+            mixer, out = InputMixup(), tmp_path / name
+            fit(net, mixer, loader, lambda _: {"top1": 1.0}, ADAMW, out, quiet=True, epochs=epochs)
+    whole, halves = (
+        load_checkpoint(tmp_path / n / CHECKPOINT).tensors for n in ("whole", "halves")
+    )
+    assert {name.split(".")[1] for name in whole if name.startswith("optimizer.")} == {
+        *("step", "exp_avg", "exp_avg_sq")
+    }
+    assert whole.keys() == halves.keys()
+    assert all(torch.equal(whole[name], halves[name]) for name in whole)
+
+
+def test_nesterov_is_refused():
+    with pytest.raises(ValueError, match=r"nesterov is for optimizer='sgd', not 'adamw'"):
+        dataclasses.replace(ADAMW, nesterov=True)
