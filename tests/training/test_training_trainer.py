@@ -187,7 +187,7 @@ from pathlib import Path
 import torch
 torch.set_num_threads(1)  # as this process: two threads add in another order
 sys.path.insert(0, {tests!r})
-import test_train_engine as t
+import test_training_trainer as t
 print("ready", flush=True)
 t.run(Path(sys.argv[1]), num_images=400)
 """
