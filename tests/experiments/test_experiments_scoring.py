@@ -423,8 +423,8 @@ def test_results_on_other_images_say_on_which(tmp_path):
     dark = dataclasses.replace(few.test, name="dark", images=few.test.images // 8)
     evaluate(tmp_path / "run", dark, tasks=["calibration"], device="cpu")
     on_which = [r.settings.get("images") for r in read_results([tmp_path / "run"])]
-    assert on_which[:3] == [None] * 3  # recorded by training
-    assert set(on_which[3:]) == {"dark/test, 8 images"}
+    assert on_which[:2] == [None] * 2  # recorded by training
+    assert set(on_which[2:]) == {"dark/test, 8 images"}
 
 
 def test_the_hardware_is_that_of_the_device(two_tone, monkeypatch):
@@ -494,6 +494,7 @@ def test_every_option_of_every_task_has_a_type():
         "v2_iou_thresholds",
         "threshold_step",
         "convention",
+        "box",
         "layer",
         "classifier",
     }
