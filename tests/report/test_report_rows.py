@@ -12,7 +12,7 @@ from alignmixup.report.tables import KINDS, kinds_in, table
 from alignmixup.training.summary import EPOCHS_FOR_MEDIAN
 
 NAME = "cifar10-r18-alignmixup-fast"
-SMALL = {"net.width": 4, "train.epochs": 1, "train.warmup_epochs": 0.0}
+SMALL = {"net.width": 4, "train.epochs": 1, "train.weight_decay": 1e-4}
 
 
 def run(changes=None, *, seed=0, name=NAME, epoch=None, metric="top1_last", value=90.0):
@@ -29,7 +29,7 @@ def rows(*results, **more):
 
 def test_a_row_names_everything_that_differs_from_its_recipe():
     assert rows(run(SMALL)) == [
-        "AlignMixup (fast, epochs=1, net.width=4, train.warmup_epochs=default, last epoch)"
+        "AlignMixup (fast, epochs=1, net.width=4, train.weight_decay=default, last epoch)"
     ]
     assert rows(run({"mixer.eps": 0.5, "train.lr": 0.2}), which="last") == [
         "AlignMixup (fast, mixer.eps=0.5, train.lr=0.2)"
@@ -78,7 +78,7 @@ def test_a_run_on_other_data_is_compared_with_the_recipe_it_was_made_from():
     where = origin(recipe, 1)
     line = Result("accuracy", "top1_last", 90.0).stamped(**where)
     assert rows(line, which="last") == [
-        "AlignMixup (fast, epochs=1, net.width=4, train.warmup_epochs=default)"
+        "AlignMixup (fast, epochs=1, net.width=4, train.weight_decay=default)"
     ]
     other = on_data(find_recipe("ablation-cifar100-ae-xAe"), "folder:/some/where@48")
     assert recipe_settings(other.name) is not None
@@ -139,7 +139,7 @@ def test_report_from_the_command_line_names_the_differences(tmp_path, capsys):
     (tmp_path / "results.jsonl").write_text("".join(line.to_json() + "\n" for line in lines))
     assert main(["report", str(tmp_path)]) == 0
     said = capsys.readouterr().out
-    for word in ("net.width=4", "epochs=1", "train.warmup_epochs=default", "last epoch"):
+    for word in ("net.width=4", "epochs=1", "train.weight_decay=default", "last epoch"):
         assert word in said
 
 
