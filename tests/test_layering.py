@@ -14,23 +14,43 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "src" / "alignmixup"
 
 # A package or module of alignmixup may import itself and these.
-_BELOW = {"contracts", "datasets", "evaluation", "hooks", "mixers", "models", "ops", "training"}
+_BELOW = {
+    "registry",
+    "contracts",
+    "datasets",
+    "evaluation",
+    "hooks",
+    "mixers",
+    "models",
+    "ops",
+    "training",
+}
 MAY_IMPORT: dict[str, set[str]] = {
+    "registry": set(),
     "contracts": set(),
     "hooks": {"contracts"},
     "ops": {"contracts"},
-    "mixers": {"contracts", "hooks", "ops"},
-    "models": {"contracts", "ops"},
-    "datasets": {"contracts"},
-    "training": {"contracts", "ops"},
-    "evaluation": {"contracts", "hooks", "mixers", "ops"},
-    "report": {"contracts"},
-    "recipes": {"contracts", "datasets", "mixers", "models", "report", "training"},
+    "mixers": {"contracts", "hooks", "ops", "registry"},
+    "models": {"registry", "contracts", "ops"},
+    "datasets": {"registry", "contracts"},
+    "training": {"registry", "contracts", "ops"},
+    "evaluation": {"registry", "contracts", "hooks", "mixers", "ops"},
+    "report": {"registry", "contracts"},
+    "recipes": {"registry", "contracts", "datasets", "mixers", "models", "report", "training"},
     "experiments": _BELOW | {"recipes"},
     "figures": _BELOW | {"experiments", "recipes", "report"},
     "demo": _BELOW | {"experiments", "figures", "recipes", "report"},
-    "cli": {"contracts", "datasets", "demo", "experiments", "figures", "recipes", "report"},
-    "__init__": {"contracts", "evaluation", "experiments", "mixers", "ops"},
+    "cli": {
+        "registry",
+        "contracts",
+        "datasets",
+        "demo",
+        "experiments",
+        "figures",
+        "recipes",
+        "report",
+    },
+    "__init__": {"registry", "contracts", "evaluation", "experiments", "mixers", "ops"},
 }
 
 # Imported where they are needed, inside a function. Kernel files import triton at their top, and

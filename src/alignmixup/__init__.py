@@ -1,75 +1,83 @@
 """Mixup for image classifiers: AlignMixup, the methods it is compared with, and the evaluations.
 
-mixer = alignmixup.AlignMixup(layer="layer4")
-loss = mixer(model, x, y).loss()
+    mixer = alignmixup.AlignMixup(layer="layer4")
+    loss = mixer(model, x, y).loss()
+
+Every name is imported at its first use: ``import alignmixup`` is fast and loads no torch.
 """
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
-from alignmixup.contracts import Draw, ImageSet, Mixed, Mixer, Result
-from alignmixup.evaluation.effect import Effect, alignment_effect
-from alignmixup.mixers import (
-    AlignMixup,
-    AlignMixupAE,
-    AlignMixupVAE,
-    CoMixup,
-    CutMix,
-    Cutout,
-    InputMixup,
-    ManifoldMixup,
-    NoMix,
-    PuzzleMix,
-    SaliencyMix,
-    StyleCutMix,
-    StyleMix,
-)
-from alignmixup.ops import Transport, pairwise_cost, sinkhorn
-from alignmixup.ops.align import align_mix
+from alignmixup.registry import MIXERS, suggestion
 
 if TYPE_CHECKING:
-    from alignmixup.experiments.run import train
-    from alignmixup.experiments.scoring import evaluate
+    from alignmixup.contracts import (
+        Draw as Draw,
+        ImageSet as ImageSet,
+        Mixed as Mixed,
+        Mixer as Mixer,
+        Result as Result,
+    )
+    from alignmixup.evaluation.effect import Effect as Effect, alignment_effect as alignment_effect
+    from alignmixup.experiments.run import train as train
+    from alignmixup.experiments.scoring import evaluate as evaluate
+    from alignmixup.mixers.alignmixup import AlignMixup as AlignMixup
+    from alignmixup.mixers.alignmixup_ae import (
+        AlignMixupAE as AlignMixupAE,
+        AlignMixupVAE as AlignMixupVAE,
+    )
+    from alignmixup.mixers.comixup import CoMixup as CoMixup
+    from alignmixup.mixers.cutmix import CutMix as CutMix
+    from alignmixup.mixers.cutout import Cutout as Cutout
+    from alignmixup.mixers.input_mixup import InputMixup as InputMixup
+    from alignmixup.mixers.manifold_mixup import ManifoldMixup as ManifoldMixup
+    from alignmixup.mixers.nomix import NoMix as NoMix
+    from alignmixup.mixers.puzzlemix import PuzzleMix as PuzzleMix
+    from alignmixup.mixers.saliencymix import SaliencyMix as SaliencyMix
+    from alignmixup.mixers.stylecutmix import StyleCutMix as StyleCutMix
+    from alignmixup.mixers.stylemix import StyleMix as StyleMix
+    from alignmixup.ops.align import align_mix as align_mix
+    from alignmixup.ops.cost import pairwise_cost as pairwise_cost
+    from alignmixup.ops.sinkhorn import Transport as Transport, sinkhorn as sinkhorn
+    from alignmixup.registry import register_mixer as register_mixer
 
-__all__ = [
-    "AlignMixup",
-    "AlignMixupAE",
-    "AlignMixupVAE",
-    "CoMixup",
-    "CutMix",
-    "Cutout",
-    "Draw",
-    "Effect",
-    "ImageSet",
-    "InputMixup",
-    "ManifoldMixup",
-    "Mixed",
-    "Mixer",
-    "NoMix",
-    "PuzzleMix",
-    "Result",
-    "SaliencyMix",
-    "StyleCutMix",
-    "StyleMix",
-    "Transport",
-    "align_mix",
-    "alignment_effect",
-    "evaluate",
-    "pairwise_cost",
-    "sinkhorn",
-    "train",
-]
+# Where each public name is defined; mixers are found in their registry.
+_MODULES = {
+    "contracts": ("Draw", "ImageSet", "Mixed", "Mixer", "Result"),
+    "evaluation.effect": ("Effect", "alignment_effect"),
+    "experiments.run": ("train",),
+    "experiments.scoring": ("evaluate",),
+    "ops.align": ("align_mix",),
+    "ops.cost": ("pairwise_cost",),
+    "ops.sinkhorn": ("Transport", "sinkhorn"),
+    "registry": ("register_mixer",),
+}
+_HOME = {name: module for module, names in _MODULES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    # Training and evaluation bring the other rooms with them; who only mixes does not need those.
-    if name == "train":
-        from alignmixup.experiments.run import train
+    if name == "__all__":
+        return sorted({*_HOME, *MIXERS})
+    if name == "__version__":
+        from importlib.metadata import PackageNotFoundError, version
 
-        return train
-    if name == "evaluate":
-        from alignmixup.experiments.scoring import evaluate
+        try:
+            return version("alignmixup")
+        except PackageNotFoundError:  # imported from a source tree that is not installed
+            return "0+source"
+    if name in _HOME:
+        value = getattr(importlib.import_module(f"alignmixup.{_HOME[name]}"), name)
+    elif name[:1].isupper() and name in MIXERS:
+        value = MIXERS[name]
+    else:
+        hint = "" if name.startswith("_") else suggestion(name, __dir__())
+        raise AttributeError(f"module 'alignmixup' has no attribute {name!r}{hint}")
+    globals()[name] = value
+    return value
 
-        return evaluate
-    raise AttributeError(f"module 'alignmixup' has no attribute {name!r}")
+
+def __dir__() -> list[str]:
+    return [*__getattr__("__all__"), "__version__"]

@@ -34,6 +34,7 @@ from alignmixup.ops.blend import (
     mixed_batch,
 )
 from alignmixup.ops.sinkhorn import Backend, Side, check_settings
+from alignmixup.registry import register_mixer
 
 __all__ = ["AlignMixup"]
 
@@ -41,6 +42,7 @@ CASES = ("input", "feat", "feat'")
 FEATURE_CASES = {"feat", "feat'"}
 
 
+@register_mixer
 @dataclass(frozen=True)
 class AlignMixup(Mixer):
     """AlignMixup (Venkataramanan et al. 2022): mix images, or the aligned features of a layer.
@@ -68,12 +70,12 @@ class AlignMixup(Mixer):
             result back to the size of the map.
         last: The marginal of the plan that is exact; None chooses the one that keeps the mean over
             positions, in both directions.
+        backend: Solver of the transport problems; ``"auto"`` chooses by device.
+        loss: ``"ce"`` for cross-entropy, ``"bce"`` for binary cross-entropy of the softmax.
         prefix_tokens: Number of leading tokens that are no positions of the image (class token,
             registers). They are mixed, stay in place and are not aligned. None takes
             ``num_prefix_tokens`` of the innermost module around ``layer`` that has one, as timm's
             vision transformers do, and else 0.
-        backend: Solver of the transport problems; ``"auto"`` chooses by device.
-        loss: ``"ce"`` for cross-entropy, ``"bce"`` for binary cross-entropy of the softmax.
 
     Raises:
         ValueError: If a setting is out of range.

@@ -39,10 +39,12 @@ from alignmixup.mixers.layersets import CLEAN, Layer, cases_of, check_layers, is
 from alignmixup.mixers.sampling import check_weights, probabilities, sample_pairs
 from alignmixup.ops.blend import Loss, blend_with_partner, check_batch, check_case, mixed_batch
 from alignmixup.ops.sinkhorn import Backend, Side
+from alignmixup.registry import register_mixer
 
 __all__ = ["AlignMixupAE", "AlignMixupVAE", "NoiseDraw", "gaussian_kl"]
 
 
+@register_mixer
 @dataclass(frozen=True)
 class AlignMixupAE(Mixer):
     """AlignMixup/AE: mix images, features or embeddings, and reconstruct clean images in one case.
@@ -266,6 +268,7 @@ class NoiseDraw(Draw):
     noise: Float[Tensor, "b d"]
 
 
+@register_mixer
 @dataclass(frozen=True)
 class AlignMixupVAE(AlignMixupAE):
     """AlignMixup/VAE: the variational form of ``AlignMixupAE``.

@@ -33,6 +33,7 @@ from alignmixup.ops.gradient_saliency import (
     gradient_saliency,
 )
 from alignmixup.ops.joint import JointCosts, Penalty, assign_blocks
+from alignmixup.registry import register_mixer
 
 __all__ = ["CoDraw", "CoMixup", "mix_blocks", "mix_labels"]
 
@@ -48,6 +49,7 @@ class CoDraw(Draw):
     start: Float[Tensor, "r b n n"]
 
 
+@register_mixer
 @dataclass(frozen=True)
 class CoMixup(Mixer):
     """Co-Mixup (Kim et al. 2021): mix many inputs into many outputs, salient and unlike each other.

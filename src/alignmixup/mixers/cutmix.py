@@ -31,10 +31,12 @@ from alignmixup.ops.blend import (
     clean_batch,
     mixed_batch,
 )
+from alignmixup.registry import register_mixer
 
 __all__ = ["CutMix"]
 
 
+@register_mixer
 @dataclass(frozen=True)
 class CutMix(Mixer):
     """CutMix (Yun et al. 2019): paste a box of the partner into the image; labels by area.

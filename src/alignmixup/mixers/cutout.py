@@ -14,10 +14,12 @@ from alignmixup.mixers.boxes import BoxDraw, box_mask, image_size
 from alignmixup.mixers.nomix import clean_draw
 from alignmixup.mixers.sampling import sample_unit
 from alignmixup.ops.blend import Loss, check_batch, check_case, check_loss, mixed_batch
+from alignmixup.registry import register_mixer
 
 __all__ = ["Cutout"]
 
 
+@register_mixer
 @dataclass(frozen=True)
 class Cutout(Mixer):
     """Cutout (DeVries and Taylor 2017): hide a square of each image; the label stays.

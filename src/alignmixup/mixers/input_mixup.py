@@ -19,10 +19,12 @@ from alignmixup.ops.blend import (
     check_loss,
     mixed_batch,
 )
+from alignmixup.registry import register_mixer
 
 __all__ = ["InputMixup"]
 
 
+@register_mixer
 @dataclass(frozen=True)
 class InputMixup(Mixer):
     """Input mixup (Zhang et al. 2018): interpolate two images and their labels.

@@ -21,10 +21,12 @@ from alignmixup.ops.blend import (
     check_loss,
     mixed_batch,
 )
+from alignmixup.registry import register_mixer
 
 __all__ = ["ManifoldMixup"]
 
 
+@register_mixer
 @dataclass(frozen=True)
 class ManifoldMixup(Mixer):
     """Manifold mixup (Verma et al. 2019): interpolate the output of a layer drawn at each step.

@@ -10,10 +10,12 @@ from torch import Tensor, nn
 
 from alignmixup.contracts import Draw, Mixed, Mixer
 from alignmixup.ops.blend import Loss, check_batch, check_case, check_loss, mixed_batch
+from alignmixup.registry import register_mixer
 
 __all__ = ["NoMix", "clean_draw"]
 
 
+@register_mixer
 @dataclass(frozen=True)
 class NoMix(Mixer):
     """No mixing: the baseline of every table, as a mixer.

@@ -35,6 +35,7 @@ from alignmixup.ops.gradient_saliency import (
 from alignmixup.ops.gridcut import cut_ordered
 from alignmixup.ops.pixels import check_scale, from_pixels, to_pixels
 from alignmixup.ops.puzzle import puzzle_energy, repeat_blocks, transport
+from alignmixup.registry import register_mixer
 
 __all__ = ["PuzzleDraw", "PuzzleMix"]
 
@@ -54,6 +55,7 @@ class PuzzleDraw(Draw):
     seed: Tensor
 
 
+@register_mixer
 @dataclass(frozen=True)
 class PuzzleMix(Mixer):
     """PuzzleMix (Kim et al. 2020): masks by a cut on saliency, then transport, both on blocks.

@@ -33,6 +33,7 @@ from alignmixup.ops.blend import (
 )
 from alignmixup.ops.pixels import Scale, check_scale, to_pixels
 from alignmixup.ops.saliency import fine_grained_saliency, saliency_peak
+from alignmixup.registry import register_mixer
 
 __all__ = ["SaliencyMix"]
 
@@ -40,6 +41,7 @@ Boxes = Literal["first", "per_sample"]
 BOXES = ("first", "per_sample")
 
 
+@register_mixer
 @dataclass(frozen=True)
 class SaliencyMix(Mixer):
     """SaliencyMix (Uddin et al. 2021): CutMix with the box at the partner's most salient pixel.

@@ -41,6 +41,7 @@ from alignmixup.ops.blend import (
     clean_batch,
     mixed_batch,
 )
+from alignmixup.registry import register_mixer
 
 __all__ = ["StyleCutDraw", "StyleCutMix"]
 
@@ -59,6 +60,7 @@ class StyleCutDraw(BoxDraw):
     gamma: Float[Tensor, ""]
 
 
+@register_mixer
 @dataclass(frozen=True)
 class StyleCutMix(StyleMixer):
     """StyleCutMix (Hong et al. 2021): CutMix of the content, with styles mixed everywhere.

@@ -39,6 +39,7 @@ from alignmixup.ops.blend import (
     mixed_batch,
 )
 from alignmixup.ops.pixels import Scale, check_scale, from_pixels, to_pixels
+from alignmixup.registry import register_mixer
 
 __all__ = ["StyleDraw", "StyleMix", "StyleMixer", "mix_styles"]
 
@@ -112,6 +113,7 @@ class StyleMixer(Mixer):
         return from_pixels(pixels, self.mean, self.std).to(x.dtype)
 
 
+@register_mixer
 @dataclass(frozen=True)
 class StyleMix(StyleMixer):
     """StyleMix (Hong et al. 2021): mix content and style of two images by AdaIN features.
