@@ -63,6 +63,13 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            return version("alignmixup")
+        except PackageNotFoundError:  # imported from a source tree that is not installed
+            return "0+source"
     # Training and evaluation bring the other rooms with them; who only mixes does not need those.
     if name == "train":
         from alignmixup.experiments.run import train

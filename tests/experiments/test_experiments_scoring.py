@@ -85,7 +85,9 @@ def root(tmp_path, monkeypatch):
         save(tmp_path / "tiny-imagenet-200" / "val" / "images" / f"val_{i}.JPEG", (64, 64), i)
     layout = TinyLayout(num_val=4)
     for name in ("list_tiny_val", "load_tiny_val"):
-        monkeypatch.setattr(outliers.datasets, name, partial(getattr(datasets, name), layout=layout))
+        monkeypatch.setattr(
+            outliers.datasets, name, partial(getattr(datasets, name), layout=layout)
+        )
     return tmp_path
 
 
@@ -351,14 +353,14 @@ def test_localisation_of_a_run_on_a_folder_with_a_list_of_boxes(tmp_path, capsys
 
 def test_a_style_mixer_is_timed_with_the_weights_of_its_run(tmp_path, monkeypatch, images):
     monkeypatch.setattr(run, "ADAIN_STEPS", 2)
-    few = Sets(shapes("train", 8), shapes("test", 8))
+    few = Sets(shapes("train", 8), shapes("test"))
     train(recipe_on("shapes", StyleMix()), tmp_path / "run", sets=few, quiet=True)
     done = evaluate(tmp_path / "run", few.test, tasks=["cost"], device="cpu")
     assert done.value("cost", "ms_per_batch") > 0
 
 
 def test_sources_are_named_on_the_command_line(tmp_path, capsys, images):
-    few = Sets(shapes("train", 8), shapes("test", 8))
+    few = Sets(shapes("train", 8), shapes("test"))
     train(recipe_on("shapes"), tmp_path / "run", sets=few, quiet=True)
     save(tmp_path / "a" / "x.png", (40, 30), (1, 2, 3))
     save(tmp_path / "b" / "c" / "y.png", (3, 5), 7, "L")
@@ -416,7 +418,7 @@ def test_noise_has_its_seed_among_the_settings_and_seeds_are_still_averaged(two_
 
 
 def test_results_on_other_images_say_on_which(tmp_path):
-    few = Sets(shapes("train", 8), shapes("test", 8))
+    few = Sets(shapes("train", 8), shapes("test"))
     train(recipe_on("shapes"), tmp_path / "run", sets=few, quiet=True)
     dark = dataclasses.replace(few.test, name="dark", images=few.test.images // 8)
     evaluate(tmp_path / "run", dark, tasks=["calibration"], device="cpu")
@@ -498,7 +500,7 @@ def test_every_option_of_every_task_has_a_type():
 
 
 def test_options_and_detection_on_the_command_line(tmp_path, capsys):
-    few = Sets(shapes("train", 8), shapes("test", 8))
+    few = Sets(shapes("train", 8), shapes("test"))
     train(recipe_on("shapes"), tmp_path / "run", sets=few, quiet=True)
     args = ["evaluate", str(tmp_path / "run"), "--data", str(tmp_path), "--device", "cpu"]
     words = ["pgd.num_steps=2", "pgd.eps=3/255", "calibration.num_bins=10"]
@@ -620,7 +622,7 @@ def test_a_task_that_fails_leaves_the_figures_of_the_others(images):
 
 
 def test_a_failed_task_is_told_on_the_command_line(tmp_path, capsys, monkeypatch):
-    few = Sets(shapes("train", 8), shapes("test", 8))
+    few = Sets(shapes("train", 8), shapes("test"))
     train(recipe_on("shapes"), tmp_path / "run", sets=few, quiet=True)
 
     def fail(scene, chosen):

@@ -52,11 +52,6 @@ CIFAR = TrainSettings(
     # up in the first steps: in float32 the loss goes from 2.3 to above 100 within ten steps before
     # it recovers, and in bf16 now and then to NaN.
     warmup_epochs=5.0,
-    # How it is computed, not what: bf16 in the layout tensor cores like, each case a CUDA graph.
-    precision="bf16",
-    channels_last=True,
-    compile=True,
-    capture=True,
 )
 # 128 images on each of two GPUs in the paper; the authors' code has 256.
 TINY = dataclasses.replace(CIFAR, epochs=1200, batch_size=256, milestones=(600, 900))
