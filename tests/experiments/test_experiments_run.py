@@ -5,6 +5,7 @@ import itertools
 import json
 import os
 import signal
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from alignmixup.datasets import shapes
 from alignmixup.experiments import run as run_module
 from alignmixup.experiments.batches import load_split, shortened
 from alignmixup.experiments.run import Sets, open_run, train
-from alignmixup.experiments.run_folder import append_results
+from alignmixup.experiments.run_folder import append_results, read_recipe
 from alignmixup.experiments.scoring import evaluate
 from alignmixup.experiments.styling import make_style_weights
 from alignmixup.mixers import AlignMixup, NoMix, StyleCutMix, StyleMix
@@ -117,6 +118,7 @@ ONE = dataclasses.replace(RECIPE, train=dataclasses.replace(RECIPE.train, epochs
         ({"out": ""}, "out must be the path of a folder, got ''"),
         ({"changes": ["train.epochs=1"]}, r"changes must be a dict .* got \['train.epochs=1'\]"),
         ({"changes": {1: 2}}, "unknown setting 1"),
+        ({"data_root": 3}, "data_root must be the path of a folder, got 3"),
         ({"sets": (1, 2)}, r"sets must be .*Sets\(train, test\) of two ImageSets, got tuple"),
     ],
 )
@@ -220,6 +222,11 @@ def test_a_relative_folder_is_evaluated_and_resumed_from_another_directory(tmp_p
     data = open_run(run, device="cpu").data
     assert (data.class_names, data.image_size) == (("cat", "dog"), 16)
     assert evaluate(run, device="cpu").value("accuracy", "top1") >= 0
+    # Passed as sets, they are known again.
+    both = Sets(*(load_split(recipe.data, split, None) for split in ("train", "test")))
+    train(recipe, "given", sets=both, quiet=True)
+    assert read_recipe(Path("given")) == recipe
+    assert evaluate("given", device="cpu").value("accuracy", "top1") >= 0
     # The same folder by another path is the same run.
     again = on_data(dataclasses.replace(ONE, train=small), "folder:../here/pets@16")
     assert train(again, run, quiet=True).is_complete

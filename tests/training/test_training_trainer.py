@@ -295,6 +295,22 @@ def test_ctrl_c_is_acknowledged_at_once_and_a_second_one_raises(capsys):
     assert capsys.readouterr().err == ""
 
 
+class Impatient(NoMix):
+    """Sends Ctrl-C when it is asked for its cases: before the first step."""
+
+    @property
+    def cases(self):
+        if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+            os.kill(os.getpid(), signal.SIGINT)
+        return super().cases
+
+
+def test_a_signal_before_the_first_step_saves_nothing_and_says_so(tmp_path):
+    with pytest.raises(Stopped, match="before the first step; run again to start"):
+        run(tmp_path, mixer=Impatient())
+    assert not (tmp_path / CHECKPOINT).exists()
+
+
 def test_a_signal_at_the_very_end_stops_what_comes_behind_the_run(tmp_path):
     once = dataclasses.replace(SETTINGS, epochs=1)
     with pytest.raises(Stopped, match=r"after the last epoch; the run in .* is complete"):

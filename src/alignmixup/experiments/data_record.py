@@ -15,7 +15,7 @@ from alignmixup.datasets.folder import FileSet
 from alignmixup.experiments.batches import load_split, side_of
 from alignmixup.recipes.schema import DataSpec
 
-__all__ = ["DataRecord", "check_classes", "own_test_set"]
+__all__ = ["DataRecord", "check_classes", "is_named", "own_test_set"]
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,13 @@ class DataRecord:
             num_test=len(test),
             test_sha256=checksum(test) if is_given else None,
         )
+
+
+def is_named(spec: DataSpec, name: str) -> bool:
+    """Whether images of this name may be those of ``spec``; a folder's are named after it."""
+    if spec.name.startswith("folder:"):
+        return Path(spec.name).name.partition("@")[0] == name
+    return spec.name == name
 
 
 def checksum(images: ImageSet | FileSet) -> str:

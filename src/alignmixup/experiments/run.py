@@ -34,7 +34,7 @@ from alignmixup.experiments.batches import (
     side_of,
     train_batches,
 )
-from alignmixup.experiments.data_record import DataRecord
+from alignmixup.experiments.data_record import DataRecord, is_named
 from alignmixup.experiments.provenance import origin, provenance
 from alignmixup.experiments.run_folder import (
     ADAIN,
@@ -128,10 +128,10 @@ def train(
         ValueError: A setting cannot be, or the folder holds something else.
         Stopped: Ctrl-C or SIGTERM has ended the run; it is saved, and the same call resumes it.
     """
-    _check_arguments(recipe, out, changes, sets)
+    _check_arguments(recipe, out, changes, data_root, sets)
     recipe = find_recipe(recipe) if isinstance(recipe, str) else recipe
     recipe = changed(recipe, changes or {})
-    if sets is not None and sets.train.name != recipe.data.name:
+    if sets is not None and not is_named(recipe.data, sets.train.name):
         recipe = on_data(recipe, sets.train.name)
     asked, recipe = recipe.train, dataclasses.replace(recipe, train=recipe.train.fitted())
     folder = Path(out)
@@ -189,7 +189,9 @@ def train(
     return summarise(folder)
 
 
-def _check_arguments(recipe: object, out: object, changes: object, sets: object) -> None:
+def _check_arguments(
+    recipe: object, out: object, changes: object, data_root: object, sets: object
+) -> None:
     """Raise for arguments of other types: Python's own errors would come later, and elsewhere."""
     if isinstance(recipe, nn.Module):
         raise ValueError(
@@ -199,8 +201,9 @@ def _check_arguments(recipe: object, out: object, changes: object, sets: object)
         )
     if not isinstance(recipe, Recipe | str):
         raise ValueError(f"recipe must be a Recipe or the name of one, got {recipe!r}")
-    if not isinstance(out, str | Path) or not str(out):
-        raise ValueError(f"out must be the path of a folder, got {out!r}")
+    for name, path in (("out", out), ("data_root", data_root or ".")):
+        if not isinstance(path, str | Path) or not str(path):
+            raise ValueError(f"{name} must be the path of a folder, got {path!r}")
     if not isinstance(changes, Mapping | None):
         raise ValueError(f'changes must be a dict such as {{"train.epochs": 300}}, got {changes!r}')
     if not isinstance(sets, Sets | None):

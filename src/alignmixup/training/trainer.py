@@ -239,9 +239,11 @@ class _Run:
     def where_stopped(self, number: int) -> str:
         """Say what ended the run, where, and how to resume it."""
         by = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
-        at = f"in epoch {self.epoch + 1} of {self.settings.epochs}"
         if self.epoch == self.settings.epochs:
             return f"{by} after the last epoch; the run in {self.path.parent} is complete"
+        if not self.steps_done():
+            return f"stopped by {by} before the first step; run again to start"
+        at = f"in epoch {self.epoch + 1} of {self.settings.epochs}"
         return f"stopped by {by} {at}, saved in {self.path.parent}; run again to resume"
 
     def train_epoch(self, reporter: Reporter, stop: list[int]) -> bool:
