@@ -192,5 +192,6 @@ def test_a_failure_of_many_lines_is_told_in_one(tmp_path):
     sweeps._log(job).write_text("Traceback\nfailed: no compiler: set CXX\nand more of it\n")
     order = sweeps._Order(None, ("accuracy",))
     assert sweeps._outcome(job, order, 1) == "failed: no compiler: set CXX"
+    assert sweeps._outcome(job, order, -signal.SIGINT) == "stopped"
     sweeps._log(job).unlink()
     assert sweeps._outcome(job, order, 1) == "failed: exit code 1"

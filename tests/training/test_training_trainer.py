@@ -117,6 +117,17 @@ def test_the_same_seed_gives_the_same_run_and_another_another(tmp_path):
     assert not same(weights(tmp_path / "a"), weights(tmp_path / "c"))
 
 
+def test_dropout_follows_the_seed_and_the_callers_generator_is_left_alone(tmp_path):
+    """Torch's own generator begins elsewhere in each process."""
+    for name in "ab":
+        net, loader = make()
+        torch.seed()
+        before = torch.get_rng_state()
+        fit(net, NoMix(), loader, constant, SETTINGS, tmp_path / name, quiet=True)
+        assert torch.equal(torch.get_rng_state(), before)
+    assert same(weights(tmp_path / "a"), weights(tmp_path / "b"))
+
+
 def test_a_step_is_sgd_by_hand(tmp_path):
     """One step with momentum 0 against the gradient written out."""
     net, loader = make()

@@ -259,7 +259,8 @@ def _outcome(job: Job, order: _Order, exit_code: int | None) -> str:
         reasons = [line for line in lines if line.startswith("failed: ")]
         if reasons:
             return reasons[-1]
-    if exit_code not in (0, -signal.SIGTERM):
+    # Ctrl-C on a terminal reaches a run that has not begun to train, too.
+    if exit_code not in (0, -signal.SIGTERM, -signal.SIGINT):
         return f"failed: exit code {exit_code}"
     is_trained = (job.folder / LEDGER).exists() and summarise(job.folder).is_complete
     is_scored = set(order.tasks) <= set(_scored(job))

@@ -1,9 +1,9 @@
 """The engine: draws, applies, steps, evaluates, keeps the ledger and the checkpoint.
 
 It knows a mixer and a module, never a method or a data set by name. All chance of the steps comes
-from one CPU generator whose state is in the checkpoint, and the order of the images is a pure
-function of (seed, epoch): a run killed at any instant and started again repeats the uninterrupted
-one, on the CPU bit for bit.
+from one CPU generator, that of dropout from torch's own, all seeded and in the checkpoint, and the
+order of the images is a pure function of (seed, epoch): a run killed at any instant and resumed
+repeats the uninterrupted one, on the CPU bit for bit.
 """
 
 from __future__ import annotations
@@ -118,8 +118,13 @@ def fit(
     if not len(loader):
         raise ValueError("the loader gives no batch: more images, or a smaller batch_size")
     out.mkdir(parents=True, exist_ok=True)
+    weight = next(net.parameters())
     # Streams, events and captures belong to the current device, which must be the network's.
-    with torch.cuda.device_of(next(net.parameters())):  # type: ignore[no-untyped-call]
+    # Torch's own generators, which dropout draws from, are given back to the caller as they were.
+    with (
+        torch.cuda.device_of(weight),  # type: ignore[no-untyped-call]
+        torch.random.fork_rng(devices=[weight.device] if weight.is_cuda else []),
+    ):
         run = _Run(net, mixer, loader, resumed_settings(settings, out), out, team)
         stopped_by = _fit(run, evaluate, notes or {}, writer, quiet or not team.is_leader)
     team.wait()  # for the last line of rank 0
@@ -205,7 +210,7 @@ class _Run:
         wait = (lambda: None) if is_cpu else partial(torch.accelerator.synchronize, self.device)
         self.estimate = Estimate(2 if is_cpu else 100, 3 if is_cpu else 300, wait)
         self.path = out / CHECKPOINT
-        ledger_length = self._restore() if self.path.exists() else 0
+        ledger_length = self._restore() if self.path.exists() else self._seed()
         team.wait()  # all have read before the leader writes
         self.ledger = Ledger(out / LEDGER, ledger_length, writes=team.is_leader)
         self.writer = CheckpointWriter(self.path)
@@ -398,6 +403,14 @@ class _Run:
             "compute": asdict(self.compute),
         }
         self.writer.save(Checkpoint(tensors, facts))
+
+    def _seed(self) -> int:
+        """Seed torch's own generators, each process its own way; the ledger is empty."""
+        seed = self.settings.seed + self.team.rank
+        torch.default_generator.manual_seed(seed)
+        if self.device.type == "cuda":
+            torch.cuda.manual_seed(seed)
+        return 0
 
     def _restore(self) -> int:
         """Take up the state of the checkpoint; return the length of the ledger beside it."""
