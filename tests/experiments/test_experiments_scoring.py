@@ -353,7 +353,7 @@ def test_localisation_of_a_run_on_a_folder_with_a_list_of_boxes(tmp_path, capsys
 
 def test_a_style_mixer_is_timed_with_the_weights_of_its_run(tmp_path, monkeypatch, images):
     monkeypatch.setattr(run, "ADAIN_STEPS", 2)
-    few = Sets(shapes("train", 8), shapes("test"))
+    few = Sets(shapes("train", 8), shapes("test", 8))
     train(recipe_on("shapes", StyleMix()), tmp_path / "run", sets=few, quiet=True)
     done = evaluate(tmp_path / "run", few.test, tasks=["cost"], device="cpu")
     assert done.value("cost", "ms_per_batch") > 0
@@ -418,7 +418,7 @@ def test_noise_has_its_seed_among_the_settings_and_seeds_are_still_averaged(two_
 
 
 def test_results_on_other_images_say_on_which(tmp_path):
-    few = Sets(shapes("train", 8), shapes("test"))
+    few = Sets(shapes("train", 8), shapes("test", 8))
     train(recipe_on("shapes"), tmp_path / "run", sets=few, quiet=True)
     dark = dataclasses.replace(few.test, name="dark", images=few.test.images // 8)
     evaluate(tmp_path / "run", dark, tasks=["calibration"], device="cpu")
