@@ -3,13 +3,19 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import threading
+import time
 
 import pytest
+from PIL import Image
 
 from alignmixup.cli import main
 from alignmixup.cli.program import COMMANDS
+from alignmixup.cli.scoring import unit_of
+from alignmixup.cli.training import _with_values
 from alignmixup.contracts import Result
 
 
@@ -90,20 +96,24 @@ def test_train_help_shows_the_recipes_own_settings(capsys):
 
 def test_train_and_evaluate_from_the_command_line(capsys, tmp_path):
     out = tmp_path / "run"
-    settings = "--net.width 4 --train.epochs 1 --train.batch-size 500 --train.device cpu"
-    settings += " --train.warmup-epochs 0"
-    how = "--train.precision float32 --train.no-compile --train.no-capture --mixer.num-iters 5"
+    settings = "--net.width 4 --train.epochs 2 --train.batch-size 50 --train.device cpu"
+    how = "--limit 100 --mixer.num-iters 5"
     args = ["--dataset", "shapes", "--out", str(out), *settings.split(), *how.split()]
-    status, said, _ = call(capsys, "train", "cifar10-r18-alignmixup-fast", *args)
+    status, said, err = call(capsys, "train", "cifar10-r18-alignmixup-fast", *args)
     assert status == 0
+    assert "training on cpu: float32, not compiled" in err
     assert "top-1 after 1 epoch: last " in said
     recipe = json.loads((out / "run.json").read_text())
     assert recipe["data"]["name"] == "shapes"
-    assert recipe["name"] == "shapes-r18-alignmixup-fast"
+    assert recipe["name"] == "shapes-r18-alignmixup-fast-limit100"
     assert recipe["mixer"]["num_iters"] == 5
     status, said, _ = call(capsys, "evaluate", str(out), "--tasks", "accuracy", "calibration")
     assert status == 0
-    assert "ece" in said
+    rows = [line.split() for line in said.splitlines()]
+    units = {row[1]: row[3:4] for row in rows}
+    assert (unit_of("ms_per_batch"), unit_of("peak_memory_mb")) == ("ms", "MiB")
+    expected = {"top1": "%", "ece": "%", "nll": "nats"}
+    assert {name: units[name] for name in expected} == {k: [v] for k, v in expected.items()}
     status, _, err = call(capsys, "train", "cifar10-r18-input-fast", *args[:-2])
     assert status == 1
     assert "holds a run of" in err
@@ -195,13 +205,13 @@ def test_the_installed_program_runs():
 def test_a_sweep_trains_by_pattern_with_settings_for_all(tmp_path, capsys):
     words = ["sweep", "cifar10-r18-inp?t-fast", "--out", str(tmp_path), "--tasks", "accuracy"]
     words += ["--dataset", "shapes"]
-    small = ["net.width=4", "train.epochs=1", "train.warmup_epochs=0.0"]
-    small += ["train.precision=float32", "train.compile=False", "train.batch_size=1000"]
-    assert main([*words, "--set", *small]) == 0
+    small = ["net.width=4", "train.epochs=1", "train.batch_size=100", "train.device=cpu"]
+    assert main([*words, "--limit", "100", "--set", *small]) == 0
     out = capsys.readouterr().out
-    assert "shapes-r18-input-fast-seed0: running" in out
+    name = "shapes-r18-input-fast-limit100-seed0"
+    assert f"{name}: running" in out
     assert f"1 of 1 done in {tmp_path}" in out
-    results = (tmp_path / "shapes-r18-input-fast-seed0" / "results.jsonl").read_text()
+    results = (tmp_path / name / "results.jsonl").read_text()
     assert '"metric": "top1_last"' in results
     assert main([*words, "--set", "train.epochs"]) == 1
     assert "--set takes NAME=VALUE" in capsys.readouterr().err
@@ -214,3 +224,69 @@ def test_flags_before_the_recipe_do_not_train_another(tmp_path, capsys):
         "name the recipe first: alignmixup train cifar10-r18-input-fast" in capsys.readouterr().err
     )
     assert not (tmp_path / "run").exists()
+
+
+SHORT = [
+    "--net.width",
+    "4",
+    "--train.batch-size",
+    "20",
+    "--train.device",
+    "cpu",
+    "--limit",
+    "40",
+    "--dataset",
+    "shapes",
+]
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_training_with_its_own_exit_status(tmp_path, capsys, number, status):
+    """It was 0, so that ``train && evaluate`` carried on."""
+    out = tmp_path / "run"
+
+    def interrupt():
+        deadline = time.monotonic() + 60
+        while not (out / "checkpoint.safetensors").exists() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        os.kill(os.getpid(), number)
+
+    watcher = threading.Thread(target=interrupt)
+    watcher.start()
+    args = ["train", "cifar10-r18-baseline-fast", *SHORT, "--train.epochs", "5000"]
+    found, said, err = call(capsys, *args, "--out", str(out))
+    watcher.join()
+    assert found == status
+    assert "press Ctrl-C again to quit now" in err
+    assert "run again to resume" in err
+    assert "top-1 after" not in said
+
+
+def test_switches_of_older_commands_are_flags_with_values():
+    old = ["r", "--train.no-compile", "--train.capture", "--train.channels-last", "--out", "x"]
+    new = ["r", "--train.compile", "False", "--train.capture", "True", "--train.channels-last"]
+    assert _with_values(old) == [*new, "True", "--out", "x"]
+    assert _with_values([*new, "auto"]) == [*new, "auto"]
+
+
+def test_a_run_is_scored_on_other_images_that_are_named(tmp_path, capsys):
+    out = tmp_path / "run"
+    args = ["train", "cifar10-r18-baseline-fast", *SHORT, "--train.epochs", "1"]
+    assert call(capsys, *args, "--out", str(out))[0] == 0
+    status, _, _ = call(capsys, "evaluate", str(out), "--dataset", "shapes", "--device", "cpu")
+    assert status == 0
+    last = json.loads((out / "results.jsonl").read_text().splitlines()[-1])
+    assert last["settings"]["images"] == "shapes/test, 1000 images"
+    folder = tmp_path / "pets"
+    for split in ("train", "val"):
+        (folder / split / "cat").mkdir(parents=True)
+        Image.new("RGB", (32, 32)).save(folder / split / "cat" / "0.png")
+    status, _, err = call(capsys, "evaluate", str(out), "--dataset", f"folder:{folder}@32")
+    assert status == 1
+    assert "trained on 10 classes" in err
+
+
+def test_the_version_is_a_name_of_the_package(capsys):
+    import alignmixup
+
+    assert call(capsys, "--version")[1].strip() == alignmixup.__version__

@@ -3,6 +3,9 @@
 import dataclasses
 import itertools
 import json
+import os
+import signal
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,17 +14,17 @@ from PIL import Image
 import alignmixup as am
 from alignmixup.datasets import shapes
 from alignmixup.experiments import run as run_module
-from alignmixup.experiments.batches import load_split
+from alignmixup.experiments.batches import load_split, shortened
 from alignmixup.experiments.run import Sets, open_run, train
-from alignmixup.experiments.run_folder import append_results
+from alignmixup.experiments.run_folder import append_results, read_recipe
 from alignmixup.experiments.scoring import evaluate
 from alignmixup.experiments.styling import make_style_weights
 from alignmixup.mixers import AlignMixup, NoMix, StyleCutMix, StyleMix
 from alignmixup.models.zoo import NetSpec
 from alignmixup.ops.adain import load_adain, save_adain, small_adain
-from alignmixup.recipes.schema import DataSpec, Recipe
+from alignmixup.recipes.schema import DataSpec, Recipe, changed, limited, on_data
 from alignmixup.report.tables import read_results
-from alignmixup.training import TrainSettings
+from alignmixup.training import Stopped, TrainSettings
 from alignmixup.training.adain_fit import class_style_distances
 from alignmixup.training.ledger import read_ledger
 from alignmixup.training.trainer import LEDGER
@@ -106,6 +109,239 @@ def test_train_says_in_one_line_when_alignment_is_next_to_nothing(sets, tmp_path
     flat = dataclasses.replace(one, net=dataclasses.replace(one.net, head="flatten"))
     train(flat, tmp_path / "flat", sets=sets)
     assert "next to nothing" not in capsys.readouterr().out
+
+
+ONE = dataclasses.replace(RECIPE, train=dataclasses.replace(RECIPE.train, epochs=1))
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"recipe": torch.nn.Flatten()}, "got the module Flatten: train a module of your own with"),
+        ({"recipe": 3}, "recipe must be a Recipe or the name of one, got 3"),
+        ({"out": None}, "out must be the path of a folder, got None"),
+        ({"out": ""}, "out must be the path of a folder, got ''"),
+        ({"changes": ["train.epochs=1"]}, r"changes must be a dict .* got \['train.epochs=1'\]"),
+        ({"changes": {1: 2}}, "unknown setting 1"),
+        ({"data_root": 3}, "data_root must be the path of a folder, got 3"),
+        ({"sets": (1, 2)}, r"sets must be .*Sets\(train, test\) of two ImageSets, got tuple"),
+    ],
+)
+def test_arguments_of_other_types_are_named(change, named, tmp_path):
+    with pytest.raises(ValueError, match=named):
+        am.train(**{"recipe": RECIPE, "out": tmp_path / "run", "quiet": True, **change})
+    assert not (tmp_path / "run").exists()
+
+
+def test_sets_of_other_things_or_of_two_kinds_of_classes_are_refused(sets):
+    with pytest.raises(ValueError, match="train must be an ImageSet, got list"):
+        Sets([sets.train], sets.test)
+    other = dataclasses.replace(sets.test, class_names=tuple("0123456789"))
+    with pytest.raises(ValueError, match="must have the same classes"):
+        Sets(sets.train, other)
+
+
+def renamed(sets, name, class_names):
+    return Sets(
+        *(
+            dataclasses.replace(s, name=name, class_names=class_names)
+            for s in (sets.train, sets.test)
+        )
+    )
+
+
+def test_a_run_on_given_sets_is_recorded_as_theirs_and_scored_on_no_others(tmp_path, sets):
+    """It was recorded as the recipe's data, and scored on these in silence."""
+    mine = renamed(sets, "mine", tuple("abcdefghij"))
+    train(ONE, tmp_path, sets=mine, quiet=True)
+    record = json.loads((tmp_path / "run.json").read_text())
+    assert (record["name"], record["data"]["name"]) == ("mine-r18-alignmixup", "mine")
+    assert {r.recipe for r in read_results([tmp_path])} == {"mine-r18-alignmixup"}
+    assert {r.trained["data.name"] for r in read_results([tmp_path])} == {"mine"}
+    with pytest.raises(ValueError, match=r"passed as sets= \('mine', 40 test images\), which no"):
+        evaluate(tmp_path, device="cpu")
+    assert evaluate(tmp_path, mine.test, device="cpu").value("accuracy", "top1") >= 0
+    fewer = dataclasses.replace(mine.test, class_names=tuple("abcdefghijk"))
+    with pytest.raises(ValueError, match=r"trained on 10 classes \(a, b, c, ...\), mine has 11"):
+        evaluate(tmp_path, fewer, device="cpu")
+
+
+def test_given_sets_with_the_name_of_a_data_set_are_told_from_it(tmp_path, sets):
+    train(ONE, tmp_path / "few", sets=sets, quiet=True)
+    with pytest.raises(ValueError, match=r"40 test images.*and the 1000 of shapes are others"):
+        evaluate(tmp_path / "few", device="cpu")
+    same = Sets(sets.train, shapes("test"))  # all of them: they can be loaded
+    train(ONE, tmp_path / "all", sets=same, quiet=True)
+    done = evaluate(tmp_path / "all", device="cpu")
+    assert done.results[0].settings["num_images"] == 1000
+
+
+def test_a_run_is_resumed_on_its_own_images_only(tmp_path, sets):
+    train(ONE, tmp_path, sets=sets, quiet=True)
+    other = renamed(sets, "shapes", tuple("abcdefghij"))
+    with pytest.raises(ValueError, match=r"holds a run on other images \(class_names"):
+        train(ONE, tmp_path, sets=other, quiet=True)
+
+
+def test_a_run_opens_without_its_data(finished, sets):
+    run = open_run(finished, device="cpu")
+    assert run.data.class_names == sets.train.class_names
+    assert (run.data.name, run.data.image_size) == ("shapes", 32)
+    assert (run.data.mean, run.data.std) == (sets.train.mean, sets.train.std)
+    assert (run.data.num_train, run.data.num_test) == (48, 40)
+    assert run.net(torch.rand(2, 3, 32, 32)).shape == (2, 10)
+
+
+def test_a_run_of_an_older_version_opens_and_resumes(finished, sets, tmp_path):
+    for file in finished.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    record = json.loads((tmp_path / "run.json").read_text())
+    del record["images"], record["data"]["limit"]
+    record["train"] |= {"compile": True, "capture": False, "channels_last": True}
+    record["train"]["precision"] = "float32"
+    (tmp_path / "run.json").write_text(json.dumps(record))
+    with pytest.raises(ValueError, match="recorded no classes: pass num_classes and image_size"):
+        open_run(tmp_path, device="cpu")
+    assert open_run(tmp_path, 10, 32, device="cpu").data is None
+    assert train(RECIPE, tmp_path, sets=sets, quiet=True).is_complete
+
+
+def make_folder(root, size=20):
+    colours = {"cat": (200, 30, 30), "dog": (30, 30, 200)}
+    for split, (name, colour) in itertools.product(("train", "val"), colours.items()):
+        folder = root / split / name
+        folder.mkdir(parents=True)
+        for i in range(4):
+            Image.new("RGB", (size, size), colour).save(folder / f"{i}.png")
+
+
+def test_a_relative_folder_is_evaluated_and_resumed_from_another_directory(tmp_path, monkeypatch):
+    make_folder(tmp_path / "here" / "pets")
+    (tmp_path / "there").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    small = dataclasses.replace(ONE.train, batch_size=4)
+    recipe = on_data(dataclasses.replace(ONE, train=small), "folder:pets@16")
+    train(recipe, "run", quiet=True)
+    monkeypatch.chdir(tmp_path / "there")
+    run = tmp_path / "here" / "run"
+    data = open_run(run, device="cpu").data
+    assert (data.class_names, data.image_size) == (("cat", "dog"), 16)
+    assert evaluate(run, device="cpu").value("accuracy", "top1") >= 0
+    # Passed as sets, they are known again.
+    both = Sets(*(load_split(recipe.data, split, None) for split in ("train", "test")))
+    train(recipe, "given", sets=both, quiet=True)
+    assert read_recipe(Path("given")) == recipe
+    assert evaluate("given", device="cpu").value("accuracy", "top1") >= 0
+    # The same folder by another path is the same run.
+    again = on_data(dataclasses.replace(ONE, train=small), "folder:../here/pets@16")
+    assert train(again, run, quiet=True).is_complete
+
+
+def test_classes_that_have_changed_on_disk_are_refused(tmp_path):
+    make_folder(tmp_path / "pets")
+    small = dataclasses.replace(ONE.train, batch_size=4)
+    recipe = on_data(dataclasses.replace(ONE, train=small), f"folder:{tmp_path / 'pets'}@16")
+    train(recipe, tmp_path / "run", quiet=True)
+    for split in ("train", "val"):
+        (tmp_path / "pets" / split / "dog").rename(tmp_path / "pets" / split / "ape")
+    with pytest.raises(
+        ValueError, match=r"2 classes \(cat, dog\), pets has 2 classes \(ape, cat\)"
+    ):
+        evaluate(tmp_path / "run", device="cpu")
+
+
+def test_fewer_images_than_a_batch_are_refused(tmp_path, sets):
+    """They trained as one step, recorded with the batch size of the settings."""
+    with pytest.raises(ValueError, match=r"48 training images make no full batch of 128: set --tr"):
+        train(RECIPE, tmp_path / "run", sets=sets, changes={"train.batch_size": 128}, quiet=True)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_limit_shortens_any_set_and_is_in_the_name_of_its_results(tmp_path, sets):
+    train(ONE, tmp_path, sets=sets, changes={"data.limit": 20}, quiet=True)
+    results = read_results([tmp_path])
+    assert {r.recipe for r in results} == {"shapes-r18-alignmixup-limit20"}
+    assert {r.trained["data.limit"] for r in results} == {20}
+    data = open_run(tmp_path, device="cpu").data
+    assert (data.num_train, data.num_test) == (20, 20)
+    assert changed(limited(RECIPE, 20), {"data.limit": None}) == RECIPE
+    with pytest.raises(ValueError, match="limit must be at least 1"):
+        limited(RECIPE, 0)
+
+
+def test_the_images_of_a_limit_are_of_all_classes_in_their_order(sets, tmp_path):
+    few = shortened(sets.train, 20)
+    assert few.labels.bincount().tolist() == [2] * 10
+    rows = [
+        int((sets.train.images == image).flatten(1).all(1).nonzero()[0]) for image in few.images
+    ]
+    assert rows == sorted(rows)
+    assert all(torch.equal(few.boxes[i], sets.train.boxes[row]) for i, row in enumerate(rows))
+    assert shortened(sets.train, 48) is sets.train
+    make_folder(tmp_path)
+    files = load_split(DataSpec(f"folder:{tmp_path}@16", stream=True, limit=2), "train", None)
+    assert [path.split("/")[-2] for path in files.paths] == ["cat", "dog"]
+
+
+def test_a_run_too_short_for_its_schedule_trains_and_says_what_is_cut(tmp_path, sets, capsys):
+    schedule = {"train.warmup_epochs": 5.0, "train.schedule": "step", "train.milestones": (500,)}
+    train(ONE, tmp_path, sets=sets, changes={**schedule, "train.epochs": 2})
+    said = capsys.readouterr().out
+    assert "a warm-up of 5 epochs does not fit into 2: it is cut to 1" in said
+    assert "[500] lie beyond the last epoch" in said
+    assert json.loads((tmp_path / "run.json").read_text())["train"]["warmup_epochs"] == 1.0
+
+
+def test_a_run_that_has_saved_nothing_gives_way_to_other_settings(tmp_path, sets):
+    def fail(net):
+        raise OSError("out of disk")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run_module._Evaluator, "__call__", lambda self, net: fail(net))
+        with pytest.raises(OSError, match="out of disk"):
+            train(RECIPE, tmp_path, sets=sets, quiet=True)
+    assert (tmp_path / "run.json").exists()
+    (tmp_path / "adain.safetensors").write_bytes(b"of other images")
+    other = dataclasses.replace(ONE, mixer=NoMix())
+    fcntl = pytest.importorskip("fcntl")
+    with (tmp_path / "run.json").open("rb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(ValueError, match="another process is training in"):
+            train(other, tmp_path, sets=sets, quiet=True)
+    assert train(other, tmp_path, sets=sets, quiet=True).epochs == 1
+    assert open_run(tmp_path, device="cpu").recipe == other
+    assert not (tmp_path / "adain.safetensors").exists()
+    assert {r.trained["mixer"] for r in read_results([tmp_path])} == {"NoMix"}
+
+
+def test_the_results_of_a_run_name_each_precision_it_was_trained_in(tmp_path, sets, monkeypatch):
+    class Once:
+        calls = 0
+
+        def __call__(self, evaluator, net):
+            Once.calls += 1
+            if Once.calls == 1:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return {"top1": 10.0}
+
+    once = Once()
+    monkeypatch.setattr(run_module._Evaluator, "__call__", lambda self, net: once(self, net))
+    with pytest.raises(Stopped):
+        train(RECIPE, tmp_path, sets=sets, changes={"train.precision": "bf16"}, quiet=True)
+    train(RECIPE, tmp_path, sets=sets, changes={"train.precision": "float32"}, quiet=True)
+    trained = {r.trained["train.precision"] for r in read_results([tmp_path])}
+    assert trained == {"bf16, float32 from epoch 2"}
+
+
+def test_a_stopped_run_that_is_complete_has_its_results(tmp_path, sets, monkeypatch):
+    def last(self, net):
+        os.kill(os.getpid(), signal.SIGINT)
+        return {"top1": 10.0}
+
+    monkeypatch.setattr(run_module._Evaluator, "__call__", last)
+    with pytest.raises(Stopped):
+        train(ONE, tmp_path, sets=sets, quiet=True)
+    assert len(read_results([tmp_path])) == 3
 
 
 def test_the_folder_of_another_recipe_is_refused_and_the_difference_named(finished, sets):

@@ -360,7 +360,7 @@ def test_a_style_mixer_is_timed_with_the_weights_of_its_run(tmp_path, monkeypatc
 
 
 def test_sources_are_named_on_the_command_line(tmp_path, capsys, images):
-    few = Sets(shapes("train", 8), shapes("test", 8))
+    few = Sets(shapes("train", 8), shapes("test"))
     train(recipe_on("shapes"), tmp_path / "run", sets=few, quiet=True)
     save(tmp_path / "a" / "x.png", (40, 30), (1, 2, 3))
     save(tmp_path / "b" / "c" / "y.png", (3, 5), 7, "L")
@@ -501,7 +501,7 @@ def test_every_option_of_every_task_has_a_type():
 
 
 def test_options_and_detection_on_the_command_line(tmp_path, capsys):
-    few = Sets(shapes("train", 8), shapes("test", 8))
+    few = Sets(shapes("train", 8), shapes("test"))
     train(recipe_on("shapes"), tmp_path / "run", sets=few, quiet=True)
     args = ["evaluate", str(tmp_path / "run"), "--data", str(tmp_path), "--device", "cpu"]
     words = ["pgd.num_steps=2", "pgd.eps=3/255", "calibration.num_bins=10"]
@@ -620,7 +620,7 @@ def test_a_task_that_fails_leaves_the_figures_of_the_others(images):
 
 
 def test_a_failed_task_is_told_on_the_command_line(tmp_path, capsys, monkeypatch):
-    few = Sets(shapes("train", 8), shapes("test", 8))
+    few = Sets(shapes("train", 8), shapes("test"))
     train(recipe_on("shapes"), tmp_path / "run", sets=few, quiet=True)
 
     def fail(scene, chosen):

@@ -1,6 +1,7 @@
 """A sweep: runs side by side, each in its folder, failures apart, and going on after a stop."""
 
 import json
+import multiprocessing
 import os
 import signal
 import threading
@@ -11,16 +12,14 @@ import pytest
 from alignmixup.experiments import sweep as sweeps
 from alignmixup.experiments.sweep import recipes_of, sweep
 from alignmixup.recipes.catalogue import find_recipe
-from alignmixup.training import summarise
+from alignmixup.training import Stopped, summarise
 
 # A narrow network; spawned processes are told by settings, not by patches.
 SMALL = {
     "net.width": 4,
     "train.epochs": 1,
+    "data.limit": 1000,
     "train.batch_size": 1000,
-    "train.warmup_epochs": 0.0,
-    "train.precision": "float32",
-    "train.compile": False,
     "train.device": "cpu",
 }
 
@@ -32,8 +31,8 @@ def one_thread(monkeypatch):
 
 def test_every_recipe_is_trained_and_scored_and_a_failure_stops_nobody(tmp_path):
     names = ["cifar10-r18-baseline-fast", "cifar10-r18-alignmixup-fast"]
-    (tmp_path / "shapes-r18-baseline-fast-seed0").mkdir()
-    (tmp_path / "shapes-r18-baseline-fast-seed0" / "mine.txt").write_text("not a run")
+    (tmp_path / "shapes-r18-baseline-fast-limit1000-seed0").mkdir()
+    (tmp_path / "shapes-r18-baseline-fast-limit1000-seed0" / "mine.txt").write_text("not a run")
     seen = []
     jobs = sweep(
         names,
@@ -76,13 +75,16 @@ def stopped_when(is_time, *args, **options):
 
     watcher = threading.Thread(target=interrupt)
     watcher.start()
-    jobs = sweep(*args, **options)
+    jobs = {}
+    with pytest.raises(Stopped, match=r"0 of 1 done in .*, run again to resume") as stop:
+        sweep(*args, **options, on_change=lambda job: jobs.update({job.folder: job}))
     watcher.join()
-    return jobs
+    assert stop.value.number == signal.SIGTERM
+    return [*jobs.values()]
 
 
 def test_a_signal_stops_the_runs_which_save_and_go_on(tmp_path):
-    folder = tmp_path / "shapes-r18-baseline-fast-seed3"
+    folder = tmp_path / "shapes-r18-baseline-fast-limit1000-seed3"
     order = ["cifar10-r18-baseline-fast"], tmp_path
     options = {"changes": {**SMALL, "train.epochs": 500}, "dataset": "shapes", "seeds": [3]}
 
@@ -96,6 +98,31 @@ def test_a_signal_stops_the_runs_which_save_and_go_on(tmp_path):
     (later,) = stopped_when(lambda: epochs() > reached, *order, **options)
     assert later.state == "stopped"
     assert epochs() > reached
+
+
+def test_a_second_ctrl_c_ends_the_runs_at_once(tmp_path, capsys, monkeypatch):
+    """The first one waits for each run to save; this one does not."""
+
+    def start_one_that_never_ends(crew, number):
+        process = crew.context.Process(target=time.sleep, args=(1000,))
+        process.start()
+        os.kill(process.pid, signal.SIGSTOP)  # deaf to SIGTERM
+        crew.running[number] = process
+        crew._change(number, "running")
+
+    def twice():
+        for _ in range(2):
+            time.sleep(0.5)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(sweeps._Crew, "_start", start_one_that_never_ends)
+    watcher = threading.Thread(target=twice)
+    with pytest.raises(KeyboardInterrupt) as stop:
+        sweep(["cifar10-r18-baseline-fast"], tmp_path, on_change=lambda job: watcher.start())
+    watcher.join()
+    assert not isinstance(stop.value, Stopped)
+    assert multiprocessing.active_children() == []
+    assert "press Ctrl-C again to quit now" in capsys.readouterr().err
 
 
 def test_after_the_minutes_given_everybody_is_stopped(tmp_path):
@@ -165,5 +192,6 @@ def test_a_failure_of_many_lines_is_told_in_one(tmp_path):
     sweeps._log(job).write_text("Traceback\nfailed: no compiler: set CXX\nand more of it\n")
     order = sweeps._Order(None, ("accuracy",))
     assert sweeps._outcome(job, order, 1) == "failed: no compiler: set CXX"
+    assert sweeps._outcome(job, order, -signal.SIGINT) == "stopped"
     sweeps._log(job).unlink()
     assert sweeps._outcome(job, order, 1) == "failed: exit code 1"

@@ -28,10 +28,10 @@ TINY = BuiltIn(
     width=4,
     epochs=1,
     decoder_epochs=1,
-    num_train=32,
+    num_train=64,
     num_test=40,
     head_epochs=1,
-    head_images=32,
+    head_images=64,
 )
 
 

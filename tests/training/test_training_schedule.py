@@ -60,7 +60,7 @@ def test_warm_cosine_is_the_cosine_of_what_is_left():
         ({"momentum": 1.5}, "momentum must be less than 1"),
         ({"clip_norm": 0.0}, "clip_norm must be positive, or None"),
         ({"classifier_lr": -1.0}, "classifier_lr must be positive, or None"),
-        ({"warmup_epochs": 2000.0}, "fewer than epochs"),
+        ({"compile": "yes"}, "compile must be True, False or 'auto', got 'yes'"),
     ],
 )
 def test_settings_that_cannot_be_are_named(change, named):
@@ -90,3 +90,11 @@ def test_linear_schedule_goes_through_its_points_and_jumps_where_an_epoch_stands
 def test_points_that_make_no_schedule_are_refused(changes):
     with pytest.raises(ValueError, match="points"):
         dataclasses.replace(LINEAR, **changes)
+
+
+def test_a_warm_up_longer_than_the_run_is_cut_to_half_of_it():
+    short = TrainSettings(epochs=2, milestones=(500, 1000), warmup_epochs=5.0).fitted()
+    assert (short.warmup_epochs, short.epochs) == (1.0, 2)
+    assert [learning_rate_share(short, e) for e in (0, 0.5, 1, 1.9)] == [0, 0.5, 1, 1]
+    for settings in (STEP, dataclasses.replace(STEP, warmup_epochs=5.0), short):
+        assert settings.fitted() == settings

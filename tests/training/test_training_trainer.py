@@ -1,8 +1,10 @@
 """The engine: killed and resumed runs repeat the uninterrupted one, and bad runs end clearly."""
 
 import dataclasses
+import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -16,9 +18,17 @@ from torch import nn
 from alignmixup.contracts import ImageSet
 from alignmixup.datasets import DeviceLoader, shapes
 from alignmixup.mixers import AlignMixup, NoMix
-from alignmixup.training import NonFiniteLoss, TrainSettings, fit, summarise, trainer as engine
-from alignmixup.training.checkpoint import load_checkpoint
+from alignmixup.training import (
+    NonFiniteLoss,
+    Stopped,
+    TrainSettings,
+    fit,
+    summarise,
+    trainer as engine,
+)
+from alignmixup.training.checkpoint import Checkpoint, CheckpointWriter, load_checkpoint
 from alignmixup.training.ledger import read_ledger
+from alignmixup.training.resume import past_compute
 from alignmixup.training.signals import stop_signals
 from alignmixup.training.steps import PlainStep, make_optimizer
 from alignmixup.training.trainer import CHECKPOINT, LEDGER
@@ -107,6 +117,17 @@ def test_the_same_seed_gives_the_same_run_and_another_another(tmp_path):
     assert not same(weights(tmp_path / "a"), weights(tmp_path / "c"))
 
 
+def test_dropout_follows_the_seed_and_the_callers_generator_is_left_alone(tmp_path):
+    """Torch's own generator begins elsewhere in each process."""
+    for name in "ab":
+        net, loader = make()
+        torch.seed()
+        before = torch.get_rng_state()
+        fit(net, NoMix(), loader, constant, SETTINGS, tmp_path / name, quiet=True)
+        assert torch.equal(torch.get_rng_state(), before)
+    assert same(weights(tmp_path / "a"), weights(tmp_path / "b"))
+
+
 def test_a_step_is_sgd_by_hand(tmp_path):
     """One step with momentum 0 against the gradient written out."""
     net, loader = make()
@@ -150,7 +171,10 @@ class Interrupting:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_saves_and_ends_cleanly_and_the_run_goes_on(tmp_path, number):
     whole = run(tmp_path / "whole")
-    part = run(tmp_path / "part", evaluate=Interrupting(number))
+    with pytest.raises(Stopped, match=r"in epoch 2 of 3, saved in .*part; run again") as stop:
+        run(tmp_path / "part", evaluate=Interrupting(number))
+    assert stop.value.number == number
+    part = summarise(tmp_path / "part")
     assert (part.epochs, part.is_complete) == (1, False)
     assert signal.getsignal(number) is not None
     rest = run(tmp_path / "part")
@@ -173,7 +197,8 @@ class SignalMixer(AlignMixup):
 
 def test_a_signal_in_the_middle_of_an_epoch_loses_nothing(tmp_path):
     run(tmp_path / "whole")
-    run(tmp_path / "part", mixer=SignalMixer("layer4", num_iters=10))
+    with pytest.raises(Stopped, match="stopped by SIGTERM in epoch 2 of 3"):
+        run(tmp_path / "part", mixer=SignalMixer("layer4", num_iters=10))
     facts = load_checkpoint(tmp_path / "part" / CHECKPOINT).facts
     assert (facts["epoch"], facts["step"]) == (1, 2)
     run(tmp_path / "part")
@@ -265,13 +290,43 @@ def test_a_loader_without_batches_and_scores_without_top1_are_named(tmp_path):
         run(tmp_path / "b", evaluate=lambda net: {"loss": 1.0})
 
 
-def test_a_second_ctrl_c_is_obeyed_and_sigterm_behind_the_first_is_not():
+def test_ctrl_c_is_acknowledged_at_once_and_a_second_one_raises(capsys):
+    before = signal.getsignal(signal.SIGINT)
     with stop_signals() as caught:
         os.kill(os.getpid(), signal.SIGINT)
-        os.kill(os.getpid(), signal.SIGTERM)
+        assert capsys.readouterr().err.strip() == (
+            "stopping after this step or evaluation; press Ctrl-C again to quit now"
+        )
+        os.kill(os.getpid(), signal.SIGTERM)  # from a sweep that was interrupted as well
         assert caught == [signal.SIGINT, signal.SIGTERM]
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_DFL  # a third one ends the process
+    assert signal.getsignal(signal.SIGINT) is before
+    assert capsys.readouterr().err == ""
+
+
+class Impatient(NoMix):
+    """Sends Ctrl-C when it is asked for its cases: before the first step."""
+
+    @property
+    def cases(self):
+        if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+            os.kill(os.getpid(), signal.SIGINT)
+        return super().cases
+
+
+def test_a_signal_before_the_first_step_saves_nothing_and_says_so(tmp_path):
+    with pytest.raises(Stopped, match="before the first step; run again to start"):
+        run(tmp_path, mixer=Impatient())
+    assert not (tmp_path / CHECKPOINT).exists()
+
+
+def test_a_signal_at_the_very_end_stops_what_comes_behind_the_run(tmp_path):
+    once = dataclasses.replace(SETTINGS, epochs=1)
+    with pytest.raises(Stopped, match=r"after the last epoch; the run in .* is complete"):
+        run(tmp_path, once, evaluate=Interrupting(signal.SIGTERM))
+    assert summarise(tmp_path).is_complete
 
 
 class Spoiling(NoMix):
@@ -395,3 +450,92 @@ def test_training_learns(tmp_path):
     settings = dataclasses.replace(SETTINGS, epochs=10, lr=0.02)
     mixer = AlignMixup("layer4", num_iters=20)
     assert fit(net, mixer, loader, top1, settings, tmp_path, quiet=True).last > 80
+
+
+def test_a_run_prints_how_it_computes_and_how_long_it_will_take(tmp_path, capsys):
+    net, loader = make()
+    fit(net, NoMix(), loader, constant, SETTINGS, tmp_path)
+    first, estimate, *epochs = capsys.readouterr().err.splitlines()
+    assert first == "training on cpu: float32, not compiled"
+    assert re.fullmatch(r"about \d+ s to go: 10 steps of [\d.]+ ms, evaluation .*", estimate)
+    assert [re.match(r"epoch (\d)/3  loss [\d.]+  test top-1 10.00 %", e)[1] for e in epochs] == [
+        *"123"
+    ]
+    net, loader = make()
+    mixer = AlignMixup("layer4", num_iters=3)
+    fit(net, mixer, loader, constant, SETTINGS, tmp_path / "mixed")
+    assert "(mixed)  test top-1" in capsys.readouterr().err
+
+
+def bf16_run(out, epochs, evaluate=constant, precision="bf16"):
+    settings = dataclasses.replace(SETTINGS, epochs=epochs, precision=precision)
+    net, loader = make()
+    return fit(net, NoMix(), loader, evaluate, settings, out)
+
+
+def stopped_in_bf16(out):
+    with pytest.raises(Stopped):
+        bf16_run(out, 3, Interrupting(signal.SIGTERM))
+
+
+def computes(out):
+    return [e["compute"]["precision"] for e in read_ledger(out / LEDGER) if "compute" in e]
+
+
+def test_a_resumed_run_keeps_its_precision_where_it_is_auto(tmp_path, capsys):
+    stopped_in_bf16(tmp_path)
+    bf16_run(tmp_path, 3, precision="auto")  # a CPU, which would choose float32
+    assert computes(tmp_path) == ["bf16"]
+    assert "training on cpu: bf16, not compiled" in capsys.readouterr().err
+
+
+def test_a_resumed_run_may_change_its_precision_and_records_it(tmp_path, capsys):
+    stopped_in_bf16(tmp_path)
+    capsys.readouterr()
+    bf16_run(tmp_path, 3, precision="float32")
+    assert computes(tmp_path) == ["bf16", "float32"]
+    (event,) = [e for e in read_ledger(tmp_path / LEDGER) if e["event"] == "resume"]
+    assert (event["epoch"], event["step"]) == (1, 0)
+    assert "resumed otherwise than before: precision bf16 -> float32" in capsys.readouterr().err
+    assert past_compute(tmp_path)["precision"] == "float32"
+
+
+def test_a_run_of_an_older_version_is_resumed_in_its_precision(tmp_path):
+    """Without the record of how it computes, and with switches that were plain booleans."""
+    stopped_in_bf16(tmp_path)
+    ledger = tmp_path / LEDGER
+    start, *rest = [json.loads(line) for line in ledger.read_text().splitlines()]
+    del start["compute"]
+    start["settings"] |= {"compile": False, "capture": True, "channels_last": True}
+    ledger.write_text("".join(json.dumps(event) + "\n" for event in (start, *rest)))
+    there = load_checkpoint(tmp_path / CHECKPOINT)
+    facts = {k: v for k, v in there.facts.items() if k != "compute"}
+    writer = CheckpointWriter(tmp_path / CHECKPOINT)
+    writer.save(Checkpoint(there.tensors, {**facts, "ledger_length": ledger.stat().st_size}))
+    writer.close()
+    assert past_compute(tmp_path) == {"precision": "bf16"}
+    assert bf16_run(tmp_path, 3, precision="auto").is_complete
+    assert past_compute(tmp_path)["precision"] == "bf16"
+
+
+class Outputs(Net):
+    def forward(self, x):
+        return {"logits": super().forward(x)}
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"net": Outputs()}, "must give logits .* got dict"),
+        ({"net": nn.Flatten()}, r"net \(Flatten\) has no parameters"),
+        ({"net": Net}, "net must be of type Module, got the class Net"),
+        ({"mixer": "alignmixup"}, "mixer must be of type Mixer, got 'alignmixup'"),
+        ({"mixer": NoMix}, "mixer must be of type Mixer, got the class NoMix"),
+        ({"settings": {"epochs": 1}}, "settings must be of type TrainSettings, got {'epochs': 1}"),
+    ],
+)
+def test_other_arguments_than_the_trainer_takes_are_named(tmp_path, change, named):
+    net, loader = make()
+    arguments = {"net": net, "mixer": NoMix(), "settings": SETTINGS, **change}
+    with pytest.raises(ValueError, match=named):
+        fit(loader=loader, evaluate=constant, out=tmp_path, quiet=True, **arguments)

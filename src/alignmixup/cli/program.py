@@ -6,6 +6,7 @@ Errors for people are one line; ``--debug`` anywhere shows the whole trace.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import textwrap
 import warnings
@@ -44,9 +45,7 @@ COMMANDS: dict[str, Command] = {
         "every row of the tables by name, with the published figure",
         parse_as(Recipes, "recipes"),
     ),
-    "train": Command(
-        "RECIPE [--out DIR]", "train a recipe, or go on with the run in DIR", parse_train
-    ),
+    "train": Command("RECIPE [--out DIR]", "train a recipe, or resume the run in DIR", parse_train),
     "sweep": Command(
         "RECIPE... [--workers N]",
         "train several recipes side by side and score them",
@@ -94,8 +93,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         with warnings.catch_warnings():
             warnings.showwarning = _say
             _parse(args)()
-    except KeyboardInterrupt:
-        return 130
+    except KeyboardInterrupt as stop:
+        if str(stop):
+            print(f"{PROGRAM}: {stop}", file=sys.stderr)
+        return 128 + int(getattr(stop, "number", signal.SIGINT))
     except BrokenPipeError:  # whoever read our output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

@@ -27,6 +27,8 @@ class Evaluate:
     """Settings of tasks, e.g. pgd.num_steps=40 fgsm.eps=4/255 ood.score=energy."""
     ood: UseAppendAction[tuple[tuple[str, ...], ...]] = ()
     """Out-of-distribution images: folder:PATH, lsun-crop, ..., or all, which is without it."""
+    dataset: str | None = None
+    """Score on the test split of other data with the same classes: shapes, folder:PATH@64, ..."""
     data: Path | None = None
     """Folder of the data sets; else ALIGNMIXUP_DATA, else ./datasets."""
     seed: int = 0
@@ -35,10 +37,15 @@ class Evaluate:
 
     def __call__(self) -> None:
         from alignmixup.experiments.scoring import evaluate
+        from alignmixup.experiments.subjects import other_images
 
+        images = None
+        if self.dataset is not None:
+            images = other_images(self.run, self.dataset, self.data)
         with Watch() as watch:
             done = evaluate(
                 self.run,
+                images,
                 tasks=self.tasks,
                 options=_options(self.set),
                 ood=[name for names in self.ood for name in names] or ["all"],
@@ -48,10 +55,10 @@ class Evaluate:
                 on_task=watch.task,
                 on_images=watch.images,
             )
-        table = Table("task", "metric", "value", "source", box=None)
+        table = Table("task", "metric", "value", "unit", "source", box=None)
         for result in done.results:
-            source = str(result.settings.get("source", ""))
-            table.add_row(result.task, result.metric, f"{result.value:.3f}", source)
+            source, unit = str(result.settings.get("source", "")), unit_of(result.metric)
+            table.add_row(result.task, result.metric, f"{result.value:.3f}", unit, source)
         print_table(table)
         for name, why in done.left_out.items():
             print(f"left out {name}: {why}")
@@ -59,6 +66,22 @@ class Evaluate:
             print(f"failed {name}: {why}")
         if done.failed:
             raise RuntimeError("some tasks failed; the figures above are whole")
+
+
+# Units of the metrics that are not shares in per cent, by how their names begin.
+UNITS = {
+    "nll": "nats",
+    "brier": "",
+    "temperature": "",
+    "params": "million",
+    "ms_": "ms",
+    "peak_memory": "MiB",
+}
+
+
+def unit_of(metric: str) -> str:
+    """The unit of a metric of ``evaluate``."""
+    return next((unit for start, unit in UNITS.items() if metric.startswith(start)), "%")
 
 
 def _options(texts: tuple[str, ...]) -> dict[str, dict[str, Any]]:

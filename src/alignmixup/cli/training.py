@@ -24,7 +24,7 @@ class Demo:
     """Train three small networks on the built-in data and write a report to look at."""
 
     out: Path = Path("demo")
-    """Folder of the report; an interrupted demo in it goes on."""
+    """Folder of the report; an interrupted demo in it is resumed."""
     epochs: int = 12
     """Epochs of each network."""
 
@@ -103,18 +103,20 @@ def _print_paper_table(name: str, pattern: str) -> None:
 
 @dataclass
 class Train:
-    """Train a recipe, or go on with the run in the output folder.
+    """Train a recipe, or resume the run in the output folder.
 
     The flags below are those of the recipe named; 'alignmixup recipes' lists the names."""
 
     recipe: Positional[str]
     """Name of the recipe."""
     out: Path | None = None
-    """Folder of the run; None: runs/RECIPE-seedN. A run that is there goes on."""
+    """Folder of the run; None: runs/RECIPE-seedN. A run that is there is resumed."""
     data: Path | None = None
     """Folder of the data sets; else ALIGNMIXUP_DATA, else ./datasets."""
     dataset: str | None = None
     """Other data for the same recipe, e.g. shapes, or folder:PATH@64 for images of your own."""
+    limit: int | None = None
+    """A trial on this many training images, and at most as many test images."""
     tensorboard: bool = False
     """Write TensorBoard files as well (pip install 'alignmixup[logging]')."""
 
@@ -123,6 +125,7 @@ def parse_train(args: list[str]) -> Call:
     """The flags of ``train`` are the settings of the recipe it names."""
     from alignmixup.recipes.catalogue import find_recipe
 
+    args = _with_values(args)
     named = bool(args) and not args[0].startswith("-")
     recipe = find_recipe(args[0] if named else "cifar10-r18-alignmixup-fast")
     parts = [(name, getattr(recipe, name)) for name in ("train", "net", "mixer")]
@@ -146,16 +149,36 @@ def _same(part: Any) -> Any:
     return part
 
 
+# Flags that were switches before they could be "auto": --train.compile, --train.no-compile.
+SWITCHES = ("compile", "capture", "channels-last")
+
+
+def _with_values(args: list[str]) -> list[str]:
+    """Write the switches of older commands as flags with a value."""
+    written: list[str] = []
+    for arg, follower in zip(args, [*args[1:], ""], strict=True):
+        name = arg.removeprefix("--train.")
+        if name.removeprefix("no-") not in SWITCHES or name == arg:
+            written.append(arg)
+        elif name.startswith("no-"):
+            written += [f"--train.{name.removeprefix('no-')}", "False"]
+        else:
+            written += [arg] if follower in ("True", "False", "auto") else [arg, "True"]
+    return written
+
+
 def _train(recipe: Any, chosen: Any) -> None:
     from alignmixup.experiments.run import train
-    from alignmixup.recipes.schema import changed, on_data
+    from alignmixup.recipes.schema import changed, limited, on_data
 
     recipe = changed(recipe, _flags(recipe, chosen))
     if chosen.dataset is not None:
         recipe = on_data(recipe, chosen.dataset)
+    if chosen.limit is not None:
+        recipe = limited(recipe, chosen.limit)
     out = chosen.out or Path("runs") / f"{recipe.name}-seed{recipe.train.seed}"
     summary = train(recipe, out, data_root=chosen.data, tensorboard=chosen.tensorboard)
-    if os.environ.get("RANK", "0") == "0":  # of several processes one speaks
+    if os.environ.get("RANK", "0") == "0":
         print(summary)
         print(f"run: {out}")
 
@@ -173,7 +196,7 @@ def _flags(recipe: Any, chosen: Any) -> dict[str, object]:
 
 @dataclass
 class Sweep:
-    """Train several recipes side by side and score them; started again, it goes on.
+    """Train several recipes side by side and score them; started again, it resumes.
 
     alignmixup sweep 'cifar10-r18-*-fast' --workers 3, then alignmixup report runs: a table."""
 
@@ -191,18 +214,23 @@ class Sweep:
     """Other data for all of them, e.g. shapes, or folder:PATH@64 for images of your own."""
     set: tuple[str, ...] = ()
     """Settings for all of them, e.g. train.epochs=200 mixer.alpha=1.0."""
+    limit: int | None = None
+    """A trial on this many training images, and at most as many test images."""
     minutes: float | None = None
-    """After this long the runs are stopped, to go on another time."""
+    """After this long the runs are stopped, to be resumed another time."""
     data: Path | None = None
     """Folder of the data sets; else ALIGNMIXUP_DATA, else ./datasets."""
 
     def __call__(self) -> None:
         from alignmixup.experiments.sweep import recipes_of, sweep
 
+        changes = dict(parse_setting(text, "train.epochs=200") for text in self.set)
+        if self.limit is not None:
+            changes["data.limit"] = self.limit
         jobs = sweep(
             recipes_of(self.patterns),
             self.out,
-            changes=dict(parse_setting(text, "train.epochs=200") for text in self.set),
+            changes=changes,
             dataset=self.dataset,
             seeds=self.seeds,
             tasks=self.tasks,

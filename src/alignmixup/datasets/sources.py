@@ -7,6 +7,7 @@ Data lie in ``root``, else in the folder named by ALIGNMIXUP_DATA, else in ``./d
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ from alignmixup.datasets.loading.download import Archive, Progress, download, un
 from alignmixup.datasets.shapes import SHAPE_NAMES, shapes
 from alignmixup.datasets.tiny_imagenet import TINY, check_tiny, load_tiny
 
-__all__ = ["Source", "check", "fetch", "find", "load", "names"]
+__all__ = ["Source", "absolute", "check", "fetch", "find", "load", "names"]
 
 FOLDER_SIZE = 64
 
@@ -115,13 +116,27 @@ def _path(root: Path | str | None) -> Path | None:
     return None if root is None else Path(root)
 
 
-def _folder_source(name: str) -> Source:
+def absolute(name: str) -> str:
+    """Return the name with the path of a folder:PATH made absolute; other names as they are."""
+    if not name.startswith("folder:"):
+        return name
+    path, size = _folder_and_size(name)
+    return f"folder:{os.path.abspath(path.expanduser())}{'' if size is None else f'@{size}'}"
+
+
+def _folder_and_size(name: str) -> tuple[Path, int | None]:
     match = re.fullmatch(r"folder:(?P<path>.+?)(?:@(?P<size>\d+))?", name)
     if match is None:
         raise ValueError(f"{name!r} names no folder; write folder:PATH or folder:PATH@SIZE")
-    path, size = Path(match["path"]), int(match["size"] or FOLDER_SIZE)
-    if match["size"] and not path.exists() and Path(name.removeprefix("folder:")).is_dir():
-        path, size = Path(name.removeprefix("folder:")), FOLDER_SIZE  # its own name ends so
+    path, whole = Path(match["path"]), Path(name.removeprefix("folder:"))
+    if match["size"] and not path.expanduser().exists() and whole.expanduser().is_dir():
+        return whole, None  # its own name ends so
+    return path, int(match["size"]) if match["size"] else None
+
+
+def _folder_source(name: str) -> Source:
+    path, given_size = _folder_and_size(name)
+    size = FOLDER_SIZE if given_size is None else given_size
     return Source(
         name=name,
         description=f"images in the class folders of {path}/train and {path}/val or {path}/test",

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 from jaxtyping import Int
@@ -17,10 +18,19 @@ from alignmixup.datasets.folder import FileSet
 from alignmixup.datasets.loading.decode import decode_files
 from alignmixup.datasets.loading.device_loader import Batch
 from alignmixup.recipes.schema import DataSpec
+from alignmixup.training.device import compute_for
 from alignmixup.training.distributed import Team
 from alignmixup.training.settings import TrainSettings
 
-__all__ = ["eval_batches", "load_split", "sample_images", "side_of", "train_batches"]
+__all__ = [
+    "check_batch_size",
+    "eval_batches",
+    "load_split",
+    "sample_images",
+    "shortened",
+    "side_of",
+    "train_batches",
+]
 
 # A batch of evaluation: small images by the thousand, streamed ones by what a GPU holds of them.
 EVAL_BATCH = 2000
@@ -28,19 +38,51 @@ STREAMED_EVAL_BATCH = 256
 
 
 def load_split(spec: DataSpec, split: str, root: Path | str | None) -> ImageSet | FileSet:
-    """The split in memory, or its list of files where ``spec`` streams them."""
+    """The split in memory, or its list of files where ``spec`` streams; at most ``spec.limit``."""
     source = datasets.find(spec.name)
     if spec.stream and source.scan is not None:
-        return source.scan(None if root is None else Path(root), split)
+        return shortened(source.scan(None if root is None else Path(root), split), spec.limit)
     if not spec.stream:
         _check_used(spec)
-    return datasets.load(spec.name, split, root)
+    return shortened(datasets.load(spec.name, split, root), spec.limit)
+
+
+Images = TypeVar("Images", ImageSet, FileSet)
+
+
+def shortened(images: Images, limit: int | None) -> Images:
+    """At most ``limit`` images of a set, in their order, the same ones each time.
+
+    All classes get equal shares, as far as they have so many.
+    """
+    if limit is None or len(images) <= limit:
+        return images
+    chosen = _equal_shares(images.labels, limit, seed=0).sort().values
+    rows = chosen.tolist()
+    kept: dict[str, Any] = {"labels": images.labels[chosen]}
+    if isinstance(images, ImageSet):
+        kept["images"] = images.images[chosen]
+    else:
+        kept["paths"] = tuple(images.paths[row] for row in rows)
+    boxes: Sequence[Tensor] | None = getattr(images, "boxes", None)
+    if boxes is not None:
+        kept["boxes"] = tuple(boxes[row] for row in rows)
+    return dataclasses.replace(images, **kept)
+
+
+def check_batch_size(settings: TrainSettings, images: ImageSet | FileSet) -> None:
+    """Raise where the images do not fill one batch: a step would be of fewer than recorded."""
+    if len(images) < settings.batch_size:
+        raise ValueError(
+            f"{len(images)} training images make no full batch of {settings.batch_size}: set "
+            f"--train.batch-size to {len(images)} or less"
+        )
 
 
 def _check_used(spec: DataSpec) -> None:
     """Raise for a setting that would do nothing to a set in memory."""
     for setting in dataclasses.fields(spec):
-        is_used = setting.name in ("name", "pad", "flip", "stream")
+        is_used = setting.name in ("name", "pad", "flip", "stream", "limit")
         if not is_used and getattr(spec, setting.name) != setting.default:
             raise ValueError(
                 f"data.{setting.name}={getattr(spec, setting.name)} is for streamed files: set "
@@ -70,11 +112,6 @@ def train_batches(
     share = team.share(settings.batch_size)
     # A graph holds one batch size, and each epoch leaves out other images.
     drop_last = len(images) >= settings.batch_size
-    if team.size > 1 and not drop_last:
-        raise ValueError(
-            f"{len(images)} images make no full batch of {settings.batch_size} to share among "
-            f"{team.size} processes: choose a smaller --train.batch-size"
-        )
     if isinstance(images, ImageSet):
         return datasets.DeviceLoader(
             images,
@@ -84,7 +121,7 @@ def train_batches(
             pad=spec.pad,
             flip=spec.flip,
             drop_last=drop_last,
-            channels_last=_is_channels_last(settings, device),
+            channels_last=compute_for(settings, device).channels_last,
         )
     return datasets.StreamLoader(
         images,
@@ -100,20 +137,16 @@ def train_batches(
         jitter=spec.jitter,
         lighting=spec.lighting,
         drop_last=drop_last,
-        channels_last=_is_channels_last(settings, device),
+        channels_last=compute_for(settings, device).channels_last,
         share=share,
     )
-
-
-def _is_channels_last(settings: TrainSettings, device: torch.device) -> bool:
-    return settings.channels_last and device.type == "cuda"
 
 
 def eval_batches(
     spec: DataSpec, settings: TrainSettings, images: ImageSet | FileSet, device: torch.device
 ) -> Iterable[Batch]:
     """Batches of the test split, in order, as often as they are iterated."""
-    channels_last = _is_channels_last(settings, device)
+    channels_last = compute_for(settings, device).channels_last
     if isinstance(images, ImageSet):
         return datasets.eval_batches(images, EVAL_BATCH, device, channels_last=channels_last)
     loader = datasets.StreamLoader(

@@ -27,6 +27,7 @@ from alignmixup.mixers import StyleCutMix, StyleMix
 from alignmixup.ops.adain import save_adain, small_adain
 from alignmixup.recipes.catalogue import find_recipe
 from alignmixup.recipes.schema import Recipe, changed
+from alignmixup.training.device import compute_for
 from alignmixup.training.steps import (
     WARM_UP_STEPS,
     PlainStep,
@@ -113,7 +114,7 @@ def _time_net(
     recipe: Recipe, net: nn.Module, images: ImageSet, device: torch.device, repeats: int
 ) -> MethodTime:
     settings, is_cuda = recipe.train, device.type == "cuda"
-    is_last = settings.channels_last and is_cuda
+    is_last = compute_for(settings, device).channels_last
     b = settings.batch_size
     loader = datasets.DeviceLoader(images, b, 0, device, drop_last=True, channels_last=is_last)
     optimizer = make_optimizer(net, settings)

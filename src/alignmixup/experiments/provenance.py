@@ -7,9 +7,11 @@ import platform
 import shlex
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 
@@ -25,11 +27,15 @@ __all__ = ["origin", "provenance", "recipe_settings"]
 def origin(recipe: Recipe, epoch: int, folder: Path | None = None) -> dict[str, object]:
     """What a figure says of its run: recipe, seed, epoch, and the settings it was trained with.
 
-    Which weights a style network had, the ledger in ``folder`` knows.
+    The ledger in ``folder`` has the precision it was computed in, and the style network's weights.
     """
     trained = recipe.chosen()
-    if isinstance(recipe.mixer, StyleMix | StyleCutMix) and folder and (folder / LEDGER).exists():
-        events = read_ledger(folder / LEDGER)
+    ledger = None if folder is None else folder / LEDGER
+    events: list[dict[str, Any]] = []
+    if ledger is not None and ledger.exists():
+        events = cast(list[dict[str, Any]], read_ledger(ledger))
+    trained |= _computed(events)
+    if isinstance(recipe.mixer, StyleMix | StyleCutMix):
         for used in (event for event in events if event["event"] == "style_weights"):
             trained["mixer.weights"] = used["kind"]
             trained["style_weights"] = {k: used[k] for k in ("kind", "sha256", "metadata")}
@@ -61,6 +67,25 @@ def _recipe_on_other_data(name: str) -> str | None:
         if len(words) == len(mine) and words[:k] + words[k + 1 :] == mine[:k] + mine[k + 1 :]:
             return other
     return None
+
+
+def _computed(events: Sequence[Mapping[str, Any]]) -> dict[str, object]:
+    """The precision of a run and its memory layout, where they are not float32 and torch's own.
+
+    A run that was resumed in another precision names both.
+    """
+    found = [event for event in events if "compute" in event]
+    if not found:
+        return {}
+    precision = current = found[0]["compute"]["precision"]
+    for event in found[1:]:
+        if event["compute"]["precision"] != current:
+            current = event["compute"]["precision"]
+            precision += f", {current} from epoch {event['epoch'] + 1}"
+    computed = {"train.precision": precision} if precision != "float32" else {}
+    if found[0]["compute"]["channels_last"]:
+        computed["train.channels_last"] = True
+    return computed
 
 
 def provenance(device: torch.device | None = None) -> dict[str, object]:

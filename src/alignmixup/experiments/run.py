@@ -1,6 +1,6 @@
 """A recipe made into a run: data, network, loader and engine put together, in one folder.
 
-OUT/run.json                 the recipe, every setting
+OUT/run.json                 the recipe, every setting; the classes and the size of the images
 OUT/ledger.jsonl             one line an epoch
 OUT/checkpoint.safetensors   weights, momentum, generators
 OUT/results.jsonl            one line a figure: accuracy at the end, then what ``evaluate`` adds
@@ -26,33 +26,39 @@ from alignmixup.datasets.folder import FileSet
 from alignmixup.evaluation.effect import Effect, alignment_effect
 from alignmixup.evaluation.tasks.accuracy import accuracy
 from alignmixup.experiments.batches import (
+    check_batch_size,
     eval_batches,
     load_split,
     sample_images,
+    shortened,
     side_of,
     train_batches,
 )
+from alignmixup.experiments.data_record import DataRecord, is_named
 from alignmixup.experiments.provenance import origin, provenance
 from alignmixup.experiments.run_folder import (
+    ADAIN,
     RESULTS,
     alone_in,
     append_results,
     check_folder,
     claim,
+    read_data_record,
     read_recipe,
     whole_lines,
 )
 from alignmixup.mixers import AlignMixup, AlignMixupAE, StyleCutMix, StyleMix
 from alignmixup.recipes.catalogue import find_recipe
-from alignmixup.recipes.schema import Recipe, changed
-from alignmixup.training import Summary, fit, join_team
+from alignmixup.recipes.schema import Recipe, changed, on_data
+from alignmixup.training import Summary, TrainSettings, fit, join_team, summarise
 from alignmixup.training.adain_fit import fit_adain
-from alignmixup.training.checkpoint import load_weights
-from alignmixup.training.trainer import CHECKPOINT
+from alignmixup.training.checkpoint import CHECKPOINT, load_weights
+from alignmixup.training.device import compute_for, pick_device
+from alignmixup.training.ledger import LEDGER
+from alignmixup.training.resume import resumed_settings
 
 __all__ = ["ADAIN", "Run", "Sets", "build_net", "open_run", "pick_device", "train"]
 
-ADAIN = "adain.safetensors"
 ADAIN_STEPS = 4000
 ADAIN_IMAGES = 5000
 
@@ -64,15 +70,31 @@ class Sets:
     train: ImageSet
     test: ImageSet
 
+    def __post_init__(self) -> None:
+        for name in ("train", "test"):
+            value = getattr(self, name)
+            if not isinstance(value, ImageSet | FileSet):
+                raise ValueError(f"{name} must be an ImageSet, got {type(value).__name__}")
+        if self.train.class_names != self.test.class_names:
+            raise ValueError(
+                f"the two sets must have the same classes; {self.train.name}/{self.train.split} "
+                f"has {self.train.num_classes}, {self.test.name}/{self.test.split} has "
+                f"{self.test.num_classes}, or others"
+            )
+
 
 @dataclass(frozen=True)
 class Run:
-    """A trained run, read back: its recipe, its network with the weights of the last checkpoint."""
+    """A trained run, read back: its recipe, its network with the weights of the last checkpoint.
+
+    ``data`` has the classes, the image size and the normalization; None of an older version's run.
+    """
 
     recipe: Recipe
     net: nn.Module
     epoch: int
     folder: Path
+    data: DataRecord | None = None
 
 
 def train(
@@ -92,9 +114,11 @@ def train(
     Args:
         recipe: A recipe, or its name in ``alignmixup recipes``.
         out: Folder of the run.
-        changes: Settings to replace, by their names on the command line: ``{"train.epochs": 300}``.
+        changes: Settings to replace, by their names on the command line: ``{"train.epochs": 300}``;
+            ``{"data.limit": 500}`` trains on 500 images, under a name that ends in ``-limit500``.
         data_root: Folder of the data sets; defaults to ALIGNMIXUP_DATA, then ``./datasets``.
-        sets: Images in memory to use in place of the recipe's data.
+        sets: Images in memory to use in place of the recipe's data; the run records their name,
+            classes and size.
         tensorboard: Write TensorBoard files as well.
         quiet: Print nothing.
 
@@ -104,6 +128,7 @@ def train(
     Raises:
         ValueError: If a setting is not valid, or ``out`` holds a run with other settings.
         FileNotFoundError: If the data are missing.
+        Stopped: If Ctrl-C or SIGTERM ended the run; it is saved, and the same call resumes it.
 
     Example:
         ```python
@@ -113,88 +138,156 @@ def train(
         small = {
             "net.width": 4,
             "train.epochs": 1,
-            "train.warmup_epochs": 0.0,
             "train.batch_size": 16,
-            "train.precision": "float32",
-            "train.compile": False,
         }
         sets = Sets(shapes("train", 32), shapes("test", 32))
         name = "cifar10-r18-alignmixup-fast"
         print(am.train(name, "runs/first", sets=sets, changes=small, quiet=True))
         ```
     """
+    _check_arguments(recipe, out, changes, data_root, sets)
     recipe = find_recipe(recipe) if isinstance(recipe, str) else recipe
     recipe = changed(recipe, changes or {})
+    if sets is not None and not is_named(recipe.data, sets.train.name):
+        recipe = on_data(recipe, sets.train.name)
+    asked, recipe = recipe.train, dataclasses.replace(recipe, train=recipe.train.fitted())
     folder = Path(out)
-    check_folder(folder, recipe)
+    recipe = check_folder(folder, recipe)
     team, device = join_team(pick_device(recipe.train.device))
-    with team.leader_first():  # it decodes, the others read what it has decoded
-        train_set = sets.train if sets else load_split(recipe.data, "train", data_root)
-        test_set = sets.test if sets else load_split(recipe.data, "test", data_root)
-    net = build_net(recipe, train_set, device)
-    settings, stages = recipe.train, recipe.stages()
-    loader = train_batches(stages[0][1].data, stages[0][1].train, train_set, device, team)
+    limit = recipe.data.limit
+    with team.leader_first():  # rank 0 decodes, the others read what it has decoded
+        given = sets or Sets(
+            *(load_split(recipe.data, split, data_root) for split in ("train", "test"))  # type: ignore[arg-type]
+        )
+    train_set, test_set = shortened(given.train, limit), shortened(given.test, limit)
+    check_batch_size(recipe.train, train_set)
+    record = DataRecord.of(recipe.data, train_set, test_set, is_given=sets is not None)
     quiet = quiet or not team.is_leader
+    if not quiet:
+        for note in _notes(asked, recipe.train):
+            print(note)
+    # As recorded, and with the precision that a run there has.
+    plan = dataclasses.replace(recipe, train=resumed_settings(recipe.train, folder))
+    net = build_net(plan, train_set, device)
+    stages = plan.stages()
+    first = stages[0][1]
+    loader = train_batches(first.data, first.train, train_set, device, team)
     notes: dict[str, dict[str, object]] = {"provenance": provenance()}
     effect = first_effect(recipe, net, loader)
     if effect is not None:
         notes["alignment_effect"] = dataclasses.asdict(effect)
         if not quiet and (effect.is_next_to_nothing or not effect.is_exact):
             print(f"note: {effect}")
-    late = [epoch for epoch in settings.milestones if epoch >= settings.epochs]
-    if settings.schedule == "step" and late and not quiet:
-        print(
-            f"note: of the milestones at which the rate falls, {late} lie beyond the last epoch, "
-            f"{settings.epochs}: set --train.milestones or --train.schedule cosine for a short run"
-        )
-    if settings.points and settings.points[-1][0] > settings.epochs and not quiet:
-        print(
-            f"note: the learning rate ends at epoch {settings.points[-1][0]:g}, this run at "
-            f"{settings.epochs}: set --train.points for a short run"
-        )
     writer = _tensorboard(folder) if tensorboard and team.is_leader else None
     if isinstance(recipe.mixer, StyleMix | StyleCutMix) and recipe.mixer.weights:
         recipe.mixer.network(device)  # or an error that says what is wrong with them
     with team.leader_first():
-        claim(folder, recipe)  # nothing that can be missing is missing: the folder is ours now
-        mixer = with_style_weights(recipe, train_set, folder, device)
+        if team.is_leader:
+            claim(folder, recipe, record)  # nothing is missing: the folder is ours now
         mixers = [with_style_weights(stage, train_set, folder, device) for _, stage in stages]
-    if isinstance(mixer, StyleMix | StyleCutMix):
-        notes["style_weights"] = dict(mixer.describe())
-    with alone_in(folder) if team.is_leader else nullcontext():
-        for (epochs, stage), mixer in zip(stages, mixers, strict=True):
-            if epochs.start:
-                loader = train_batches(stage.data, stage.train, train_set, device, team)
-            summary = fit(
-                net,
-                mixer,
-                loader,
-                _Evaluator(recipe, test_set, device),
-                stage.train,
-                folder,
-                notes=notes,
-                writer=writer,
-                quiet=quiet,
-                team=team,
-                epochs=epochs,
-            )
-            if summary.epochs < epochs.stop:  # stopped by a signal
-                break
-    if summary.is_complete and team.is_leader:
-        _record_accuracy(folder, origin(recipe, summary.epochs, folder), summary)
-    return summary
+    if isinstance(mixers[0], StyleMix | StyleCutMix):
+        notes["style_weights"] = dict(mixers[0].describe())
+    evaluate = _Evaluator(plan, test_set, device)
+    try:
+        with alone_in(folder) if team.is_leader else nullcontext():
+            for (epochs, stage), mixer in zip(stages, mixers, strict=True):
+                if epochs.start:
+                    loader = train_batches(stage.data, stage.train, train_set, device, team)
+                fit(
+                    net,
+                    mixer,
+                    loader,
+                    evaluate,
+                    stage.train,
+                    folder,
+                    notes=notes,
+                    writer=writer,
+                    quiet=quiet,
+                    team=team,
+                    epochs=epochs,
+                )
+    finally:
+        if team.is_leader:
+            _record_accuracy(recipe, folder)
+    return summarise(folder)
 
 
-def open_run(folder: Path | str, num_classes: int, image_size: int, device: str = "auto") -> Run:
-    """Read a run back: its recipe and its network with the last checkpoint's weights."""
+def _check_arguments(
+    recipe: object, out: object, changes: object, data_root: object, sets: object
+) -> None:
+    """Raise for arguments of other types: Python's own errors would come later, and elsewhere."""
+    if isinstance(recipe, nn.Module):
+        raise ValueError(
+            f"recipe must be a Recipe or the name of one, got the module {type(recipe).__name__}: "
+            "train a module of your own with mixer(model, x, y).loss() in your loop, or name it in "
+            "a recipe as net.name 'timm:NAME'"
+        )
+    if not isinstance(recipe, Recipe | str):
+        raise ValueError(f"recipe must be a Recipe or the name of one, got {recipe!r}")
+    for name, path in (("out", out), ("data_root", data_root or ".")):
+        if not isinstance(path, str | Path) or not str(path):
+            raise ValueError(f"{name} must be the path of a folder, got {path!r}")
+    if not isinstance(changes, Mapping | None):
+        raise ValueError(f'changes must be a dict such as {{"train.epochs": 300}}, got {changes!r}')
+    if not isinstance(sets, Sets | None):
+        raise ValueError(
+            "sets must be alignmixup.experiments.run.Sets(train, test) of two ImageSets, got "
+            f"{type(sets).__name__}"
+        )
+
+
+def _notes(asked: TrainSettings, settings: TrainSettings) -> list[str]:
+    """What a short run leaves out of its schedule, in one line each."""
+    notes = []
+    if asked.warmup_epochs != settings.warmup_epochs:
+        notes.append(
+            f"note: a warm-up of {asked.warmup_epochs:g} epochs does not fit into "
+            f"{settings.epochs}: it is cut to {settings.warmup_epochs:g}"
+        )
+    late = [epoch for epoch in settings.milestones if epoch >= settings.epochs]
+    if settings.schedule == "step" and late:
+        notes.append(
+            f"note: of the milestones at which the rate falls, {late} lie beyond the last epoch, "
+            f"{settings.epochs}: set --train.milestones or --train.schedule cosine for a short run"
+        )
+    if settings.points and settings.points[-1][0] > settings.epochs:
+        notes.append(
+            f"note: the learning rate ends at epoch {settings.points[-1][0]:g}, this run at "
+            f"{settings.epochs}: set --train.points for a short run"
+        )
+    return notes
+
+
+def open_run(
+    folder: Path | str,
+    num_classes: int | None = None,
+    image_size: int | None = None,
+    device: str = "auto",
+) -> Run:
+    """Read a run back: its recipe and its network with the last checkpoint's weights.
+
+    Args:
+        folder: Folder of the run.
+        num_classes: Needed for a run of an older version alone, which did not record it.
+        image_size: The same.
+        device: Where to put the network; auto: a GPU if there is one.
+    """
     place = Path(folder)
-    recipe = read_recipe(place)
+    recipe, data = read_recipe(place), read_data_record(place)
+    if data is not None:
+        num_classes = num_classes or len(data.class_names)
+        image_size = image_size or data.image_size
+    if num_classes is None or image_size is None:
+        raise ValueError(
+            f"{place} was begun by a version that recorded no classes: pass num_classes and "
+            "image_size"
+        )
     settings = recipe.train
     spec = dataclasses.replace(recipe.net, pretrained=False)  # the checkpoint has all weights
     net = models.build(spec, num_classes, (0.0,) * 3, (1.0,) * 3, image_size, seed=settings.seed)
-    facts = load_weights(net, place / CHECKPOINT)  # the normalisation is among the weights
+    facts = load_weights(net, place / CHECKPOINT)  # the normalization is among the weights
     net.to(pick_device(device))
-    return Run(recipe, net.eval(), int(str(facts["epoch"])), place)
+    return Run(recipe, net.eval(), int(str(facts["epoch"])), place, data)
 
 
 def build_net(recipe: Recipe, images: ImageSet | FileSet, device: torch.device) -> nn.Module:
@@ -203,8 +296,7 @@ def build_net(recipe: Recipe, images: ImageSet | FileSet, device: torch.device) 
     net = models.build(
         recipe.net, images.num_classes, images.mean, images.std, size, seed=recipe.train.seed
     )
-    # On the CPU never: convolutions of narrow channels_last networks crash there (torch 2.13).
-    is_last = recipe.train.channels_last and device.type == "cuda"
+    is_last = compute_for(recipe.train, device).channels_last
     layout = torch.channels_last if is_last else torch.preserve_format
     return net.to(device, memory_format=layout)  # type: ignore[call-overload,no-any-return]
 
@@ -250,36 +342,24 @@ def _style_images(recipe: Recipe, images: ImageSet | FileSet) -> ImageSet:
     return sample_images(images, count, side_of(recipe.data, images), recipe.train.seed)
 
 
-def pick_device(name: str) -> torch.device:
-    """Return the device of that name; ``auto`` is a GPU where there is one."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise ValueError(f"there is no device {name!r}; use cpu, cuda, cuda:1 or auto") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device {name!r} was asked for, but torch sees no GPU; use cpu or auto")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        count = torch.cuda.device_count()
-        raise ValueError(f"device {name!r} was asked for; the GPUs are cuda:0 to cuda:{count - 1}")
-    return device
-
-
 class _Evaluator:
     """Top-1 on the test set, in the precision of training."""
 
     def __init__(self, recipe: Recipe, images: ImageSet | FileSet, device: torch.device) -> None:
         self._batches = eval_batches(recipe.data, recipe.train, images, device)
-        self._amp = torch.bfloat16 if recipe.train.precision == "bf16" else None
+        precision = compute_for(recipe.train, device).precision
+        self._amp = torch.bfloat16 if precision == "bf16" else None
 
     def __call__(self, net: nn.Module) -> dict[str, float]:
         results = accuracy(net, self._batches, amp_dtype=self._amp)
         return {r.metric: r.value for r in results if r.metric in ("top1", "top5")}
 
 
-def _record_accuracy(folder: Path, where: Mapping[str, object], summary: Summary) -> None:
-    """Append best, last and, if the run is long enough, median of the last ten, each once."""
+def _record_accuracy(recipe: Recipe, folder: Path) -> None:
+    """Append best, last and median of the last ten of a complete run, each once."""
+    if not (folder / LEDGER).exists() or not (summary := summarise(folder)).is_complete:
+        return
+    where = origin(recipe, summary.epochs, folder)
     there = whole_lines(folder / RESULTS)
     figures = {
         "top1_median10": summary.median10,

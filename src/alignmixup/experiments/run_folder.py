@@ -1,29 +1,35 @@
 """The folder of a run: the recipe in it, its results, and who may write there.
 
-RUN/run.json        the recipe, every setting; the process that trains there holds its lock
+RUN/run.json        the recipe, every setting, and "images": their classes, size, normalization;
+                    the process that trains there holds its lock
 RUN/results.jsonl   one line a figure
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from alignmixup.contracts import Result
+from alignmixup.experiments.data_record import DataRecord
 from alignmixup.recipes.schema import Recipe
+from alignmixup.training.checkpoint import CHECKPOINT
 from alignmixup.training.settings import differences
 
 __all__ = [
+    "ADAIN",
     "RESULTS",
     "RUN",
     "alone_in",
     "append_results",
     "check_folder",
     "claim",
+    "read_data_record",
     "read_recipe",
     "whole_lines",
     "write_json",
@@ -31,15 +37,29 @@ __all__ = [
 
 RUN = "run.json"
 RESULTS = "results.jsonl"
+ADAIN = "adain.safetensors"
 
 
 def read_recipe(folder: Path) -> Recipe:
     """Return the recipe of the run in ``folder``."""
+    return _read(folder)[0]
+
+
+def read_data_record(folder: Path) -> DataRecord | None:
+    """Return what the run in ``folder`` keeps of its images; None for a run of an older version."""
+    return _read(folder)[1]
+
+
+def _read(folder: Path) -> tuple[Recipe, DataRecord | None]:
     path = folder / RUN
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist: {folder} is not the folder of a run")
     try:
-        return Recipe.from_json(json.loads(path.read_text(encoding="utf-8")))
+        record = json.loads(path.read_text(encoding="utf-8"))
+        images: dict[str, Any] | None = record.get("images")
+        if images is not None:
+            images = {k: tuple(v) if isinstance(v, list) else v for k, v in images.items()}
+        return Recipe.from_json(record), None if images is None else DataRecord(**images)
     except (
         json.JSONDecodeError,
         UnicodeDecodeError,
@@ -50,8 +70,14 @@ def read_recipe(folder: Path) -> Recipe:
         raise ValueError(f"{path} is damaged: {error}") from None
 
 
-def check_folder(folder: Path, recipe: Recipe) -> None:
-    """Raise where the folder holds a run of another recipe, or something else altogether."""
+def check_folder(folder: Path, recipe: Recipe) -> Recipe:
+    """Return the recipe to train in the folder, under the name that a run of it there has.
+
+    A run that has saved no step has nothing to protect: another one may take its place.
+
+    Raises:
+        ValueError: The folder holds a run with other settings, or something else altogether.
+    """
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file, where the folder of the run should be: other --out")
     if not (folder / RUN).exists():
@@ -59,22 +85,61 @@ def check_folder(folder: Path, recipe: Recipe) -> None:
         beginnings = {f"{RUN}.partial", "tensorboard"}
         if folder.is_dir() and {path.name for path in folder.iterdir()} - beginnings:
             raise ValueError(f"{folder} is not empty and holds no run; choose another --out")
-        return
-    there, ours = read_recipe(folder).to_json(), recipe.to_json()
-    found = differences(there, ours)
+        return recipe
+    if not (folder / CHECKPOINT).exists():
+        return recipe
+    there = read_recipe(folder)
+    # The same folder of images has other names from other directories.
+    ours = dataclasses.replace(recipe, name=there.name).to_json()
+    found = differences(there.to_json(), ours)
     if found:
         raise ValueError(
-            f"{folder} holds a run of {there['name']} with other settings "
+            f"{folder} holds a run of {there.name} with other settings "
             f"({'; '.join(found)}); choose another --out"
+        )
+    return dataclasses.replace(recipe, name=there.name)
+
+
+def claim(folder: Path, recipe: Recipe, images: DataRecord) -> None:
+    """Write the recipe and what is known of its images into the folder of a new run.
+
+    Raises:
+        ValueError: The run there was trained on other images.
+    """
+    record = {**recipe.to_json(), "images": dataclasses.asdict(images)}
+    if not (folder / CHECKPOINT).exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        _replace(folder, record)
+        return
+    there = read_data_record(folder)
+    if there is None:
+        return
+    kept = ("name", "class_names", "image_size", "test_sha256")
+    before, now = ({name: getattr(each, name) for name in kept} for each in (there, images))
+    found = differences(before, now)
+    if found:
+        raise ValueError(
+            f"{folder} holds a run on other images ({'; '.join(found)}); choose another --out"
         )
 
 
-def claim(folder: Path, recipe: Recipe) -> None:
-    """Write the recipe into the folder of a new run."""
+def _replace(folder: Path, record: Mapping[str, object]) -> None:
+    """Write run.json, unless another process is training there or it is the same already."""
     path = folder / RUN
     if not path.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        write_json(path, recipe.to_json())
+        write_json(path, record)
+        return
+    with alone_in(folder):
+        if json.loads(json.dumps(record)) != _json(path):
+            (folder / ADAIN).unlink(missing_ok=True)  # for other images, perhaps
+            write_json(path, record)
+
+
+def _json(path: Path) -> object:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:  # damaged
+        return None
 
 
 @contextmanager

@@ -72,7 +72,7 @@ class Evaluation:
 
 def evaluate(
     run: Path | str | nn.Module,
-    images: ImageSet | Batches | None = None,
+    images: ImageSet | FileSet | Batches | None = None,
     *,
     tasks: Sequence[str] = ("accuracy",),
     options: Mapping[str, Mapping[str, object]] | None = None,
@@ -190,7 +190,7 @@ def _outliers(
 
 
 def _stamped(
-    results: Sequence[Result], subject: Subject, given: ImageSet | Batches | None
+    results: Sequence[Result], subject: Subject, given: ImageSet | FileSet | Batches | None
 ) -> list[Result]:
     """The results with where they come from and, unless it was the run's own, the data."""
     where = {**subject.where, **provenance(subject.device())}

@@ -25,13 +25,14 @@ from alignmixup.evaluation.forward import (
 )
 from alignmixup.evaluation.tasks.localization import check_boxes
 from alignmixup.experiments.batches import eval_batches, load_split, side_of
+from alignmixup.experiments.data_record import check_classes, own_test_set
 from alignmixup.experiments.provenance import origin
 from alignmixup.experiments.run import ADAIN, open_run, pick_device
-from alignmixup.experiments.run_folder import read_recipe
+from alignmixup.experiments.run_folder import read_data_record, read_recipe
 from alignmixup.mixers import StyleCutMix, StyleMix
-from alignmixup.recipes.schema import Recipe
+from alignmixup.recipes.schema import Recipe, on_data
 
-__all__ = ["Pictures", "Subject", "open_pictures", "open_subject"]
+__all__ = ["Pictures", "Subject", "open_pictures", "open_subject", "other_images"]
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class Pictures:
 
 def open_subject(
     run: Path | str | nn.Module,
-    images: ImageSet | Batches | None,
+    images: ImageSet | FileSet | Batches | None,
     data_root: Path | str | None,
     device: str,
 ) -> tuple[Subject, ImageSet | FileSet | Batches]:
@@ -78,16 +79,25 @@ def open_subject(
         return Subject(model, None, {"recipe": type(run).__name__}), images
     if not isinstance(run, str | Path):
         raise ValueError(f"pass the folder of a run or an nn.Module, got {type(run).__name__}")
-    recipe = read_recipe(Path(run))
-    own = load_split(recipe.data, "test", data_root) if images is None else images
+    folder = Path(run)
+    recipe, record = read_recipe(folder), read_data_record(folder)
+    is_given = images is not None
+    own = images if is_given else own_test_set(folder, recipe.data, record, data_root)
     if not isinstance(own, ImageSet | FileSet):
         raise ValueError("a run is scored on an ImageSet, whose classes it must know")
+    check_classes(folder, record, own, is_given=is_given)
     opened = open_run(run, own.num_classes, side_of(recipe.data, own), device)
     mixer = recipe.mixer
     if isinstance(mixer, StyleMix | StyleCutMix) and not mixer.weights:
         mixer = dataclasses.replace(mixer, weights=str(opened.folder / ADAIN))
     where = origin(recipe, opened.epoch, opened.folder)
     return Subject(opened.net, mixer, where, recipe, opened.folder), own
+
+
+def other_images(run: Path | str, dataset: str, root: Path | str | None) -> ImageSet | FileSet:
+    """The test split of other data, prepared as the run's own images are."""
+    spec = on_data(read_recipe(Path(run)), dataset).data
+    return load_split(dataclasses.replace(spec, limit=None), "test", root)
 
 
 def open_pictures(

@@ -28,13 +28,14 @@ from alignmixup.experiments.scoring import evaluate, task_names
 from alignmixup.recipes.catalogue import find_recipe, recipe_names
 from alignmixup.recipes.schema import Recipe, changed, on_data
 from alignmixup.training.ledger import LEDGER
-from alignmixup.training.signals import stop_signals
+from alignmixup.training.signals import Stopped, stop_signals
 from alignmixup.training.summary import summarise
 
 __all__ = ["Job", "recipes_of", "sweep"]
 
 SCORED = "scored.json"
 POLL_SECONDS = 0.2
+STOPPING = "stopping each run after its step; press Ctrl-C again to quit now"
 
 
 @dataclass(frozen=True)
@@ -72,8 +73,11 @@ def sweep(
 ) -> list[Job]:
     """Train and score each recipe with each seed, ``workers`` at a time; return what became of all.
 
-    After ``minutes`` those that run are asked to stop: they save, and the next sweep goes on. A run
+    After ``minutes`` those that run are stopped: they save, and the next sweep resumes them. A run
     that fails does not stop the others; its log has the reason.
+
+    Raises:
+        Stopped: Ctrl-C or SIGTERM; the runs have saved. A second Ctrl-C kills them.
     """
     _check(names, seeds, workers)
     order = _Order(None if data_root is None else Path(data_root), tuple(task_names(tasks)))
@@ -83,25 +87,34 @@ def sweep(
     told = dict(changes or {})
     if "train.seed" in told:
         raise ValueError("a sweep takes its seeds from seeds= (--seeds), not from train.seed")
-    jobs = [
-        Job(changed(recipe, {**told, "train.seed": seed}), Path(out) / f"{recipe.name}-seed{seed}")
+    chosen = [
+        changed(recipe, {**told, "train.seed": seed})
         for recipe in recipes
         for seed in dict.fromkeys(seeds)  # two runs in one folder would undo each other
     ]
+    jobs = [Job(r, Path(out) / f"{r.name}-seed{r.train.seed}") for r in chosen]
     _check_folders(names, jobs)
     Path(out).mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + 60 * minutes if minutes is not None else float("inf")
     report = on_change or (lambda job: None)
-    with stop_signals() as asked:
+    with stop_signals(STOPPING) as caught:
         crew = _Crew(jobs, order, workers, report)
         try:
             while crew.goes_on():
-                if asked or time.monotonic() > deadline:
+                if caught or time.monotonic() > deadline:
                     crew.stop()
                 time.sleep(POLL_SECONDS)
-        finally:
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt):  # the second Ctrl-C
+                crew.kill()
             crew.stop()
             crew.wait()
+            raise
+    if caught:
+        done = sum(job.state == "done" for job in crew.jobs)
+        raise Stopped(
+            caught[0], f"stopped; {done} of {len(jobs)} done in {out}, run again to resume"
+        )
     return crew.jobs
 
 
@@ -181,6 +194,13 @@ class _Crew:
             for process in self.running.values():
                 process.terminate()
 
+    def kill(self) -> None:
+        """End those that run at once."""
+        for process in self.running.values():
+            process.kill()
+            process.join()
+        self.running.clear()
+
     def wait(self) -> None:
         while self.goes_on():
             time.sleep(POLL_SECONDS)
@@ -239,7 +259,8 @@ def _outcome(job: Job, order: _Order, exit_code: int | None) -> str:
         reasons = [line for line in lines if line.startswith("failed: ")]
         if reasons:
             return reasons[-1]
-    if exit_code not in (0, -signal.SIGTERM):
+    # Ctrl-C on a terminal reaches a run that has not begun to train, too.
+    if exit_code not in (0, -signal.SIGTERM, -signal.SIGINT):
         return f"failed: exit code {exit_code}"
     is_trained = (job.folder / LEDGER).exists() and summarise(job.folder).is_complete
     is_scored = set(order.tasks) <= set(_scored(job))

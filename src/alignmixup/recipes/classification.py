@@ -52,11 +52,6 @@ CIFAR = TrainSettings(
     batch_size=128,
     milestones=(500, 1000, 1500),
     eval_every=10,
-    # How it is computed, not what: bf16 in the layout tensor cores like, each case a CUDA graph.
-    precision="bf16",
-    channels_last=True,
-    compile=True,
-    capture=True,
 )
 # 128 images on each of two GPUs in the paper; the authors' code has 256.
 TINY = dataclasses.replace(CIFAR, epochs=1200, batch_size=256, milestones=(600, 900))

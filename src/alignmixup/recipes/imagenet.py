@@ -50,11 +50,6 @@ SCHEDULE = TrainSettings(
     nesterov=True,
     milestones=(100, 200),
     eval_every=10,
-    # How it is computed, not what: bf16 in the layout tensor cores like, each case a CUDA graph.
-    precision="bf16",
-    channels_last=True,
-    compile=True,
-    capture=True,
 )
 
 # The rows of the table, and the unaligned twins of ours.

@@ -37,9 +37,8 @@ R50 = TrainSettings(
     classifier_lr=0.01,
     milestones=(150, 300, 450),
     eval_every=10,
-    # How it is computed, not what.
-    precision="bf16",
-    channels_last=True,
+    compile=False,
+    capture=False,
 )
 VGG = dataclasses.replace(R50, lr=0.0001, classifier_lr=0.001)
 

@@ -11,11 +11,13 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Self, Union, get_args, get_origin, get_type_hints
 
 from alignmixup import mixers
 from alignmixup.contracts import Mixer
+from alignmixup.datasets.sources import absolute
 from alignmixup.models.wsol import ErasingLoss
 from alignmixup.models.zoo import NetSpec
 from alignmixup.report.paper import Published
@@ -28,9 +30,19 @@ __all__ = [
     "Row",
     "changed",
     "check_kind",
+    "limited",
     "mixer_names",
     "on_data",
 ]
+
+
+# Settings of training that do not change what is trained, beside the seed.
+UNTRAINED = (*FREE_SETTINGS, "compile", "capture", "seed")
+# Values that say nothing of what was trained.
+PLAIN: dict[str, tuple[object, ...]] = {
+    "precision": ("auto", "float32"),
+    "channels_last": ("auto", False),
+}
 
 
 @dataclass(frozen=True)
@@ -47,6 +59,9 @@ class DataSpec:
     resized to ``eval_resize`` (None: 8/7 of ``image_size``). Resizing is that of the shorter side,
     or with ``squash`` of both. ``StreamLoader`` says more. A source without files is in memory
     whatever ``stream`` says.
+
+    A relative ``folder:PATH`` becomes absolute: a run is opened from other directories, too.
+    ``limit`` is the number of images of a trial, of each split at most.
     """
 
     name: str
@@ -60,6 +75,12 @@ class DataSpec:
     squash: bool = False
     jitter: float = 0.0
     lighting: float = 0.0
+    limit: int | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", absolute(self.name))
+        if self.limit is not None and self.limit < 1:
+            raise ValueError(f"limit must be at least 1, or None for all images, got {self.limit}")
 
 
 @dataclass(frozen=True)
@@ -149,7 +170,8 @@ class Recipe:
         """The settings that are not the defaults, by the names they have on the command line.
 
         Not those that say where and how often rather than what, nor the seed; the number of epochs
-        always: a run may not have come to its end.
+        always: a run may not have come to its end. Of precision and layout the plain ones are the
+        default here, whatever "auto" has chosen: the run's ledger has that.
         """
         found: dict[str, object] = {"mixer": type(self.mixer).__name__}
         found["train.epochs"] = self.train.epochs
@@ -157,7 +179,9 @@ class Recipe:
             owner = getattr(self, part)
             for setting in dataclasses.fields(owner):
                 value = getattr(owner, setting.name)
-                is_left = part == "train" and setting.name in (*FREE_SETTINGS, "seed")
+                is_left = part == "train" and (
+                    setting.name in UNTRAINED or value in PLAIN.get(setting.name, ())
+                )
                 if not is_left and value != _default(setting):
                     found[f"{part}.{setting.name}"] = value
         if self.phases:
@@ -209,9 +233,9 @@ def changed(recipe: Recipe, changes: Mapping[str, object]) -> Recipe:
     """
     parts: dict[str, dict[str, object]] = {}
     for path, value in changes.items():
-        part, _, name = path.partition(".")
+        part, _, name = str(path).partition(".")
         if path == "data.name":
-            raise ValueError("other data have a way of their own, dataset=, which names the run so")
+            raise ValueError("data.name cannot be overridden; use --dataset (dataset=)")
         known = [f.name for f in dataclasses.fields(recipe) if f.name not in ("name", "phases")]
         if part not in known or not name:
             raise ValueError(f"unknown setting {path!r}; write PART.NAME with PART from {known}")
@@ -226,6 +250,9 @@ def changed(recipe: Recipe, changes: Mapping[str, object]) -> Recipe:
     replaced = {
         part: dataclasses.replace(getattr(recipe, part), **values) for part, values in parts.items()
     }
+    limit = replaced["data"].limit if "data" in replaced else recipe.data.limit
+    if limit != recipe.data.limit:
+        recipe = limited(recipe, limit)
     phases = tuple(
         Phase(phase.until, {k: v for k, v in phase.changes.items() if k not in changes})
         for phase in recipe.phases
@@ -233,10 +260,19 @@ def changed(recipe: Recipe, changes: Mapping[str, object]) -> Recipe:
     return dataclasses.replace(recipe, **replaced, phases=phases)
 
 
+def limited(recipe: Recipe, limit: int | None) -> Recipe:
+    """Return the recipe for a trial on ``limit`` images, under a name that ends in ``-limitN``."""
+    name = recipe.name.removesuffix(f"-limit{recipe.data.limit}")
+    name += "" if limit is None else f"-limit{limit}"
+    return dataclasses.replace(
+        recipe, name=name, data=dataclasses.replace(recipe.data, limit=limit)
+    )
+
+
 def on_data(recipe: Recipe, name: str) -> Recipe:
     """Return the recipe for other data, under a name that says so: a figure must not say it is for
     the recipe's own."""
-    ours, theirs = (re.sub("[^A-Za-z0-9]+", "_", data) for data in (recipe.data.name, name))
+    ours, theirs = (_word(data) for data in (recipe.data.name, name))
     words = recipe.name.split("-")
     # The data come first, or after the family: ablation-cifar100-ae-xAe.
     if ours in words:
@@ -252,6 +288,13 @@ def on_data(recipe: Recipe, name: str) -> Recipe:
             Phase(p.until, {**p.changes, **_scaled(p.changes, "data.", scale)}) for p in phases
         )
     return dataclasses.replace(recipe, name="-".join(words), data=spec, phases=phases)
+
+
+def _word(data: str) -> str:
+    """The name of the data as part of a recipe's: of a folder its last part, wherever it lies."""
+    if data.startswith("folder:"):
+        data = f"folder:{Path(absolute(data)).name}"
+    return re.sub("[^A-Za-z0-9]+", "_", data)
 
 
 def _scaled(settings: Mapping[str, Any], prefix: str, scale: float) -> dict[str, Any]:
@@ -295,7 +338,8 @@ def check_kind(name: str, value: object, hint: Any) -> None:
     """Raise for a value of another type than its setting: comparisons would fail further on."""
     if not _fits(value, hint):
         wanted = getattr(hint, "__name__", None) if get_origin(hint) is None else None
-        raise ValueError(f"{name} must be {wanted or hint}, got {value!r}")
+        wanted = wanted or str(hint).replace("typing.", "")
+        raise ValueError(f"{name} must be {wanted}, got {value!r}")
 
 
 def _fits(value: object, hint: Any) -> bool:

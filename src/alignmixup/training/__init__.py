@@ -2,7 +2,17 @@
 
 from alignmixup.training.distributed import Team, join_team
 from alignmixup.training.settings import TrainSettings
+from alignmixup.training.signals import Stopped
 from alignmixup.training.summary import Summary, summarise
 from alignmixup.training.trainer import NonFiniteLoss, fit
 
-__all__ = ["NonFiniteLoss", "Summary", "Team", "TrainSettings", "fit", "join_team", "summarise"]
+__all__ = [
+    "NonFiniteLoss",
+    "Stopped",
+    "Summary",
+    "Team",
+    "TrainSettings",
+    "fit",
+    "join_team",
+    "summarise",
+]

@@ -15,20 +15,24 @@ from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 __all__ = [
+    "CHECKPOINT",
     "Checkpoint",
     "CheckpointWriter",
     "load_checkpoint",
     "load_state",
     "load_weights",
     "named_state",
+    "read_facts",
 ]
+
+CHECKPOINT = "checkpoint.safetensors"
 
 # What a network, an optimiser and a generator hold, as the format calls it.
 DTYPES = {
@@ -186,10 +190,20 @@ def _write_safetensors(file: BinaryIO, runs: list[_Run], metadata: Mapping[str, 
 
 def load_checkpoint(path: Path) -> Checkpoint:
     """Read a checkpoint into CPU memory; a damaged file is an error that names it."""
+    return _read(path, tensors=True)
+
+
+def read_facts(path: Path) -> Mapping[str, Any]:
+    """Read the facts of a checkpoint alone, from its header."""
+    return _read(path, tensors=False).facts
+
+
+def _read(path: Path, *, tensors: bool) -> Checkpoint:
     try:
         with safe_open(path, framework="pt") as file:
             facts = json.loads((file.metadata() or {})["facts"])
-            return Checkpoint({name: file.get_tensor(name) for name in file.keys()}, facts)  # noqa: SIM118
+            names = file.keys() if tensors else []
+            return Checkpoint({name: file.get_tensor(name) for name in names}, facts)
     except FileNotFoundError:
         raise FileNotFoundError(f"{path} does not exist: is this the folder of a run?") from None
     except (SafetensorError, KeyError, ValueError) as error:

@@ -1,8 +1,10 @@
-"""What a person sees while training runs: a bar on a terminal, elsewhere one line an epoch."""
+"""What is printed while training runs: a bar on a terminal, elsewhere one line an epoch."""
 
 from __future__ import annotations
 
 import sys
+import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
@@ -19,13 +21,51 @@ from rich.progress import (
 )
 from rich.text import Text
 
-__all__ = ["Reporter"]
+__all__ = ["Estimate", "Reporter"]
 
 
 class _Rate(ProgressColumn):
     def render(self, task: Task) -> Text:
         speed = task.finished_speed or task.speed
         return Text(f"{speed:.1f} steps/s" if speed else "")
+
+
+class Estimate:
+    """How long the remaining steps will take, measured once, after the first ones.
+
+    The first ``skipped`` steps are left out: they compile, capture and fill caches. ``wait`` waits
+    for a device that is steps behind the host; it is called twice in a run.
+    """
+
+    def __init__(self, skipped: int, measured: int, wait: Callable[[], None]) -> None:
+        self._skipped, self._measured, self._wait = skipped, measured, wait
+        self._taken = 0
+        self._begin = 0.0
+
+    def step(self, remaining: int) -> str:
+        """Count a step; return the estimate when it is known, otherwise an empty text."""
+        self._taken += 1
+        if self._taken == self._skipped:
+            self._wait()
+            self._begin = time.perf_counter()
+        if self._taken != self._skipped + self._measured or not remaining:
+            return ""
+        self._wait()
+        pace = (time.perf_counter() - self._begin) / self._measured
+        return (
+            f"about {duration(pace * remaining)} to go: {remaining} steps of {1e3 * pace:.3g} ms, "
+            "evaluation not counted"
+        )
+
+
+def duration(seconds: float) -> str:
+    """A time in its two largest units."""
+    days, hours, minutes = seconds / 86400, seconds / 3600, seconds / 60
+    if days >= 2:
+        return f"{int(days)} d {int(hours % 24)} h"
+    if hours >= 1:
+        return f"{int(hours)} h {int(minutes % 60)} min"
+    return f"{int(minutes)} min {int(seconds % 60)} s" if minutes >= 1 else f"{seconds:.0f} s"
 
 
 class Reporter:

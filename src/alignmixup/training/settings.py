@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-__all__ = ["FREE_SETTINGS", "TrainSettings", "differences"]
+__all__ = ["COMPUTE_SETTINGS", "FREE_SETTINGS", "TrainSettings", "differences"]
 
-# Where and how often, not what: a run may go on with other values of these.
-FREE_SETTINGS = ("device", "capture", "compile", "eval_every")
+# Settings that a run may be resumed with other values of: the device and how often it evaluates,
+FREE_SETTINGS = ("device", "eval_every")
+# and how the device computes, where "auto" is what it does best (``training.device.compute_for``).
+# The precision is part of what was trained: a run that changes it records so.
+COMPUTE_SETTINGS = ("precision", "channels_last", "compile", "capture")
+
+Switch = bool | Literal["auto"]
 
 
 @dataclass(frozen=True)
 class TrainSettings:
-    """Settings of one training run; the defaults are the paper's for CIFAR."""
+    """Settings of one training run; the defaults are the paper's for CIFAR.
+
+    ``precision``, ``channels_last``, ``compile`` and ``capture`` default to "auto": on a GPU bf16
+    (where it is native), compiled, in CUDA graphs; on a CPU float32 and none of these.
+    """
 
     epochs: int = 2000
     batch_size: int = 128
@@ -37,15 +47,18 @@ class TrainSettings:
     """(epoch, share of `lr`) between which the linear schedule interpolates; an epoch that stands
     twice is a jump."""
     warmup_epochs: float = 0.0
+    """Epochs in which the learning rate rises from zero; cut to half of a run too short for it."""
     clip_norm: float | None = None
     """Largest norm of the gradient; None: no clipping."""
     seed: int = 0
-    precision: Literal["float32", "bf16"] = "float32"
-    channels_last: bool = False
-    """The memory layout tensor cores like; a GPU's affair, ignored on a CPU."""
-    compile: bool = False
-    capture: bool = False
-    """On CUDA, replay each case of the mixer as one CUDA graph; falls back where it cannot."""
+    precision: Literal["auto", "float32", "bf16"] = "auto"
+    """auto: bf16 on a GPU that has it, else float32; a resumed run keeps the precision it has."""
+    channels_last: Switch = "auto"
+    """The memory layout of tensor cores; CUDA only, ignored elsewhere. auto: on CUDA."""
+    compile: Switch = "auto"
+    """Compile the network with torch.compile. auto: on CUDA with Triton."""
+    capture: Switch = "auto"
+    """Replay each case of the mixer as a CUDA graph where possible; CUDA only. auto: on CUDA."""
     eval_every: int = 1
     """Epochs between evaluations; each of the last ten epochs is always evaluated."""
     device: str = "auto"
@@ -74,12 +87,15 @@ class TrainSettings:
         if self.nesterov and self.optimizer != "sgd":
             raise ValueError(f"nesterov is for optimizer='sgd', not {self.optimizer!r}")
         self._check_points()
-        if self.precision not in ("float32", "bf16"):
-            raise ValueError(f"precision must be 'float32' or 'bf16', got {self.precision!r}")
-        if self.warmup_epochs >= self.epochs:
+        if self.precision not in ("auto", "float32", "bf16"):
             raise ValueError(
-                f"warmup_epochs ({self.warmup_epochs}) must be fewer than epochs ({self.epochs})"
+                f"precision must be 'auto', 'float32' or 'bf16', got {self.precision!r}"
             )
+        for name in ("channels_last", "compile", "capture"):
+            if getattr(self, name) not in ("auto", True, False):
+                raise ValueError(
+                    f"{name} must be True, False or 'auto', got {getattr(self, name)!r}"
+                )
         if (
             list(self.milestones) != sorted(set(self.milestones))
             or min(self.milestones, default=1) < 1
@@ -101,16 +117,25 @@ class TrainSettings:
                 f"points must have epochs that do not fall and shares from 0 on, got {self.points}"
             )
 
+    def fitted(self) -> Self:
+        """Return the settings with a warm-up that fits: half of the epochs, where it is longer."""
+        if self.warmup_epochs < self.epochs:
+            return self
+        return dataclasses.replace(self, warmup_epochs=self.epochs / 2)
+
 
 def differences(there: Mapping[str, Any], ours: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """Say in what two records differ, one of them perhaps read from JSON; free settings may."""
+    """List what differs between two records, either perhaps read from JSON.
+
+    Settings of training that a run may be resumed with other values of are left out.
+    """
     found = []
     for key in sorted({*there, *ours}):
         a, b = there.get(key), ours.get(key)
         if isinstance(a, dict) and isinstance(b, dict):
             found += differences(a, b, f"{prefix}{key}.")
         elif (list(a) if isinstance(a, tuple) else a) != (list(b) if isinstance(b, tuple) else b):
-            if prefix == "train." and key in FREE_SETTINGS:
+            if prefix == "train." and key in (*FREE_SETTINGS, *COMPUTE_SETTINGS):
                 continue
             found.append(f"{prefix}{key}: {a} there, {b} now")
     return found

@@ -1,34 +1,61 @@
-"""Ctrl-C and SIGTERM as a wish that the work hears at its next safe place."""
+"""Deferred handling of Ctrl-C and SIGTERM: the work stops at its next safe point, and saves."""
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-__all__ = ["stop_signals"]
+__all__ = ["Stopped", "stop_signals"]
+
+STOPPING = "stopping after this step or evaluation; press Ctrl-C again to quit now"
+
+
+class Stopped(KeyboardInterrupt):
+    """A signal has stopped the work, which is saved; ``number`` is that of the signal.
+
+    It is a ``KeyboardInterrupt``, so that a script does not continue behind work that is not done.
+    """
+
+    def __init__(self, number: int, message: str = "") -> None:
+        super().__init__(message)
+        self.number = number
 
 
 @contextmanager
-def stop_signals() -> Iterator[list[int]]:
-    """Collect Ctrl-C and SIGTERM instead of dying of them; a second Ctrl-C is obeyed at once.
+def stop_signals(message: str = STOPPING, *, quiet: bool = False) -> Iterator[list[int]]:
+    """Collect Ctrl-C and SIGTERM; the first one prints ``message``, a second Ctrl-C raises.
 
-    SIGTERM after Ctrl-C is not: a terminal tells all processes of a sweep, and it tells its own.
+    SIGTERM after Ctrl-C does not raise: Ctrl-C on a terminal reaches all processes of a sweep,
+    which then also sends SIGTERM to its own. A third Ctrl-C ends the process without cleaning up.
     """
     caught: list[int] = []
 
     def catch(number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT and number in caught:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
             raise KeyboardInterrupt
+        if not caught and not quiet:
+            _print(message)
         caught.append(number)
 
     try:
         before = {n: signal.signal(n, catch) for n in (signal.SIGINT, signal.SIGTERM)}
-    except ValueError:  # not the main thread: signals are somebody else's
+    except ValueError:  # not the main thread, which alone may handle signals
         before = {}
     try:
         yield caught
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _print(message: str) -> None:
+    """Print from a signal handler, where the stream may be in the middle of a write."""
+    try:
+        print(f"\n{message}", file=sys.stderr, flush=True)
+    except RuntimeError:  # a reentrant call
+        os.write(2, f"\n{message}\n".encode())

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from alignmixup.contracts import Draw, Mixer, fusing
+from alignmixup.training.device import compute_for
 from alignmixup.training.settings import TrainSettings
 
 __all__ = [
@@ -51,11 +52,12 @@ class PlainStep:
     ) -> None:
         self.net, self.mixer, self.optimizer = net, mixer, optimizer
         self.settings, self.gather = settings, gather
+        self.compute = compute_for(settings, next(net.parameters()).device)
 
     def __call__(self, batch: Batch, draw: Draw) -> Tensor:
         """Take one step and return its loss, a scalar that stays on the device."""
         self.optimizer.zero_grad(set_to_none=True)
-        with fusing(self.settings.compile):
+        with fusing(self.compute.compile):
             x, y = self.gather(*batch)
             with self._autocast(x.device):
                 loss = self.mixer.apply(self.net, x, y, draw).loss()
@@ -67,7 +69,7 @@ class PlainStep:
 
     def _autocast(self, device: torch.device) -> AbstractContextManager[None]:
         return torch.autocast(
-            device.type, dtype=torch.bfloat16, enabled=self.settings.precision == "bf16"
+            device.type, dtype=torch.bfloat16, enabled=self.compute.precision == "bf16"
         )
 
 
@@ -155,21 +157,21 @@ Step = PlainStep | CapturedStep
 
 def make_step(plain: PlainStep, device: torch.device) -> Step:
     """Return the step the settings ask for; capture exists on CUDA alone."""
-    if plain.settings.capture and device.type == "cuda":
+    if plain.compute.capture:
         return CapturedStep(plain, device)
     return plain
 
 
 def prepared(net: nn.Module, settings: TrainSettings) -> nn.Module:
     """Return the module that steps run: compiled if the settings say so."""
-    if not settings.compile:
+    device = next(net.parameters()).device
+    if not compute_for(settings, device).compile:
         return net
     # Compiled code is kept by class, not by module, and ignores hooks that come later: code of an
     # earlier network of this class, which knew no tap, must not serve this one.
     torch.compiler.reset()
     # The casts of all weights in one launch, and the counters of all batch norms.
-    is_cuda = next(net.parameters()).is_cuda
-    options: dict[str, Any] | None = {"combo_kernels": True} if is_cuda else None
+    options: dict[str, Any] | None = {"combo_kernels": True} if device.type == "cuda" else None
     return cast(nn.Module, torch.compile(net, options=options))
 
 

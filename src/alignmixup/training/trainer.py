@@ -1,17 +1,19 @@
 """The engine: draws, applies, steps, evaluates, keeps the ledger and the checkpoint.
 
 It knows a mixer and a module, never a method or a data set by name. All chance of the steps comes
-from one CPU generator whose state is in the checkpoint, and the order of the images is a pure
-function of (seed, epoch): a run killed at any instant and started again repeats the uninterrupted
-one, on the CPU bit for bit.
+from one CPU generator, that of dropout from torch's own, all seeded and in the checkpoint, and the
+order of the images is a pure function of (seed, epoch): a run killed at any instant and resumed
+repeats the uninterrupted one, on the CPU bit for bit.
 """
 
 from __future__ import annotations
 
+import signal
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, cast, runtime_checkable
 
@@ -20,18 +22,21 @@ from torch import Tensor, nn
 
 from alignmixup.contracts import Mixer
 from alignmixup.training.checkpoint import (
+    CHECKPOINT,
     Checkpoint,
     CheckpointWriter,
     load_checkpoint,
     load_state,
     named_state,
 )
+from alignmixup.training.device import changes, compute_for
 from alignmixup.training.distributed import Team
-from alignmixup.training.ledger import LEDGER, Ledger, read_ledger
-from alignmixup.training.progress import Reporter
+from alignmixup.training.ledger import LEDGER, Ledger
+from alignmixup.training.progress import Estimate, Reporter
+from alignmixup.training.resume import check_same, past_compute, resumed_settings
 from alignmixup.training.schedule import learning_rate_share
-from alignmixup.training.settings import TrainSettings, differences
-from alignmixup.training.signals import stop_signals
+from alignmixup.training.settings import TrainSettings
+from alignmixup.training.signals import Stopped, stop_signals
 from alignmixup.training.steps import (
     Batch,
     PlainStep,
@@ -44,8 +49,6 @@ from alignmixup.training.steps import (
 from alignmixup.training.summary import Summary, summarise
 
 __all__ = ["CHECKPOINT", "LEDGER", "Loader", "NonFiniteLoss", "fit"]
-
-CHECKPOINT = "checkpoint.safetensors"
 
 # How many steps on a GPU go by between two looks at the losses.
 CHECK_EVERY = 100
@@ -89,30 +92,63 @@ def fit(
     team: Team | None = None,
     epochs: range | None = None,
 ) -> Summary:
-    """Train ``net`` in the folder ``out``, going on where a run there stopped.
+    """Train ``net`` in the folder ``out``, or resume the run there.
 
-    ``notes`` are events to open the ledger with; ``writer`` a TensorBoard SummaryWriter. Ctrl-C and
-    SIGTERM end the run after the current step with a checkpoint. Of a ``team`` all processes call
-    this, each with a loader of its own. ``epochs`` is what to train in this call, counted from 0:
-    a run whose phases have other loaders, mixers or batch sizes is one call a phase, in order.
+    Args:
+        net: The network, on the device to train on; it returns logits [b, k].
+        mixer: The method of mixing.
+        loader: Batches of the training images on the same device.
+        evaluate: Called with the network; returns at least ``top1``, in per cent.
+        settings: How to train. A run may be resumed on another device; with precision "auto" it
+            keeps the precision it has.
+        out: Folder of the ledger and the checkpoint.
+        notes: Events to open the ledger with.
+        writer: A TensorBoard SummaryWriter.
+        quiet: Print nothing.
+        team: The processes that train together; all of them call this, each with its own loader.
+        epochs: The epochs of this call, counted from 0; None trains all. A run whose phases differ
+            in loader, mixer or batch size is one call per phase, in order.
+
+    Returns:
+        The accuracies of the run.
+
+    Raises:
+        Stopped: Ctrl-C or SIGTERM has ended the run after a step, with a checkpoint.
+        NonFiniteLoss: Training has diverged.
     """
-    team = team or Team()
+    team, out = team or Team(), Path(out)
+    _check_arguments(net, mixer, settings)
     if not len(loader):
         raise ValueError("the loader gives no batch: more images, or a smaller batch_size")
     out.mkdir(parents=True, exist_ok=True)
+    weight = next(net.parameters())
     # Streams, events and captures belong to the current device, which must be the network's.
-    with torch.cuda.device_of(next(net.parameters())):  # type: ignore[no-untyped-call]
-        run = _Run(net, mixer, loader, settings, out, team)
-        _fit(
-            run,
-            evaluate,
-            notes or {},
-            writer,
-            quiet or not team.is_leader,
-            epochs or range(settings.epochs),
-        )
-    team.wait()  # for the leader's last line
+    # Torch's own generators, which dropout draws from, are given back to the caller as they were.
+    with (
+        torch.cuda.device_of(weight),  # type: ignore[no-untyped-call]
+        torch.random.fork_rng(devices=[weight.device] if weight.is_cuda else []),
+    ):
+        now = resumed_settings(settings, out)
+        run = _Run(net, mixer, loader, now, out, team, epochs or range(now.epochs))
+        stopped_by = _fit(run, evaluate, notes or {}, writer, quiet or not team.is_leader)
+    team.wait()  # for the last line of rank 0
+    if stopped_by is not None:
+        raise Stopped(stopped_by, run.where_stopped(stopped_by) if team.is_leader else "")
     return summarise(out)
+
+
+def _check_arguments(net: object, mixer: object, settings: object) -> None:
+    kinds = {
+        "net": (net, nn.Module),
+        "mixer": (mixer, Mixer),
+        "settings": (settings, TrainSettings),
+    }
+    for name, (value, kind) in kinds.items():
+        if not isinstance(value, kind):
+            given = f"the class {value.__name__}" if isinstance(value, type) else repr(value)
+            raise ValueError(f"{name} must be of type {kind.__name__}, got {given}")
+    if next(cast(nn.Module, net).parameters(), None) is None:
+        raise ValueError(f"net ({type(net).__name__}) has no parameters: there is nothing to train")
 
 
 def _fit(
@@ -121,26 +157,20 @@ def _fit(
     notes: Mapping[str, Mapping[str, object]],
     writer: Any | None,
     quiet: bool,
-    epochs: range,
-) -> None:
-    settings, team = run.settings, run.team
-    steps = len(run.loader)
-    told, cases = asdict(settings), dict(run.mixer.cases)
-    if run.epoch >= epochs.stop and epochs.stop < settings.epochs:
+) -> int | None:
+    """Train to the end of ``run.epochs``; return the signal that ended the run, if one did."""
+    team, epochs = run.team, run.epochs
+    if run.epoch >= epochs.stop and epochs.stop < run.settings.epochs:
         run.writer.close()
-        return  # a phase that is over
-    if run.epoch == epochs.start and run.step == 0:
-        run.ledger.append("start", {"settings": told, "cases": cases, "steps": steps})
-        for event, values in notes.items() if not run.epoch else ():
-            run.ledger.append(event, values)
-    else:
-        _check_same(run.ledger.path, {"train": told, "cases": cases, "steps": steps})
+        return None  # a phase that is over
+    steps = len(run.loader)
     done = (run.epoch - epochs.start) * steps + run.step
     with (
         Reporter(len(epochs) * steps, done, quiet=quiet) as reporter,
-        stop_signals() as stop,
+        stop_signals(quiet=quiet) as stop,
         trying_convolutions(),
     ):
+        run.open_ledger(notes, reporter)
         try:
             while run.epoch < epochs.stop and not team.any(bool(stop), run.device):
                 if not run.train_epoch(reporter, stop):
@@ -148,24 +178,10 @@ def _fit(
                 run.close_epoch(evaluate, reporter, writer)
         finally:
             run.writer.close()
-
-
-def _check_same(ledger: Path, now: Mapping[str, Any]) -> None:
-    """Raise where a run would go on with other settings, cases or data than it was begun with."""
-    events = cast(list[dict[str, Any]], read_ledger(ledger))
-    # Each phase has a start of its own: the last is that of the phase which goes on.
-    starts = (event for event in reversed(events) if event["event"] == "start")
-    begun: dict[str, Any] = next(starts, {})
-    settings = begun.get("settings", {})
-    # What an older version did not write is not known to differ.
-    there = {"train": settings, **{name: begun.get(name, now[name]) for name in ("cases", "steps")}}
-    ours = {**now, "train": {name: now["train"].get(name) for name in settings}}
-    found = differences(there, ours)
-    if found:
-        raise ValueError(
-            f"{ledger.parent} holds a run that was begun otherwise ({'; '.join(found)}): take "
-            "another folder"
-        )
+    if stop:
+        return stop[0]
+    # The signal may have reached another process.
+    return None if run.epoch == epochs.stop else signal.SIGTERM
 
 
 class _Run:
@@ -179,23 +195,32 @@ class _Run:
         settings: TrainSettings,
         out: Path,
         team: Team,
+        epochs: range,
     ) -> None:
+        self.epochs = epochs
         self.net, self.mixer, self.loader, self.settings = net, mixer, loader, settings
         self.team = team
         self.device = next(net.parameters()).device
+        self.compute = compute_for(settings, self.device, team.size)
+        self.past_compute = past_compute(out)
         self.optimizer = make_optimizer(net, settings)
         self.rng = torch.Generator().manual_seed(settings.seed)
         self.epoch, self.step = 0, 0
         self.losses: list[Tensor] = []
         self.cases: list[str] = []
+        # Every method names a step without mixing "clean".
+        self.is_mixing = set(mixer.cases) != {"clean"}
         # Whether the losses of each look are finite, and the moment that is known.
         self.asked: deque[tuple[Tensor, torch.cuda.Event]] = deque()
         # An epoch and its rows, drawn ahead of it.
         self.drawn: tuple[int, Tensor] | None = None
         self.seconds = 0.0
         self.closed = time.perf_counter()
+        is_cpu = self.device.type == "cpu"
+        wait = (lambda: None) if is_cpu else partial(torch.accelerator.synchronize, self.device)
+        self.estimate = Estimate(2 if is_cpu else 100, 3 if is_cpu else 300, wait)
         self.path = out / CHECKPOINT
-        ledger_length = self._restore() if self.path.exists() else 0
+        ledger_length = self._restore() if self.path.exists() else self._seed()
         team.wait()  # all have read before the leader writes
         self.ledger = Ledger(out / LEDGER, ledger_length, writes=team.is_leader)
         self.writer = CheckpointWriter(self.path)
@@ -204,6 +229,37 @@ class _Run:
         plain = PlainStep(prepared(shared, settings), mixer, self.optimizer, settings, gather)
         # What passes between processes is not captured.
         self.take_step: Step = plain if team.size > 1 else make_step(plain, self.device)
+
+    def steps_done(self) -> int:
+        return self.epoch * len(self.loader) + self.step
+
+    def open_ledger(self, notes: Mapping[str, Mapping[str, object]], reporter: Reporter) -> None:
+        """Write how the run is begun, or what changes where it is resumed, and print it."""
+        settings, cases, steps = asdict(self.settings), dict(self.mixer.cases), len(self.loader)
+        compute = asdict(self.compute)
+        reporter.say(f"training on {self.compute}")
+        if self.epoch == self.epochs.start and not self.step:
+            values = {"settings": settings, "cases": cases, "steps": steps, "compute": compute}
+            self.ledger.append("start", values)
+            for event, note in notes.items() if not self.epoch else ():
+                self.ledger.append(event, note)
+            return
+        check_same(self.path.parent, {"train": settings, "cases": cases, "steps": steps})
+        changed = changes(self.past_compute or {}, self.compute)
+        if changed:
+            at = {"epoch": self.epoch, "step": self.step}
+            self.ledger.append("resume", {**at, "compute": compute})
+            reporter.say(f"resumed otherwise than before: {', '.join(changed)}")
+
+    def where_stopped(self, number: int) -> str:
+        """Say what ended the run, where, and how to resume it."""
+        by = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+        if self.epoch == self.settings.epochs:
+            return f"{by} after the last epoch; the run in {self.path.parent} is complete"
+        if not self.steps_done():
+            return f"stopped by {by} before the first step; run again to start"
+        at = f"in epoch {self.epoch + 1} of {self.settings.epochs}"
+        return f"stopped by {by} {at}, saved in {self.path.parent}; run again to resume"
 
     def train_epoch(self, reporter: Reporter, stop: list[int]) -> bool:
         """Train to the end of the epoch; False if a signal ended it early, at a checkpoint."""
@@ -217,6 +273,8 @@ class _Run:
             self.cases.append(draw.case)
             self.step += 1
             reporter.advance()
+            if estimate := self.estimate.step(steps * self.epochs.stop - self.steps_done()):
+                reporter.say(estimate)
             is_check = self.device.type == "cpu" or self.step % CHECK_EVERY == 0
             if is_check:
                 self._look_at_losses()
@@ -224,7 +282,6 @@ class _Run:
                 self.seconds += time.perf_counter() - begin
                 self._check_losses()
                 self._save()
-                reporter.say(f"stopped by a signal in epoch {self.epoch + 1}; run again to go on")
                 return False
         if isinstance(self.loader, GatheringLoader):  # while the device is still busy
             self.drawn = self.epoch + 1, self.loader.rows(self.epoch + 1)
@@ -267,7 +324,7 @@ class _Run:
         self.step, self.seconds, self.losses, self.cases = 0, 0.0, [], []
         self.asked.clear()
         self._save()
-        reporter.epoch(_epoch_line(values, self.settings.epochs))
+        reporter.epoch(_epoch_line(values, self.settings.epochs, self.is_mixing))
 
     def _batches(self) -> Iterator[Batch]:
         if isinstance(self.loader, GatheringLoader):
@@ -353,8 +410,17 @@ class _Run:
             "cases": list(self.cases),
             "seconds": self.seconds,
             "ledger_length": self.ledger.length,
+            "compute": asdict(self.compute),
         }
         self.writer.save(Checkpoint(tensors, facts))
+
+    def _seed(self) -> int:
+        """Seed torch's own generators, each process its own way; the ledger is empty."""
+        seed = self.settings.seed + self.team.rank
+        torch.default_generator.manual_seed(seed)
+        if self.device.type == "cuda":
+            torch.cuda.manual_seed(seed)
+        return 0
 
     def _restore(self) -> int:
         """Take up the state of the checkpoint; return the length of the ledger beside it."""
@@ -380,10 +446,11 @@ class _Run:
         return int(facts["ledger_length"])
 
 
-def _epoch_line(values: Mapping[str, Any], epochs: int) -> str:
-    line = f"epoch {values['epoch']}/{epochs}  loss {values['loss']:.4f} (mixed)"
+def _epoch_line(values: Mapping[str, Any], epochs: int, is_mixing: bool) -> str:
+    line = f"epoch {values['epoch']}/{epochs}  loss {values['loss']:.4f}"
+    line += " (mixed)" if is_mixing else ""
     if "test" in values:
-        line += f"  test top-1 {values['test']['top1']:.2f}"
+        line += f"  test top-1 {values['test']['top1']:.2f} %"
     return f"{line}  {values['seconds']:.1f} s"
 
 

@@ -1,0 +1,115 @@
+"""What a run keeps of its images, so that it opens without them and is scored on no others.
+
+It is the record "images" in RUN/run.json; a run begun by an older version has none.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from alignmixup import datasets
+from alignmixup.contracts import ImageSet
+from alignmixup.datasets.folder import FileSet
+from alignmixup.experiments.batches import load_split, side_of
+from alignmixup.recipes.schema import DataSpec
+
+__all__ = ["DataRecord", "check_classes", "is_named", "own_test_set"]
+
+
+@dataclass(frozen=True)
+class DataRecord:
+    """The name, classes, image size and normalization of the images of a run.
+
+    ``test_sha256`` is the checksum of the test set, where the sets were passed to ``train``: their
+    name alone does not say which images they are.
+    """
+
+    name: str
+    class_names: tuple[str, ...]
+    image_size: int
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+    num_train: int
+    num_test: int
+    test_sha256: str | None = None
+
+    @classmethod
+    def of(
+        cls, spec: DataSpec, train: ImageSet | FileSet, test: ImageSet | FileSet, *, is_given: bool
+    ) -> DataRecord:
+        """Describe the two splits of a run."""
+        return cls(
+            name=train.name,
+            class_names=train.class_names,
+            image_size=side_of(spec, train),
+            mean=train.mean,
+            std=train.std,
+            num_train=len(train),
+            num_test=len(test),
+            test_sha256=checksum(test) if is_given else None,
+        )
+
+
+def is_named(spec: DataSpec, name: str) -> bool:
+    """Whether images of this name may be those of ``spec``; a folder's are named after it."""
+    if spec.name.startswith("folder:"):
+        return Path(spec.name).name.partition("@")[0] == name
+    return spec.name == name
+
+
+def checksum(images: ImageSet | FileSet) -> str:
+    """The SHA-256 of the images, or of the names of their files, and of their labels."""
+    digest = hashlib.sha256()
+    if isinstance(images, ImageSet):
+        digest.update(images.images.contiguous().numpy().data)
+    else:
+        digest.update("\n".join(images.paths).encode())
+    digest.update(images.labels.long().contiguous().numpy().data)
+    return digest.hexdigest()
+
+
+def own_test_set(
+    folder: Path, spec: DataSpec, record: DataRecord | None, root: Path | str | None
+) -> ImageSet | FileSet:
+    """Load the test split that the run in ``folder`` was evaluated on.
+
+    Raises:
+        ValueError: The run was trained on sets passed to ``train``, which are not those that can be
+            loaded under their name.
+    """
+    if record is None or record.test_sha256 is None:
+        return load_split(spec, "test", root)
+    passed = (
+        f"{folder} was trained on images passed as sets= ({record.name!r}, {record.num_test} test "
+        "images)"
+    )
+    remedy = "pass the images to evaluate(run, images), or name other data with --dataset"
+    try:
+        datasets.find(spec.name)
+    except ValueError:
+        raise ValueError(f"{passed}, which no data set has: {remedy}") from None
+    images = load_split(spec, "test", root)
+    if checksum(images) != record.test_sha256:
+        raise ValueError(f"{passed}, and the {len(images)} of {spec.name} are others: {remedy}")
+    return images
+
+
+def check_classes(
+    folder: Path, record: DataRecord | None, images: ImageSet | FileSet, *, is_given: bool
+) -> None:
+    """Raise for images of other classes; of images that were ``is_given``, for another number."""
+    if record is None or images.class_names == record.class_names:
+        return
+    if is_given and images.num_classes == len(record.class_names):
+        return
+    raise ValueError(
+        f"{folder} was trained on {_listed(record.class_names)}, {images.name} has "
+        f"{_listed(images.class_names)}: the images must be of the run's classes"
+    )
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    shown = ", ".join(names[:3])
+    return f"{len(names)} classes ({shown}{', ...' if len(names) > 3 else ''})"
