@@ -102,7 +102,7 @@ def test_train_and_evaluate_from_the_command_line(capsys, tmp_path):
     status, said, err = call(capsys, "train", "cifar10-r18-alignmixup-fast", *args)
     assert status == 0
     assert "training on cpu: float32, not compiled" in err
-    assert "top-1 after 1 epoch: last " in said
+    assert "top-1 after 2 epochs: last " in said
     recipe = json.loads((out / "run.json").read_text())
     assert recipe["data"]["name"] == "shapes"
     assert recipe["name"] == "shapes-r18-alignmixup-fast-limit100"

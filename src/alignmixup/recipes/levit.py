@@ -40,10 +40,6 @@ SCHEDULE = TrainSettings(
     milestones=(),
     warmup_epochs=5.0,
     eval_every=10,
-    # How it is computed, not what.
-    precision="bf16",
-    channels_last=True,
-    capture=True,
 )
 METHODS: dict[str, Callable[[], Mixer]] = {
     "baseline": NoMix,
