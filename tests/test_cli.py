@@ -11,6 +11,7 @@ import pytest
 from alignmixup.cli import main
 from alignmixup.cli.program import COMMANDS
 from alignmixup.contracts import Result
+from picture_folder import make_pictures
 
 
 def call(capsys, *args):
@@ -90,16 +91,17 @@ def test_train_help_shows_the_recipes_own_settings(capsys):
 
 def test_train_and_evaluate_from_the_command_line(capsys, tmp_path):
     out = tmp_path / "run"
-    settings = "--net.width 4 --train.epochs 1 --train.batch-size 500 --train.device cpu"
+    settings = "--net.width 4 --train.epochs 1 --train.batch-size 8 --train.device cpu"
     settings += " --train.warmup-epochs 0"
     how = "--train.precision float32 --train.no-compile --train.no-capture --mixer.num-iters 5"
-    args = ["--dataset", "shapes", "--out", str(out), *settings.split(), *how.split()]
+    pictures = make_pictures(tmp_path / "pictures")
+    args = ["--dataset", pictures, "--out", str(out), *settings.split(), *how.split()]
     status, said, _ = call(capsys, "train", "cifar10-r18-alignmixup-fast", *args)
     assert status == 0
     assert "median of the last ten" in said
     recipe = json.loads((out / "run.json").read_text())
-    assert recipe["data"]["name"] == "shapes"
-    assert recipe["name"] == "shapes-r18-alignmixup-fast"
+    assert recipe["data"]["name"] == pictures
+    assert recipe["name"].endswith("-r18-alignmixup-fast")
     assert recipe["mixer"]["num_iters"] == 5
     status, said, _ = call(capsys, "evaluate", str(out), "--tasks", "accuracy", "calibration")
     assert status == 0
@@ -163,7 +165,6 @@ def test_data_list_and_check(capsys):
     assert (status, out.strip()) == (0, "shapes: complete")
 
 
-@pytest.mark.slow
 def test_the_demo_writes_its_report(capsys, tmp_path, monkeypatch):
     from alignmixup import demo as module
 
@@ -193,16 +194,17 @@ def test_the_installed_program_runs():
 
 
 def test_a_sweep_trains_by_pattern_with_settings_for_all(tmp_path, capsys):
-    words = ["sweep", "cifar10-r18-inp?t-fast", "--out", str(tmp_path), "--tasks", "accuracy"]
-    words += ["--dataset", "shapes"]
+    out_folder = tmp_path / "out"
+    words = ["sweep", "cifar10-r18-inp?t-fast", "--out", str(out_folder), "--tasks", "accuracy"]
+    words += ["--dataset", make_pictures(tmp_path / "pictures")]
     small = ["net.width=4", "train.epochs=1", "train.warmup_epochs=0.0"]
-    small += ["train.precision=float32", "train.compile=False", "train.batch_size=1000"]
+    small += ["train.precision=float32", "train.compile=False", "train.batch_size=8"]
     assert main([*words, "--set", *small]) == 0
     out = capsys.readouterr().out
-    assert "shapes-r18-input-fast-seed0: running" in out
-    assert f"1 of 1 done in {tmp_path}" in out
-    results = (tmp_path / "shapes-r18-input-fast-seed0" / "results.jsonl").read_text()
-    assert '"metric": "top1_median10"' in results
+    assert "-r18-input-fast-seed0: running" in out
+    assert f"1 of 1 done in {out_folder}" in out
+    (results,) = out_folder.glob("*-r18-input-fast-seed0/results.jsonl")
+    assert '"metric": "top1_median10"' in results.read_text()
     assert main([*words, "--set", "train.epochs"]) == 1
     assert "--set takes NAME=VALUE" in capsys.readouterr().err
 

@@ -11,13 +11,15 @@ import pytest
 from alignmixup.experiments import sweep as sweeps
 from alignmixup.experiments.sweep import recipes_of, sweep
 from alignmixup.recipes.catalogue import find_recipe
+from alignmixup.recipes.schema import on_data
 from alignmixup.training import summarise
+from picture_folder import make_pictures
 
 # A narrow network; spawned processes are told by settings, not by patches.
 SMALL = {
     "net.width": 4,
     "train.epochs": 1,
-    "train.batch_size": 1000,
+    "train.batch_size": 8,
     "train.warmup_epochs": 0.0,
     "train.precision": "float32",
     "train.compile": False,
@@ -30,16 +32,29 @@ def one_thread(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
-def test_every_recipe_is_trained_and_scored_and_a_failure_stops_nobody(tmp_path):
+@pytest.fixture
+def pictures(tmp_path):
+    return make_pictures(tmp_path / "pictures")
+
+
+def folder_of(dataset, rest):
+    """The folder of a run of a recipe on these data."""
+    data = on_data(find_recipe("cifar10-r18-baseline-fast"), dataset).name.split("-r18-")[0]
+    return f"{data}-r18-{rest}"
+
+
+def test_every_recipe_is_trained_and_scored_and_a_failure_stops_nobody(tmp_path, pictures):
     names = ["cifar10-r18-baseline-fast", "cifar10-r18-alignmixup-fast"]
-    (tmp_path / "shapes-r18-baseline-fast-seed0").mkdir()
-    (tmp_path / "shapes-r18-baseline-fast-seed0" / "mine.txt").write_text("not a run")
+    out = tmp_path / "out"
+    taken = out / folder_of(pictures, "baseline-fast-seed0")
+    taken.mkdir(parents=True)
+    (taken / "mine.txt").write_text("not a run")
     seen = []
     jobs = sweep(
         names,
-        tmp_path,
+        out,
         changes=SMALL,
-        dataset="shapes",
+        dataset=pictures,
         tasks=["accuracy", "localization"],
         workers=2,
         on_change=lambda job: seen.append((job.recipe.mixer.__class__.__name__, job.state)),
@@ -59,7 +74,7 @@ def test_every_recipe_is_trained_and_scored_and_a_failure_stops_nobody(tmp_path)
     # Again: what is finished is left alone.
     before = (done.folder / "results.jsonl").read_bytes()
     again = sweep(
-        names[1:], tmp_path, changes=SMALL, dataset="shapes", tasks=["accuracy", "localization"]
+        names[1:], out, changes=SMALL, dataset=pictures, tasks=["accuracy", "localization"]
     )
     assert [job.state for job in again] == ["done"]
     assert (done.folder / "results.jsonl").read_bytes() == before
@@ -81,10 +96,10 @@ def stopped_when(is_time, *args, **options):
     return jobs
 
 
-def test_a_signal_stops_the_runs_which_save_and_go_on(tmp_path):
-    folder = tmp_path / "shapes-r18-baseline-fast-seed3"
-    order = ["cifar10-r18-baseline-fast"], tmp_path
-    options = {"changes": {**SMALL, "train.epochs": 500}, "dataset": "shapes", "seeds": [3]}
+def test_a_signal_stops_the_runs_which_save_and_go_on(tmp_path, pictures):
+    folder = tmp_path / "out" / folder_of(pictures, "baseline-fast-seed3")
+    order = ["cifar10-r18-baseline-fast"], tmp_path / "out"
+    options = {"changes": {**SMALL, "train.epochs": 9999}, "dataset": pictures, "seeds": [3]}
 
     def epochs():
         return summarise(folder).epochs if (folder / "checkpoint.safetensors").exists() else 0
@@ -98,10 +113,10 @@ def test_a_signal_stops_the_runs_which_save_and_go_on(tmp_path):
     assert epochs() > reached
 
 
-def test_after_the_minutes_given_everybody_is_stopped(tmp_path):
+def test_after_the_minutes_given_everybody_is_stopped(tmp_path, pictures):
     changes = {**SMALL, "train.epochs": 500}
     names = ["cifar10-r18-baseline-fast", "cifar10-r18-input-fast"]
-    jobs = sweep(names, tmp_path, changes=changes, dataset="shapes", minutes=0.0)
+    jobs = sweep(names, tmp_path / "out", changes=changes, dataset=pictures, minutes=0.0)
     assert [job.state for job in jobs] == ["stopped", "waiting"]  # one at a time
 
 
