@@ -6,14 +6,21 @@ READY := $(VENV)/.ready
 READY_DOCS := $(VENV)/.ready-docs
 RELEASE := build/release
 
-.PHONY: demo test lint types check docs release-check clean
+.PHONY: demo test test-all lint types check docs release-check clean
 
 demo: $(READY)
 	$(BIN)/alignmixup demo --out demo
 
 # One thread a worker: two workers on two cores beat one worker with two threads, and nothing oversubscribes.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+
+# Everything a change can break.
 test: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+	$(PYTEST)
+
+# Exhaustive grids and long trainings as well; a markexpr of the command line replaces the default.
+test-all: $(READY)
+	$(PYTEST) -m "slow or not slow"
 
 lint: $(READY)
 	$(BIN)/ruff check .

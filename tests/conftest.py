@@ -1,4 +1,4 @@
-"""What all tests share: one thread, a deterministic hypothesis, shape checks, the gpu marker.
+"""What all tests share: threads, seeds, a deterministic hypothesis, shape checks, the gpu marker.
 
 The shapes in the signatures of ``alignmixup.ops`` and ``alignmixup.mixers`` are checked while the
 tests of these packages run (and nowhere else). A test that is about bad input, or that lets
@@ -8,6 +8,7 @@ first, or stand in the way of the tracer.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,8 @@ import hypothesis
 import jaxtyping
 import pytest
 import torch
+
+from seeds import TEST_SEED, move_seeds
 
 PACKAGE = Path(__file__).parents[1] / "src" / "alignmixup"
 CHECKED_PACKAGES = ("ops", "mixers")
@@ -43,11 +46,12 @@ def checked_modules() -> list[str]:
 jaxtyping.install_import_hook(checked_modules(), "beartype.beartype")
 jaxtyping.config.update("jaxtyping_disable", True)
 
-# The tensors here are tiny, and two workers on two cores beat one worker with two threads.
-torch.set_num_threads(1)
+# The tensors here are tiny: two workers on two cores beat one worker with two threads.
+torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
 
+move_seeds()
 hypothesis.settings.register_profile(
-    "repeatable", deadline=None, derandomize=True, database=None, max_examples=25
+    "repeatable", deadline=None, derandomize=not TEST_SEED, database=None, max_examples=25
 )
 hypothesis.settings.load_profile("repeatable")
 
@@ -64,6 +68,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Give torch's own generator the same state before every test, in whatever order they run."""
+    torch.manual_seed(0)
 
 
 @pytest.hookimpl(wrapper=True)

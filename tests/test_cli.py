@@ -17,6 +17,7 @@ from alignmixup.cli.program import COMMANDS
 from alignmixup.cli.scoring import unit_of
 from alignmixup.cli.training import _with_values
 from alignmixup.contracts import Result
+from picture_folder import make_pictures
 
 
 def call(capsys, *args):
@@ -96,16 +97,17 @@ def test_train_help_shows_the_recipes_own_settings(capsys):
 
 def test_train_and_evaluate_from_the_command_line(capsys, tmp_path):
     out = tmp_path / "run"
-    settings = "--net.width 4 --train.epochs 2 --train.batch-size 50 --train.device cpu"
-    how = "--limit 100 --mixer.num-iters 5"
-    args = ["--dataset", "shapes", "--out", str(out), *settings.split(), *how.split()]
+    settings = "--net.width 4 --train.epochs 2 --train.batch-size 8 --train.device cpu"
+    how = "--limit 16 --mixer.num-iters 5"
+    pictures = make_pictures(tmp_path / "pictures")
+    args = ["--dataset", pictures, "--out", str(out), *settings.split(), *how.split()]
     status, said, err = call(capsys, "train", "cifar10-r18-alignmixup-fast", *args)
     assert status == 0
     assert "training on cpu: float32, not compiled" in err
     assert "top-1 after 2 epochs: last " in said
     recipe = json.loads((out / "run.json").read_text())
-    assert recipe["data"]["name"] == "shapes"
-    assert recipe["name"] == "shapes-r18-alignmixup-fast-limit100"
+    assert recipe["data"]["name"] == pictures
+    assert recipe["name"].endswith("-r18-alignmixup-fast-limit16")
     assert recipe["mixer"]["num_iters"] == 5
     status, said, _ = call(capsys, "evaluate", str(out), "--tasks", "accuracy", "calibration")
     assert status == 0
@@ -173,7 +175,6 @@ def test_data_list_and_check(capsys):
     assert (status, out.strip()) == (0, "shapes: complete")
 
 
-@pytest.mark.slow
 def test_the_demo_writes_its_report(capsys, tmp_path, monkeypatch):
     from alignmixup import demo as module
 
@@ -203,16 +204,16 @@ def test_the_installed_program_runs():
 
 
 def test_a_sweep_trains_by_pattern_with_settings_for_all(tmp_path, capsys):
-    words = ["sweep", "cifar10-r18-inp?t-fast", "--out", str(tmp_path), "--tasks", "accuracy"]
-    words += ["--dataset", "shapes"]
-    small = ["net.width=4", "train.epochs=1", "train.batch_size=100", "train.device=cpu"]
-    assert main([*words, "--limit", "100", "--set", *small]) == 0
+    out_folder = tmp_path / "out"
+    words = ["sweep", "cifar10-r18-inp?t-fast", "--out", str(out_folder), "--tasks", "accuracy"]
+    words += ["--dataset", make_pictures(tmp_path / "pictures"), "--limit", "16"]
+    small = ["net.width=4", "train.epochs=1", "train.batch_size=8", "train.device=cpu"]
+    assert main([*words, "--set", *small]) == 0
     out = capsys.readouterr().out
-    name = "shapes-r18-input-fast-limit100-seed0"
-    assert f"{name}: running" in out
-    assert f"1 of 1 done in {tmp_path}" in out
-    results = (tmp_path / name / "results.jsonl").read_text()
-    assert '"metric": "top1_last"' in results
+    assert "-r18-input-fast-limit16-seed0: running" in out
+    assert f"1 of 1 done in {out_folder}" in out
+    (results,) = out_folder.glob("*-r18-input-fast-limit16-seed0/results.jsonl")
+    assert '"metric": "top1_last"' in results.read_text()
     assert main([*words, "--set", "train.epochs"]) == 1
     assert "--set takes NAME=VALUE" in capsys.readouterr().err
 

@@ -343,11 +343,12 @@ def test_ssd_trains_and_is_scored(trained, voc):
 @pytest.mark.parametrize(
     ("make", "millions", "frozen", "trained_layer"),
     [
-        (
+        pytest.param(
             partial(faster_rcnn, min_size=96, max_size=128),
             41.4,
             "backbone.body.layer1.0.conv1.weight",
             "backbone.body.layer2.0.conv1.weight",
+            marks=pytest.mark.slow,
         ),
         (ssd300, 31.6, "backbone.stem.0.weight", "backbone.layer1.0.conv1.weight"),
     ],

@@ -242,7 +242,8 @@ def test_a_loader_that_normalises_gives_what_pixels_give(images):
     )
     names = ["accuracy", "fgsm", "pgd", "calibration", "ood", "localization", "temperature"]
     by = {"normalised_by": (MEAN, STD), "ood": ["uniform", "gaussian"], "tasks": names}
-    ours = evaluate(net, images, tasks=names, ood=by["ood"])
+    by["options"] = {"pgd": {"num_steps": 2}}
+    ours = evaluate(net, images, tasks=names, ood=by["ood"], options=by["options"])
     theirs = evaluate(bare, loader, boxes=images.boxes, **by)
     half = evaluate(bare, images, **by)
     assert len(ours.results) == len(theirs.results) == len(half.results) > 30

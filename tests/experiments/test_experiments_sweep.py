@@ -12,14 +12,15 @@ import pytest
 from alignmixup.experiments import sweep as sweeps
 from alignmixup.experiments.sweep import recipes_of, sweep
 from alignmixup.recipes.catalogue import find_recipe
+from alignmixup.recipes.schema import on_data
 from alignmixup.training import Stopped, summarise
+from picture_folder import make_pictures
 
 # A narrow network; spawned processes are told by settings, not by patches.
 SMALL = {
     "net.width": 4,
     "train.epochs": 1,
-    "data.limit": 1000,
-    "train.batch_size": 1000,
+    "train.batch_size": 8,
     "train.device": "cpu",
 }
 
@@ -29,17 +30,30 @@ def one_thread(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
-def test_every_recipe_is_trained_and_scored_and_a_failure_stops_nobody(tmp_path):
+@pytest.fixture
+def pictures(tmp_path):
+    return make_pictures(tmp_path / "pictures")
+
+
+def folder_of(dataset, rest):
+    """The folder of a run of a recipe on these data."""
+    data = on_data(find_recipe("cifar10-r18-baseline-fast"), dataset).name.split("-r18-")[0]
+    return f"{data}-r18-{rest}"
+
+
+def test_every_recipe_is_trained_and_scored_and_a_failure_stops_nobody(tmp_path, pictures):
     names = ["cifar10-r18-baseline-fast", "cifar10-r18-alignmixup-fast"]
-    (tmp_path / "shapes-r18-baseline-fast-limit1000-seed0").mkdir()
-    (tmp_path / "shapes-r18-baseline-fast-limit1000-seed0" / "mine.txt").write_text("not a run")
+    out = tmp_path / "out"
+    taken = out / folder_of(pictures, "baseline-fast-seed0")
+    taken.mkdir(parents=True)
+    (taken / "mine.txt").write_text("not a run")
     seen = []
     jobs = sweep(
         names,
-        tmp_path,
+        out,
         changes=SMALL,
-        dataset="shapes",
-        tasks=["accuracy", "localization"],
+        dataset=pictures,
+        tasks=["accuracy", "calibration"],
         workers=2,
         on_change=lambda job: seen.append((job.recipe.mixer.__class__.__name__, job.state)),
     )
@@ -50,15 +64,15 @@ def test_every_recipe_is_trained_and_scored_and_a_failure_stops_nobody(tmp_path)
     assert ("AlignMixup", "running") in seen
     lines = (done.folder / "results.jsonl").read_text().splitlines()
     metrics = [json.loads(line)["metric"] for line in lines]
-    assert {"top1_last", "top1", "maxboxacc_v2"} <= set(metrics)
+    assert {"top1_last", "top1", "ece"} <= set(metrics)
     assert set(json.loads((done.folder / "scored.json").read_text())) == {
         "accuracy",
-        "localization",
+        "calibration",
     }
     # Again: what is finished is left alone.
     before = (done.folder / "results.jsonl").read_bytes()
     again = sweep(
-        names[1:], tmp_path, changes=SMALL, dataset="shapes", tasks=["accuracy", "localization"]
+        names[1:], out, changes=SMALL, dataset=pictures, tasks=["accuracy", "calibration"]
     )
     assert [job.state for job in again] == ["done"]
     assert (done.folder / "results.jsonl").read_bytes() == before
@@ -83,10 +97,10 @@ def stopped_when(is_time, *args, **options):
     return [*jobs.values()]
 
 
-def test_a_signal_stops_the_runs_which_save_and_go_on(tmp_path):
-    folder = tmp_path / "shapes-r18-baseline-fast-limit1000-seed3"
-    order = ["cifar10-r18-baseline-fast"], tmp_path
-    options = {"changes": {**SMALL, "train.epochs": 500}, "dataset": "shapes", "seeds": [3]}
+def test_a_signal_stops_the_runs_which_save_and_go_on(tmp_path, pictures):
+    folder = tmp_path / "out" / folder_of(pictures, "baseline-fast-seed3")
+    order = ["cifar10-r18-baseline-fast"], tmp_path / "out"
+    options = {"changes": {**SMALL, "train.epochs": 9999}, "dataset": pictures, "seeds": [3]}
 
     def epochs():
         return summarise(folder).epochs if (folder / "checkpoint.safetensors").exists() else 0
@@ -125,10 +139,10 @@ def test_a_second_ctrl_c_ends_the_runs_at_once(tmp_path, capsys, monkeypatch):
     assert "press Ctrl-C again to quit now" in capsys.readouterr().err
 
 
-def test_after_the_minutes_given_everybody_is_stopped(tmp_path):
+def test_after_the_minutes_given_everybody_is_stopped(tmp_path, pictures):
     changes = {**SMALL, "train.epochs": 500}
     names = ["cifar10-r18-baseline-fast", "cifar10-r18-input-fast"]
-    jobs = sweep(names, tmp_path, changes=changes, dataset="shapes", minutes=0.0)
+    jobs = sweep(names, tmp_path / "out", changes=changes, dataset=pictures, minutes=0.0)
     assert [job.state for job in jobs] == ["stopped", "waiting"]  # one at a time
 
 

@@ -1,8 +1,5 @@
 """The autoencoding classifier: its arithmetic against a re-statement, its counts, its decoder."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -303,8 +300,11 @@ def test_fit_decoder_names_what_is_wrong():
         fit_decoder(net, iter(batches), steps=3)
 
 
-@pytest.mark.slow
-def test_a_decoder_on_a_random_encoder_learns_to_reconstruct_shapes():
+# Looked at over eight seeds: EIGHT_SEEDS.
+@pytest.mark.parametrize(
+    ("num_steps", "error_left"), [(30, 0.95), pytest.param(120, 0.65, marks=pytest.mark.slow)]
+)
+def test_a_decoder_on_a_random_encoder_learns_to_reconstruct_shapes(num_steps, error_left):
     """Held-out pictures: about half of the error of the mean image, in 120 steps."""
     train, test = (shapes(split, 600, image_size=16) for split in ("train", "test"))
     torch.manual_seed(0)
@@ -313,26 +313,26 @@ def test_a_decoder_on_a_random_encoder_learns_to_reconstruct_shapes():
         backbone, 16, embedding_dim=64, decoder_channels=64, decoder_blocks=1
     )
     loader = DeviceLoader(train, batch_size=50, seed=0, pad=0, flip=False)
-    fit_decoder(net, loader, steps=120, lr=5e-3, parts=("embed", "decoder"))
+    fit_decoder(net, loader, steps=num_steps, lr=5e-3, parts=("embed", "decoder"))
     net.eval()
     with torch.no_grad():
         decoded = net(test.images / 255, decode=True)
     error = (decoded.output - decoded.target).square().mean()
     spread = (decoded.target - decoded.target.mean(0)).square().mean()
-    assert error < 0.55 * spread
+    assert error < error_left * spread
 
 
 # ---- compiled ------------------------------------------------------------------------------------
 
-PROGRAM = """
-import torch
-from alignmixup.models import PreActResNet18
-from alignmixup.models.autoencoder import AutoencodingClassifier
 
-for options in ({}, {"embedding": "tensor", "variational": True}):
-    backbone = PreActResNet18(3, (0.5, 0.4, 0.3), (0.2, 0.3, 0.4), width=4)
-    net = AutoencodingClassifier(backbone, 32, embedding_dim=8, embedding_channels=2, **options)
-    torch.nn.init.normal_(net.decoder.eval().to_image.weight)
+@pytest.mark.unchecked_shapes
+@pytest.mark.parametrize("options", [{}, {"embedding": "tensor", "variational": True}], ids=str)
+def test_compiles_to_one_graph_a_flag(options):
+    torch.compiler.reset()
+    net = AutoencodingClassifier(
+        BACKBONES["conv6-vgg"](), 32, embedding_dim=8, embedding_channels=2, **options
+    )
+    nn.init.normal_(net.decoder.eval().to_image.weight)
     compiled = torch.compile(net.eval(), backend="eager", fullgraph=True)
     x = torch.rand(2, 3, 32, 32)
     noise = {"noise": torch.randn(2, net.code_dim)} if net.variational else {}
@@ -341,14 +341,6 @@ for options in ({}, {"embedding": "tensor", "variational": True}):
         ours, theirs = compiled(x, decode=True, **noise), net(x, decode=True, **noise)
         for field in ("image", "output", "target", "mean"):
             torch.testing.assert_close(getattr(ours, field), getattr(theirs, field))
-    print(net.code_dim)
-"""
-
-
-def test_compiles_to_one_graph_a_flag():
-    run = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
-    assert run.stdout.split() == ["8", "8"]
 
 
 # ---- bad settings --------------------------------------------------------------------------------

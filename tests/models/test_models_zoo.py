@@ -324,7 +324,7 @@ def test_pretrained_weights_reach_torchvisions_own_but_for_the_classifier(torchv
 
 def test_weights_in_older_forms_are_taken(torchvision, monkeypatch):
     """DenseNet's files name layers as they were once; older files count no batches."""
-    for name in ("densenet121", "vgg11_bn"):
+    for name in ("densenet121", "resnet18"):
         theirs = torchvision.models.get_model(name, weights=None, num_classes=3)
         state = {
             re.sub(r"(denselayer\d+\.(?:norm|conv))([12]\.)", r"\1.\2", key): value

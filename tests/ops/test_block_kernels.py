@@ -1,8 +1,9 @@
 """The fused kernels of PuzzleMix and Co-Mixup against their references: the same labels.
 
 Interpreted where there is no GPU, on few and small problems: the interpreter takes a second for one
-of them. There both add and multiply in the same order, so that labels agree bit for bit; compiled
-code contracts products and sums, so on a GPU it is energies that are compared.
+of them. Processors contract products and sums as they like, and where one number is rounded to the
+other side of a threshold a search ends elsewhere. So the joint assignment is given numbers whose
+sums and products are exact, and the two must agree on every machine; cuts are compared by energy.
 """
 
 from __future__ import annotations
@@ -51,13 +52,10 @@ def check_cut(unary: Tensor, down: Tensor, right: Tensor, **settings: int) -> No
     assert (cut.backend, reference.backend) == ("triton", "reference")
     energy = ordered_energy(unary, down, right, cut.labels)
     torch.testing.assert_close(cut.energy, energy, rtol=1e-5, atol=1e-6)
-    if IS_EXACT:
-        assert torch.equal(cut.labels, reference.labels)
-    else:
-        # Where one number is rounded to the other side of a threshold, the energies differ.
-        near = torch.isclose(cut.energy, reference.energy, rtol=1e-5, atol=1e-6)
-        assert near.float().mean() > (0.95 if len(near) > 50 else 0.6)
-        torch.testing.assert_close(cut.energy, reference.energy, rtol=1e-2, atol=1e-3)
+    # Where one number is rounded to the other side of a threshold, the energies differ.
+    near = torch.isclose(cut.energy, reference.energy, rtol=1e-5, atol=1e-6)
+    assert near.float().mean() > (0.95 if len(near) > 50 else 0.6)
+    torch.testing.assert_close(cut.energy, reference.energy, rtol=1e-2, atol=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +101,7 @@ def test_numbers_that_are_none_give_labels_all_the_same() -> None:
 # ---- the auction ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("n", [2, 3, 4, 6])
+@pytest.mark.parametrize("n", [2, 3, 4, pytest.param(6, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("t_eps", [0.8, 0.05, 0.0])
 def test_transport_moves_the_same_blocks(n: int, t_eps: float) -> None:
     """Concentrated saliency and a small price of distance, so that many blocks want one place."""
@@ -117,7 +115,7 @@ def test_transport_moves_the_same_blocks(n: int, t_eps: float) -> None:
     args = [tensor.to(DEVICE) for tensor in (x, salient, is_shown)]
     moved = transport(*args, t_eps, backend="triton")
     expected = transport(*args, t_eps, backend="reference")
-    if IS_EXACT or t_eps == 0:
+    if t_eps == 0:
         assert torch.equal(moved, expected)
     else:
         assert (moved == expected).float().mean() > 0.8
@@ -141,10 +139,24 @@ def joint_costs(
     blocks = F.avg_pool2d(maps.unsqueeze(1), 32 // n, 32 // n).view(parts, inputs, -1)
     blocks = blocks[..., : n * n] / blocks[..., : n * n].sum(2, keepdim=True)
     # Far from the identity, to see every entry of A.
-    A = torch.eye(inputs) + 0.05 * rand(parts, inputs, inputs, seed=3).cpu()
+    A = torch.eye(inputs) + 0.25 * rand(parts, inputs, inputs, seed=3).cpu()
     is_real = torch.ones(parts, inputs, dtype=torch.bool)
-    tensors = [tensor.to(DEVICE) for tensor in (-blocks, (A + A.mT) / 2, is_real)]
-    return JointCosts(*tensors, 0.32 / n**2, 1 / n**2, 0.83 * n**2, penalty)
+    tensors = (_rounded(-blocks, 1024), _rounded((A + A.mT) / 2, 16), is_real)
+    numbers = (round(256 * 0.32 / n**2) / 256, 2.0 ** -(n.bit_length() + 1), 0.75 * n**2)
+    return JointCosts(*(tensor.to(DEVICE) for tensor in tensors), *numbers, penalty)
+
+
+def _rounded(tensor: Tensor, parts: int) -> Tensor:
+    """To so many parts of one: whatever is added or multiplied then fits a float32 exactly."""
+    return (parts * tensor).round() / parts
+
+
+@pytest.fixture
+def _exact_bonus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What halves save, exact as well."""
+    monkeypatch.setattr("alignmixup.ops.joint.HALF_BONUS", 2.0**-11)
+    if IS_EXACT:
+        monkeypatch.setattr(_triton_joint, "BONUS", _triton_joint.tl.constexpr(2.0**-11))
 
 
 def check_assignment(costs: JointCosts, restarts: int, **settings: object) -> Tensor:
@@ -166,14 +178,15 @@ def check_assignment(costs: JointCosts, restarts: int, **settings: object) -> Te
     return found.shares
 
 
+@pytest.mark.usefixtures("_exact_bonus")
 @pytest.mark.parametrize(
     ("inputs", "n", "settings"),
     [
         (3, 2, {}),
-        (5, 4, {}),
+        pytest.param(5, 4, {}, marks=pytest.mark.slow),
         (4, 3, {"half_labels": False}),
         (4, 4, {"half_labels": False, "resolve_ties": False, "num_iters": 1}),
-        (5, 3, {"num_iters": 2, "num_sweeps": 1}),
+        pytest.param(5, 3, {"num_iters": 2, "num_sweeps": 1}, marks=pytest.mark.slow),
     ],
 )
 def test_assignments(inputs: int, n: int, settings: dict[str, object]) -> None:
@@ -194,10 +207,12 @@ def test_ties(preference: float, num_iters: int) -> None:
     assert (shares.sum(2)[..., :2] == 2).all() == is_tied
 
 
+@pytest.mark.usefixtures("_exact_bonus")
 def test_a_soft_penalty() -> None:
-    check_assignment(joint_costs(1, 5, 4, "soft"), 1)
+    check_assignment(joint_costs(1, 4, 3, "soft"), 1, num_iters=2)
 
 
+@pytest.mark.usefixtures("_exact_bonus")
 def test_a_part_that_is_filled_up() -> None:
     costs = joint_costs(2, 4, 3)
     is_real = costs.is_real.clone()
@@ -207,6 +222,7 @@ def test_a_part_that_is_filled_up() -> None:
     assert shares[1, ..., 3].abs().sum() == 0
 
 
+@pytest.mark.usefixtures("_exact_bonus")
 def test_the_most_inputs() -> None:
     """32 of them, so that the last is the sign of a number; few blocks keep it short."""
     check_assignment(joint_costs(1, 32, 2), 1, num_iters=1, num_sweeps=1)

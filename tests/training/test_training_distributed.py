@@ -4,8 +4,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 import time
 
 import pytest
@@ -17,6 +15,7 @@ from alignmixup.recipes.catalogue import find_recipe
 from alignmixup.recipes.schema import changed
 from alignmixup.training.checkpoint import load_checkpoint
 from alignmixup.training.distributed import Team
+from forked import Forked
 
 LINEAR = """
 import sys
@@ -106,29 +105,13 @@ def start(script, *args, size=2):
         port = free.getsockname()[1]
     common = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     common["OMP_NUM_THREADS"] = "1"
-    return [
-        subprocess.Popen(
-            [sys.executable, "-c", script, *map(str, args)],
-            env={**os.environ, **common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(size)
-    ]
+    places = [{**common, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(size)]
+    return [Forked(script, [*map(str, args)], {**os.environ, **place}) for place in places]
 
 
 def finish(processes):
     """The last line each of them prints; none of them may fail."""
-    lines = []
-    for process in processes:
-        try:
-            out, errors = process.communicate(timeout=120)
-        finally:
-            process.kill()
-        assert process.returncode == 0, errors
-        lines.append(out.strip().splitlines()[-1])
-    return lines
+    return [process.finish()[-1] for process in processes]
 
 
 def test_two_processes_train_as_one_does_and_one_of_them_keeps_the_book(tmp_path):
@@ -151,7 +134,7 @@ def test_two_processes_train_as_one_does_and_one_of_them_keeps_the_book(tmp_path
 def test_a_signal_to_one_process_stops_them_all_and_the_run_goes_on(tmp_path):
     processes = start(LINEAR, tmp_path, 100_000)
     for process in processes:
-        assert process.stdout.readline() == "ready\n"
+        process.wait_for("ready")
     deadline = time.monotonic() + 60
     while not (tmp_path / "checkpoint.safetensors").exists():
         assert time.monotonic() < deadline

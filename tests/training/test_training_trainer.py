@@ -3,12 +3,10 @@
 import dataclasses
 import json
 import os
-import random
 import re
 import signal
 import subprocess
 import sys
-import time
 from collections import deque
 
 import pytest
@@ -206,43 +204,47 @@ def test_a_signal_in_the_middle_of_an_epoch_loses_nothing(tmp_path):
     assert lines(tmp_path / "whole") == lines(tmp_path / "part")
 
 
+# It trains to the end in a fork, then again and again in forks that are killed. A process that has
+# imported and never computed can be forked; threads of torch would not survive it.
 CHILD = """
-import sys
+import os, random, signal, sys, time
 from pathlib import Path
 import torch
-torch.set_num_threads(1)  # as this process: two threads add in another order
-sys.path.insert(0, {tests!r})
+torch.set_num_threads(1)
+sys.path[:0] = {paths!r}
+import seeds
+seeds.move_seeds()
 import test_training_trainer as t
-print("ready", flush=True)
-t.run(Path(sys.argv[1]), num_images=400)
+
+def fork(out, seconds=None):
+    child = os.fork()
+    if child == 0:
+        t.run(Path(out), num_images=400)
+        os._exit(0)
+    if seconds is not None:
+        time.sleep(seconds)
+        os.kill(child, signal.SIGKILL)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+begin = time.perf_counter()
+statuses = [fork(sys.argv[1])]
+length = time.perf_counter() - begin
+for share in (0.6, 0.3, 0.8, 0.1):
+    statuses.append(fork(sys.argv[2], share * length))
+statuses.append(fork(sys.argv[2]))
+print(*statuses)
 """
 
 
-@pytest.mark.slow
 def test_killed_at_any_instant_and_started_again_gives_the_same_weights(tmp_path):
-    begin = time.perf_counter()
-    run(tmp_path / "whole", num_images=400)
-    length = time.perf_counter() - begin
-    code = CHILD.format(tests=os.path.dirname(__file__))
-    chance = random.Random(0)
-    kills = 0
-    for _ in range(40):
-        child = subprocess.Popen(
-            [sys.executable, "-c", code, str(tmp_path / "killed")],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        child.stdout.readline()  # imports are done: the kill falls into training
-        if kills < 4:
-            time.sleep(chance.uniform(0.05, 0.7) * length)
-            child.kill()
-        status = child.wait()
-        child.stdout.close()
-        kills += status == -signal.SIGKILL
-        if status == 0:
-            break
-    assert kills >= 2, "the child was never killed in the middle"
-    assert status == 0
+    folder = os.path.dirname(__file__)
+    code = CHILD.format(paths=[folder, os.path.dirname(folder)])
+    runs = [str(tmp_path / "whole"), str(tmp_path / "killed")]
+    child = subprocess.run([sys.executable, "-c", code, *runs], capture_output=True, text=True)
+    assert child.returncode == 0, child.stderr
+    whole, *killed, last = map(int, child.stdout.split())
+    assert whole == last == 0
+    assert killed.count(-signal.SIGKILL) >= 2, "the child was never killed in the middle"
     assert same(weights(tmp_path / "whole"), weights(tmp_path / "killed"))
     assert lines(tmp_path / "whole") == lines(tmp_path / "killed")
 

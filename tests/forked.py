@@ -1,0 +1,66 @@
+"""Programs in processes of their own that are forked from one that has imported the package.
+
+An import of torch costs two seconds of CPU; a server that has done it once forks the rest. It has
+only imported, so that no thread of torch is lost in a fork.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+__all__ = ["Forked"]
+
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(["alignmixup.experiments.run", "alignmixup.recipes.catalogue"])
+
+
+class Forked:
+    """A Python program given as text, with ``sys.argv`` and environment of its own."""
+
+    def __init__(self, program: str, args: list[str], environment: Mapping[str, str]) -> None:
+        folder = Path(tempfile.mkdtemp())
+        self.out, self.errors = folder / "out", folder / "errors"
+        for path in (self.out, self.errors):
+            path.touch()
+        self._process = _CONTEXT.Process(
+            target=_run, args=(program, args, dict(environment), self.out, self.errors)
+        )
+        self._process.start()
+
+    def wait_for(self, line: str, seconds: float = 120) -> None:
+        """Wait until the program has printed this line."""
+        deadline = time.monotonic() + seconds
+        while line not in self.out.read_text().splitlines():
+            assert self._process.is_alive(), self.errors.read_text()
+            assert time.monotonic() < deadline, f"no {line!r} in {seconds} s"
+            time.sleep(0.05)
+
+    def send_signal(self, number: int) -> None:
+        assert self._process.pid is not None
+        os.kill(self._process.pid, number)
+
+    def finish(self, seconds: float = 120) -> list[str]:
+        """The lines it printed; it may neither fail nor take longer."""
+        try:
+            self._process.join(seconds)
+        finally:
+            self._process.kill()
+            self._process.join()
+        assert self._process.exitcode == 0, self.errors.read_text()
+        return self.out.read_text().splitlines()
+
+
+def _run(
+    program: str, args: list[str], environment: dict[str, str], out: Path, errors: Path
+) -> None:
+    os.environ.update(environment)
+    sys.argv = ["-c", *args]
+    for path, descriptor in ((out, 1), (errors, 2)):
+        os.dup2(os.open(path, os.O_WRONLY), descriptor)
+    exec(compile(program, "<program>", "exec"), {"__name__": "__main__"})
