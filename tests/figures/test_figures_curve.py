@@ -1,0 +1,64 @@
+"""The learning curve shows the evaluated epochs, and the authors' log where it belongs."""
+
+import json
+
+import pytest
+
+from alignmixup.figures.curve import draw_curve, scored_epochs
+from alignmixup.figures.registry import draw_figure
+from alignmixup.recipes.catalogue import find_recipe
+from alignmixup.report.authors_logs import LOGS
+
+
+def write_run(folder, name, scored):
+    folder.mkdir()
+    (folder / "run.json").write_text(json.dumps(find_recipe(name).to_json()))
+    events = [{"event": "start"}]
+    for epoch in range(1, 5):
+        test = {"test": {"top1": 10.0 * epoch}} if epoch in scored else {}
+        events.append({"event": "epoch", "epoch": epoch, **test})
+    lines = "".join(json.dumps(event) + "\n" for event in events)
+    (folder / "ledger.jsonl").write_text(lines)
+    return folder
+
+
+def test_only_evaluated_epochs_are_points(tmp_path):
+    run = write_run(tmp_path / "run", "cifar100-r18-alignmixup-released", scored=(2, 4))
+    assert scored_epochs(run) == [(2, 20.0), (4, 40.0)]
+
+
+@pytest.mark.parametrize(
+    ("name", "num_lines"),
+    [
+        ("cifar100-r18-alignmixup-released", 2),
+        ("cifar100-r18-alignmixup-released-fast", 1),
+        ("cifar100-r18-cutmix", 1),
+    ],
+)
+def test_the_log_is_drawn_behind_runs_of_its_method_and_schedule(
+    tmp_path, monkeypatch, name, num_lines
+):
+    drawn = []
+    monkeypatch.setattr(
+        "alignmixup.figures.curve.save", lambda figure, path: drawn.append(figure) or [path]
+    )
+    run = write_run(tmp_path / "run", name, scored=(1, 2, 3, 4))
+    draw_figure("curve", tmp_path / "out", run=run)
+    assert len(drawn[0].axes[0].lines) == num_lines
+
+
+def test_logs_rise_to_the_published_plateaus():
+    for (data, _), points in LOGS.items():
+        epochs = [epoch for epoch, _ in points]
+        assert epochs == sorted(set(epochs))
+        assert (epochs[0], epochs[-1]) == (1, 2000)
+        assert points[-1][1] == pytest.approx({"cifar10": 96.89, "cifar100": 81.47}[data], abs=0.1)
+    assert len(draw_curve([(1, 2.0)], (), "").axes[0].lines) == 1
+
+
+def test_a_run_is_needed_and_must_have_been_evaluated(tmp_path):
+    with pytest.raises(ValueError, match="give one with --run"):
+        draw_figure("curve", tmp_path)
+    run = write_run(tmp_path / "run", "cifar10-r18-input", scored=())
+    with pytest.raises(ValueError, match="has been evaluated yet"):
+        draw_figure("curve", tmp_path, run=run)
