@@ -1,0 +1,90 @@
+"""Several seeds: mean and deviation, and whether one method is better than another.
+
+Two methods are compared seed by seed: runs of one seed share the order of the images and the draws,
+so their difference varies less than either of them. The interval is Student's,
+
+    mean(d) +- t(n - 1) sd(d) / sqrt(n),        d = a - b over the n seeds that both have.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+# The 97.5 % quantile of Student's t by degrees of freedom from 1; beyond the table, the normal's
+# with the usual correction.
+_T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179)
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The values of some seeds: their mean, and their deviation where there are two or more."""
+
+    mean: float
+    deviation: float | None
+    num_seeds: int
+
+    def __str__(self) -> str:
+        if self.deviation is None:
+            return f"{self.mean:.2f} (one seed)"
+        return f"{self.mean:.2f} +- {self.deviation:.2f} ({self.num_seeds} seeds)"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The mean difference a - b over shared seeds, with its 95 % interval."""
+
+    difference: float
+    low: float
+    high: float
+    num_seeds: int
+
+    @property
+    def verdict(self) -> str:
+        """``"higher"`` or ``"lower"`` where the interval excludes zero, else ``"not shown"``."""
+        if self.low > 0:
+            return "higher"
+        return "lower" if self.high < 0 else "not shown"
+
+    def __str__(self) -> str:
+        if self.num_seeds < 2:
+            return f"{self.difference:+.2f} (one seed: no interval)"
+        return (
+            f"{self.difference:+.2f} (95 % interval {self.low:+.2f} to {self.high:+.2f}, "
+            f"{self.num_seeds} seeds)"
+        )
+
+
+def spread(values: Mapping[int, float]) -> Spread:
+    """Summarize the values of some seeds."""
+    numbers = list(values.values())
+    deviation = statistics.stdev(numbers) if len(numbers) > 1 else None
+    return Spread(statistics.fmean(numbers), deviation, len(numbers))
+
+
+def compare(a: Mapping[int, float], b: Mapping[int, float]) -> Comparison | None:
+    """Compare two methods over the seeds that both have; None where they share none.
+
+    With one shared seed the interval is infinite: nothing can be concluded.
+    """
+    differences = [a[seed] - b[seed] for seed in sorted(a.keys() & b.keys())]
+    if not differences:
+        return None
+    mean, n = statistics.fmean(differences), len(differences)
+    if n == 1:
+        return Comparison(mean, -math.inf, math.inf, 1)
+    half = t_quantile(n - 1) * statistics.stdev(differences) / math.sqrt(n)
+    return Comparison(mean, mean - half, mean + half, n)
+
+
+def t_quantile(degrees: int) -> float:
+    """The 97.5 % quantile of Student's t."""
+    if degrees <= len(_T):
+        return _T[degrees - 1]
+    z = statistics.NormalDist().inv_cdf(0.975)
+    # The first terms of the expansion of Cornish and Fisher.
+    first = (z**3 + z) / (4 * degrees)
+    second = (5 * z**5 + 16 * z**3 + 3 * z) / (96 * degrees**2)
+    return z + first + second
