@@ -15,7 +15,6 @@ from torch import nn
 from alignmixup.cli import main
 from alignmixup.experiments import detecting, detector_fit
 from alignmixup.experiments.detecting import KINDS, Transfer, schedule, transfer
-from alignmixup.experiments.run_folder import claim
 from alignmixup.models import build
 from alignmixup.recipes.catalogue import find_recipe
 from alignmixup.recipes.schema import changed
@@ -73,7 +72,9 @@ def weights():
 
 def finished_run(folder, weights, epochs=1, name="imagenet-r50-alignmixup"):
     """The folder of a run, as training leaves it after one epoch."""
-    claim(folder, changed(find_recipe(name), {"train.epochs": epochs}))
+    folder.mkdir(parents=True)
+    recipe = changed(find_recipe(name), {"train.epochs": epochs})
+    (folder / "run.json").write_text(json.dumps(recipe.to_json()))
     writer = CheckpointWriter(folder / "checkpoint.safetensors")
     tensors = {f"model.{k}": v for k, v in weights.state_dict().items()}
     writer.save(Checkpoint(tensors, {"epoch": 1}))
@@ -162,7 +163,8 @@ def test_the_report_shows_them_beside_the_published_figure(run, root):
     with_coco = Transfer("coco", schedule("coco", epochs=1, batch_size=2))
     call(run, root, with_coco)
     made = table(read_results([run]), "detection")
-    assert made.columns == ("Method", "Pascal VOC07 SSD R-50 mAP", "MS-COCO Faster R-CNN R-50 mAP")
+    columns = ("Pascal VOC07 SSD R-50 mAP (%)", "MS-COCO Faster R-CNN R-50 mAP (%)")
+    assert made.columns == ("Method", *columns)
     rows = {row[0]: row[1:] for row in made.rows}
     ours = rows["AlignMixup"]
     assert ours[0] == "100.00 (78.40)"

@@ -50,7 +50,7 @@ def test_the_list_needs_no_import_and_is_that_of_the_modules():
     assert list_figures() == {name: figure.about for name, figure in FIGURES.items()}
     assert set(FIGURES) == {
         *("toy", "methods", "cards", "correspondences", "effect", "interpolations", "teaser"),
-        *("pose", "heads", "reliability", "localization"),
+        *("pose", "heads", "reliability", "localization", "curve"),
     }
 
 
