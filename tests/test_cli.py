@@ -62,7 +62,7 @@ def test_recipes_lists_the_published_figure(capsys):
         (["train", "cifar10-r18-alignmix"], "did you mean cifar10-r18-alignmixup"),
         (["data", "check", "mnist"], "unknown data set 'mnist'"),
         (["data", "sell", "mnist"], "unknown data command 'sell'"),
-        (["figure", "mona-lisa"], "choose from cards, correspondences, curve"),
+        (["figure", "mona-lisa"], "unknown figure 'mona-lisa'"),
         (["figure", "effect", "--run", "nowhere"], "not the folder of a run"),
         (["evaluate", "nowhere"], "not the folder of a run"),
         (["train", "cifar10-r18-baseline", "--data", "nowhere", "--out", "{tmp}/r"], "nowhere"),

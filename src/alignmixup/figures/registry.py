@@ -11,24 +11,13 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable
-from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 
-__all__ = ["FIGURES", "Figure", "draw_figure", "list_figures", "load_figures", "register_figure"]
+from alignmixup.registry import FIGURES
 
 Draw = Callable[..., list[Path]]
 
-
-@dataclass(frozen=True)
-class Figure:
-    """A figure: the function that draws it, and a line that says what it shows."""
-
-    draw: Draw
-    about: str
-
-
-FIGURES: dict[str, Figure] = {}
+_about: dict[str, str] = {}
 
 
 def register_figure(name: str, *, about: str) -> Callable[[Draw], Draw]:
@@ -47,32 +36,21 @@ def register_figure(name: str, *, about: str) -> Callable[[Draw], Draw]:
     """
 
     def register(draw: Draw) -> Draw:
-        there = FIGURES.get(name)
-        if there and (there.draw.__module__, there.draw.__name__) != (
-            draw.__module__,
-            draw.__name__,
-        ):
-            raise ValueError(f"a figure {name!r} is registered already; choose another name")
-        FIGURES[name] = Figure(draw, about)
+        FIGURES.add(name, draw)
+        _about[name] = about
         return draw
 
     return register
 
 
-def load_figures() -> None:
-    """Import the modules of this package, which register their figures."""
-    for path in _modules():
-        import_module(f"alignmixup.figures.{path.stem}")
-
-
 def list_figures() -> dict[str, str]:
     """What each figure shows, by name; read from the source, so that help loads no torch."""
     found = {}
-    for path in _modules():
+    for path in sorted(Path(__file__).parent.glob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "register_figure":
                 found[ast.literal_eval(node.args[0])] = ast.literal_eval(node.keywords[0].value)
-    return found | {name: figure.about for name, figure in FIGURES.items()}
+    return found | _about
 
 
 def draw_figure(
@@ -98,11 +76,5 @@ def draw_figure(
     Raises:
         ValueError: If there is no such figure, or it cannot be drawn from this run.
     """
-    load_figures()
-    if name not in FIGURES:
-        raise ValueError(f"unknown figure {name!r}; choose from {', '.join(sorted(FIGURES))}")
-    return FIGURES[name].draw(out, run=run, seed=seed, data_root=data_root)
-
-
-def _modules() -> list[Path]:
-    return [p for p in sorted(Path(__file__).parent.glob("*.py")) if p.stem[0] != "_"]
+    draw: Draw = FIGURES[name]
+    return draw(out, run=run, seed=seed, data_root=data_root)
