@@ -9,6 +9,7 @@ import torch
 
 import alignmixup as am
 from alignmixup.models import PreActResNet18
+from kept_registries import kept_registries
 
 SECTION = r"^{}:\n((?:(?: {{4}}.*)?\n)*)"
 
@@ -63,5 +64,6 @@ def test_example_runs(name, tmp_path, monkeypatch):
         "x": torch.rand(8, 3, 32, 32),
         "y": torch.randint(10, (8,)),
     }
-    for block in code:
-        exec(compile(block, f"the example of {name}", "exec"), given)
+    with kept_registries():
+        for block in code:
+            exec(compile(block, f"the example of {name}", "exec"), given)

@@ -15,6 +15,7 @@ PACKAGE = Path(__file__).parents[1] / "src" / "alignmixup"
 
 # A package or module of alignmixup may import itself and these.
 _BELOW = {
+    "checking",
     "registry",
     "contracts",
     "datasets",
@@ -26,6 +27,7 @@ _BELOW = {
     "training",
 }
 MAY_IMPORT: dict[str, set[str]] = {
+    "checking": set(),
     "registry": set(),
     "contracts": set(),
     "hooks": {"contracts"},
@@ -34,9 +36,18 @@ MAY_IMPORT: dict[str, set[str]] = {
     "models": {"registry", "contracts", "ops"},
     "datasets": {"registry", "contracts"},
     "training": {"registry", "contracts", "ops"},
-    "evaluation": {"registry", "contracts", "hooks", "mixers", "ops"},
+    "evaluation": {"checking", "registry", "contracts", "datasets", "hooks", "mixers", "ops"},
     "report": {"registry", "contracts"},
-    "recipes": {"registry", "contracts", "datasets", "mixers", "models", "report", "training"},
+    "recipes": {
+        "checking",
+        "registry",
+        "contracts",
+        "datasets",
+        "mixers",
+        "models",
+        "report",
+        "training",
+    },
     "experiments": _BELOW | {"recipes"},
     "figures": _BELOW | {"experiments", "recipes", "report"},
     "demo": _BELOW | {"experiments", "figures", "recipes", "report"},

@@ -42,7 +42,12 @@ if TYPE_CHECKING:
     from alignmixup.ops.align import align_mix as align_mix
     from alignmixup.ops.cost import pairwise_cost as pairwise_cost
     from alignmixup.ops.sinkhorn import Transport as Transport, sinkhorn as sinkhorn
-    from alignmixup.registry import register_mixer as register_mixer
+    from alignmixup.registry import (
+        register_dataset as register_dataset,
+        register_mixer as register_mixer,
+        register_model as register_model,
+        register_task as register_task,
+    )
 
 # Where each public name is defined; mixers are found in their registry.
 _MODULES = {
@@ -53,7 +58,7 @@ _MODULES = {
     "ops.align": ("align_mix",),
     "ops.cost": ("pairwise_cost",),
     "ops.sinkhorn": ("Transport", "sinkhorn"),
-    "registry": ("register_mixer",),
+    "registry": ("register_dataset", "register_mixer", "register_model", "register_task"),
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
 

@@ -17,6 +17,7 @@ import importlib.util
 import pkgutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -29,10 +30,16 @@ __all__ = [
     "OPTIMIZERS",
     "RECIPES",
     "TASKS",
+    "DatasetEntry",
+    "ModelEntry",
     "Registry",
+    "TaskEntry",
     "import_plugin",
     "imported_plugins",
+    "register_dataset",
     "register_mixer",
+    "register_model",
+    "register_task",
     "suggestion",
 ]
 
@@ -108,14 +115,54 @@ def suggestion(name: str, known: list[str]) -> str:
 
 def _origin(entry: object) -> object:
     """Where a class or function is defined: the same place is the same entry, imported again."""
+    entry = getattr(entry, "function", entry)
     name = getattr(entry, "__qualname__", None)
     return entry if name is None else (getattr(entry, "__module__", None), name)
 
 
+@dataclass(frozen=True)
+class ModelEntry:
+    """A registered model; see ``register_model`` for the fields."""
+
+    function: Callable[..., Any]
+    layer: str
+    initialize: bool = False
+    autoencoder: bool = False
+    pretrained: str | None = None
+    finish: Callable[..., Any] | None = None
+
+
+@dataclass(frozen=True)
+class DatasetEntry:
+    """A registered data set; see ``register_dataset`` for the fields."""
+
+    name: str
+    function: Callable[..., Any]
+    description: str
+    image_size: int
+    num_classes: int | None = None
+    check: Callable[..., list[str]] | None = None
+    scan: Callable[..., Any] | None = None
+    archive: Any = None
+    by_hand: str = ""
+
+
+@dataclass(frozen=True)
+class TaskEntry:
+    """A registered task; see ``register_task`` for the fields."""
+
+    function: Callable[..., list[Any]]
+    units: Mapping[str, str] = field(default_factory=dict)
+
+    def unit(self, metric: str) -> str:
+        """Return the unit of a metric: percent, unless ``units`` has the start of its name."""
+        return next((unit for start, unit in self.units.items() if metric.startswith(start)), "%")
+
+
 MIXERS: Registry[Any] = Registry("mixer", "alignmixup.mixers")
-MODELS: Registry[Any] = Registry("model", "alignmixup.models")
-DATASETS: Registry[Any] = Registry("data set", "alignmixup.datasets")
-TASKS: Registry[Any] = Registry("task", "alignmixup.evaluation.tasks")
+MODELS: Registry[ModelEntry] = Registry("model", "alignmixup.models")
+DATASETS: Registry[DatasetEntry] = Registry("data set", "alignmixup.datasets")
+TASKS: Registry[TaskEntry] = Registry("task", "alignmixup.evaluation.tasks")
 FIGURES: Registry[Any] = Registry("figure", "alignmixup.figures")
 RECIPES: Registry[Any] = Registry("recipe", "alignmixup.recipes")
 OPTIMIZERS: Registry[Any] = Registry("optimizer", "alignmixup.training")
@@ -147,6 +194,148 @@ def register_mixer(mixer: type[T]) -> type[T]:
     """
     MIXERS.add(mixer.__name__, mixer)
     return mixer
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def register_model(
+    name: str,
+    *,
+    layer: str,
+    initialize: bool = False,
+    autoencoder: bool = False,
+    pretrained: str | None = None,
+    finish: Callable[..., Any] | None = None,
+) -> Callable[[F], F]:
+    """Return a decorator that registers a model class or a function that builds a model.
+
+    It is called as ``build(num_classes, mean=..., std=..., image_size=..., ...)``; ``image_size``
+    may be left out of its signature. Its other parameters that are fields of ``NetSpec`` (``width``
+    and so on) are the options that a recipe can set. The model takes images in [0, 1], which it
+    normalizes by ``mean`` and ``std``, and returns logits.
+
+    Args:
+        name: The name in ``NetSpec``, in recipes and in run folders.
+        layer: The layer to mix at, as ``named_modules()`` has it.
+        initialize: Redraw all weights as those of the built-in networks; without it the model keeps
+            what its constructor draws, which follows from the seed as well.
+        autoencoder: Whether ``NetSpec.autoencoder`` applies: the model's children begin with
+            ``normalize`` and end with ``head``.
+        pretrained: Name of the torchvision network whose ImageNet weights the model's method
+            ``load_torchvision(state_dict)`` takes; None if ``NetSpec.pretrained`` does not apply.
+        finish: Called last, as ``finish(model, seed=...)``, to insert modules without weights.
+
+    Returns:
+        The decorator, which returns what it decorates.
+
+    Example:
+        ```python
+        from alignmixup.models import Normalize
+        from torch import nn
+
+
+        @am.register_model("tiny_cnn", layer="1")
+        def tiny_cnn(num_classes, mean, std, width=8):
+            conv, pool = nn.Conv2d(3, width, 3), nn.AdaptiveAvgPool2d(1)
+            head = nn.Linear(width, num_classes)
+            return nn.Sequential(Normalize(mean, std), conv, pool, nn.Flatten(), head)
+        ```
+    """
+
+    def register(function: F) -> F:
+        MODELS.add(name, ModelEntry(function, layer, initialize, autoencoder, pretrained, finish))
+        return function
+
+    return register
+
+
+def register_dataset(
+    name: str,
+    *,
+    description: str,
+    image_size: int,
+    num_classes: int | None = None,
+    check: Callable[..., list[str]] | None = None,
+    scan: Callable[..., Any] | None = None,
+    archive: Any = None,
+    by_hand: str = "",
+) -> Callable[[F], F]:
+    """Return a decorator that registers the function that loads a data set.
+
+    It is called as ``load(root, split)``, with the folder of the data sets (None for the default)
+    and ``"train"`` or ``"test"``, and returns an ``ImageSet``.
+
+    Args:
+        name: The name in ``DataSpec``, in recipes and on the command line.
+        description: One line for ``alignmixup data list``.
+        image_size: Side of the images in pixels.
+        num_classes: Number of classes; None if it depends on the files.
+        check: ``check(root)`` returns one line for each thing that is missing or damaged.
+        scan: ``scan(root, split)`` lists the files as a ``FileSet``, for streaming.
+        archive: What ``alignmixup data fetch`` downloads, an ``Archive``.
+        by_hand: How to get a data set that no program can download.
+
+    Returns:
+        The decorator, which returns what it decorates.
+
+    Example:
+        ```python
+        @am.register_dataset("noise", description="noise", image_size=8, num_classes=2)
+        def noise(root, split):
+            images = torch.randint(256, (20, 3, 8, 8), dtype=torch.uint8)
+            labels = torch.arange(20) % 2
+            return am.ImageSet("noise", split, images, labels, ("a", "b"), (0.5,) * 3, (0.3,) * 3)
+        ```
+    """
+
+    def register(load: F) -> F:
+        size = (image_size, num_classes)
+        DATASETS.add(
+            name, DatasetEntry(name, load, description, *size, check, scan, archive, by_hand)
+        )
+        return load
+
+    return register
+
+
+def register_task(name: str, *, units: Mapping[str, str] | None = None) -> Callable[[F], F]:
+    """Return a decorator that registers an evaluation, a function that returns ``Result`` records.
+
+    It is called as ``task(model, batches, ...)`` with batches ``(x, y)`` of pixels in [0, 1]. Its
+    signature says what it needs: ``seed``, ``amp_dtype``, ``normalised_by``, ``mixer``, ``boxes``,
+    ``outliers`` and ``on_images`` are passed by name. Its other parameters have defaults and are
+    the options of the task, ``evaluate(..., options={name: {...}})``.
+
+    Args:
+        name: The name in ``evaluate(tasks=[...])`` and on the command line.
+        units: Units of metrics by how their names begin; a metric that is not listed is in percent.
+
+    Returns:
+        The decorator, which returns what it decorates.
+
+    Example:
+        ```python
+        from alignmixup.evaluation import collect_logits
+
+
+        @am.register_task("confidence", units={"logit": ""})
+        def confidence(model, batches, *, normalised_by=None, top: int = 1):
+            logits, _ = collect_logits(model, batches, normalised_by=normalised_by)
+            value = float(logits.topk(top, dim=1).values.mean())
+            return [am.Result("confidence", "logit", value, {"top": top})]
+
+
+        scores = am.evaluate(model, [(x, y)], tasks=["confidence"], device="cpu")
+        print(scores.value("confidence", "logit"))
+        ```
+    """
+
+    def register(function: F) -> F:
+        TASKS.add(name, TaskEntry(function, dict(units or {})))
+        return function
+
+    return register
 
 
 _plugins: list[str] = []

@@ -5,8 +5,8 @@ import pytest
 import torch
 from PIL import Image
 
-from alignmixup.datasets.box_lists import boxes_in_view, find_box_list, listed_boxes
 from alignmixup.datasets.folder import FileSet
+from alignmixup.datasets.loading.box_lists import boxes_in_view, find_box_list, listed_boxes
 from alignmixup.datasets.loading.decode import decode_files
 from alignmixup.datasets.loading.stream import StreamLoader
 

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from alignmixup.cli import main
-from alignmixup.datasets import fetch, find, sources
+from alignmixup.datasets import fetch, find
 from alignmixup.datasets.cub import check_cub, load_cub, scan_cub
 from alignmixup.datasets.loading.stream import StreamLoader
+from alignmixup.registry import DATASETS
 from cub_folder import BIRDS, CLASSES, IS_TRAIN, LAYOUT, make_cub
 
 
@@ -120,12 +121,12 @@ def test_box_outside_its_image_and_bad_options(root):
 def test_the_source_is_known_by_name(root, capsys, monkeypatch):
     source = find("cub200")
     assert (source.num_classes, source.image_size) == (200, 224)
-    with pytest.raises(ValueError, match=r"cannot be fetched by a program.*CUB_200_2011\.tgz"):
+    with pytest.raises(ValueError, match=r"cannot be downloaded by a program.*CUB_200_2011\.tgz"):
         fetch("cub200", root)
     assert main(["data", "check", "cub200", "--data", str(root)]) == 1
     assert r"classes.txt is damaged: 2 ids, not 1 to 200" in capsys.readouterr().err
     small = replace(source, check=partial(check_cub, layout=LAYOUT))
-    monkeypatch.setitem(sources._SOURCES, "cub200", small)
+    monkeypatch.setitem(DATASETS._entries, "cub200", small)
     assert main(["data", "check", "cub200", "--data", str(root)]) == 0
     assert capsys.readouterr().out == "cub200: complete\n"
     assert main(["data", "check", "cub200", "--data", str(root / "nowhere")]) == 1

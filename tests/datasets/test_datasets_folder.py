@@ -192,7 +192,7 @@ def test_hidden_folders_are_not_looked_into_and_a_name_may_end_like_a_size(tmp_p
             Image.new("RGB", (8, 8)).save(folder / ".ipynb_checkpoints" / "x-checkpoint.png")
     source = find(f"folder:{place}")
     assert source.image_size == find("folder:elsewhere").image_size
-    assert len(source.load(None, "train")) == 2
+    assert len(source.function(None, "train")) == 2
     assert find(f"folder:{place}@16").image_size == 16
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from alignmixup.datasets import check, fetch, find, load, sources
+from alignmixup.datasets import check, fetch, find, load
 from alignmixup.datasets.imagenet import (
     IMAGENET,
     ImageNetLayout,
@@ -17,6 +17,7 @@ from alignmixup.datasets.imagenet import (
     scan_imagenet,
 )
 from alignmixup.datasets.loading.decode import centre_square
+from alignmixup.registry import DATASETS
 
 SMALL = ImageNetLayout(num_classes=3, num_train=6, num_val=3)
 WNIDS = ("n01440764", "n01443537", "n02084071")
@@ -94,15 +95,15 @@ def test_what_is_not_there_is_said_once_with_how_to_get_it(tmp_path):
     assert "no program can fetch it" in problem
     assert "image-net.org" in problem
     assert "imagenet/val/WNID/*.JPEG" in problem
-    with pytest.raises(ValueError, match=r"imagenet cannot be fetched by a program: .*image-net"):
+    with pytest.raises(ValueError, match=r"imagenet cannot be downloaded by .*image-net"):
         fetch("imagenet", tmp_path)
 
 
 def test_the_source_lists_its_files(root, monkeypatch):
     source = find("imagenet")
     assert (source.image_size, source.num_classes) == (224, 1000)
-    parts = {name: partial(getattr(source, name), layout=SMALL) for name in ("load", "scan")}
-    monkeypatch.setitem(sources._SOURCES, "imagenet", dataclasses.replace(source, **parts))
+    parts = {name: partial(getattr(source, name), layout=SMALL) for name in ("function", "scan")}
+    monkeypatch.setitem(DATASETS._entries, "imagenet", dataclasses.replace(source, **parts))
     assert len(find("imagenet").scan(root, "train")) == 6
     assert len(load("imagenet", "test", root)) == 3
 

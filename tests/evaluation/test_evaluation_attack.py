@@ -305,14 +305,14 @@ def test_a_normalising_loader_is_attacked_in_pixel_space(trained):
         def forward(self, x):
             return self.inner(Pixels(mean, std).restore(x))
 
-    data = [(Pixels(mean, std).normalise(a), b) for a, b in as_batches(x, y)]
+    data = [(Pixels(mean, std).normalize(a), b) for a, b in as_batches(x, y)]
     theirs = foolbox_adversarials(model, x, y, "LinfFastGradientAttack", 0.05)
     expected = 100 * float((model(theirs).argmax(dim=1) != y).double().mean())
     assert error(fgsm(Undo(), data, 0.05, normalised_by=(mean, std))) == pytest.approx(expected)
 
 
 def test_margin_loss_by_hand():
-    from alignmixup.evaluation.tasks.attack import LOSSES
+    from alignmixup.evaluation.attack_steps import LOSSES
 
     logits = torch.tensor([[3.0, 1.0, 2.0], [0.0, 5.0, -1.0]])
     assert LOSSES["margin"](logits, torch.tensor([0, 2])) == (2 - 3) + (5 - -1)

@@ -80,7 +80,7 @@ def test_a_calibrated_predictor_has_an_ece_below_its_sampling_error(num_bins):
     bins = zip(diagram.counts, diagram.confidence, strict=True)
     bound = sum(c / 20000 * 3 * math.sqrt(p * (1 - p) / c) for c, p in bins if c)
     assert 0 < diagram.ece < bound
-    sharper = calibration_metrics(2 * logits, labels, num_bins)
+    sharper = calibration_metrics(2 * logits, labels, num_bins)[0]
     assert sharper["ece"] > 3 * 100 * bound
     assert sharper["oe"] > sharper["ue"]
 
@@ -161,7 +161,7 @@ def test_certain_predictors():
 
 def test_equal_logits_lie_on_their_edge():
     logits = torch.zeros(6, 2)  # confidence exactly 1/2, predicted class 0
-    metrics = calibration_metrics(logits, torch.tensor([0, 0, 0, 1, 1, 1]), num_bins=2)
+    metrics = calibration_metrics(logits, torch.tensor([0, 0, 0, 1, 1, 1]), num_bins=2)[0]
     assert metrics["ece"] == 0
     assert metrics["nll"] == pytest.approx(math.log(2))
     assert metrics["brier"] == pytest.approx(0.5)
@@ -194,7 +194,7 @@ def torchmetrics_functional():
 def test_ece_and_mce_equal_torchmetrics_away_from_the_edges(num_bins, torchmetrics_functional):
     logits, labels = sample_predictor(sharpness=0.6)
     p = logits.softmax(dim=1)
-    metrics = calibration_metrics(logits, labels, num_bins)
+    metrics = calibration_metrics(logits, labels, num_bins)[0]
     for norm, name in (("l1", "ece"), ("max", "mce")):
         theirs = torchmetrics_functional.multiclass_calibration_error(
             p, labels, num_classes=5, n_bins=num_bins, norm=norm
@@ -205,7 +205,7 @@ def test_ece_and_mce_equal_torchmetrics_away_from_the_edges(num_bins, torchmetri
 def test_nll_and_brier_by_their_formulas():
     logits, labels = sample_predictor(n=200)
     p = logits.softmax(dim=1)
-    metrics = calibration_metrics(logits.float(), labels)
+    metrics = calibration_metrics(logits.float(), labels)[0]
     assert metrics["nll"] == pytest.approx(float(-p[torch.arange(200), labels].log().mean()))
     brier = (p - F.one_hot(labels, 5)).square().sum(dim=1).mean()
     assert metrics["brier"] == pytest.approx(float(brier))
@@ -270,7 +270,7 @@ def test_the_fit_sees_the_held_out_images_alone():
     fit, rest = order[:100], order[100:]
     values = {r.metric: r.value for r in temperature_scaling(model, batches, held_out=0.25, seed=9)}
     assert values["temperature"] == fit_temperature(logits[fit], labels[fit])
-    expected = calibration_metrics(logits[rest], labels[rest])
+    expected = calibration_metrics(logits[rest], labels[rest])[0]
     assert values["ece_before"] == pytest.approx(expected["ece"])
 
 
@@ -281,7 +281,7 @@ def test_the_task_gives_percent_and_a_diagram_that_survives_json():
     logits, labels = sample_predictor(n=300)
     model, batches = lookup(logits, labels, batch_size=70)
     results = calibration(model, batches, num_bins=10)
-    assert {r.metric: r.value for r in results} == calibration_metrics(logits, labels, 10)
+    assert {r.metric: r.value for r in results} == calibration_metrics(logits, labels, 10)[0]
     p, predicted = logits.softmax(dim=1).max(dim=1)
     diagram = reliability(p, predicted == labels, 10)
     assert results[0].value == 100 * diagram.ece

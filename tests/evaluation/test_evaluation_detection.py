@@ -12,17 +12,17 @@ from PIL import Image
 from torch import nn
 
 from alignmixup.datasets.voc import scan_voc
-from alignmixup.evaluation.average_precision import (
+from alignmixup.evaluation.detection.average_precision import (
     Detected,
     Truth,
     VocPrecision,
     coco_average_precision,
     voc_average_precision,
 )
-from alignmixup.evaluation.detection_crops import augment
-from alignmixup.evaluation.detectors import faster_rcnn, ssd300, torchvision_state
-from alignmixup.evaluation.fine_tuning import COCO_FASTER_RCNN, FineTuning, fine_tune
-from alignmixup.evaluation.tasks.detection import detect, detection
+from alignmixup.evaluation.detection.crops import augment
+from alignmixup.evaluation.detection.detectors import faster_rcnn, ssd300, torchvision_state
+from alignmixup.evaluation.detection.fine_tuning import COCO_FASTER_RCNN, FineTuning, fine_tune
+from alignmixup.evaluation.detection.scoring import detect, detection
 from alignmixup.models import NetSpec, build
 from torchvision_ops import nms, patch_torchvision_ops, roi_align
 

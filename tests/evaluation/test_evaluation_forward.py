@@ -1,10 +1,11 @@
-"""The shared door of all evaluations: modes, devices, ranges, labels; and accuracy through it."""
+"""What all evaluations share: modes, devices, ranges, labels; and accuracy."""
 
 import pytest
 import torch
 from torch import nn
 
 from alignmixup.evaluation import Pixels, collect_logits, evaluating, predict
+from alignmixup.evaluation.outliers import Outliers
 from alignmixup.evaluation.tasks.accuracy import accuracy
 from alignmixup.evaluation.tasks.attack import fgsm, pgd, strong_attack
 from alignmixup.evaluation.tasks.calibration import calibration, temperature_scaling
@@ -44,6 +45,7 @@ class Constant(nn.Module):
         return self.logits[first : self.seen]
 
 
+BRIGHT = Outliers("bright", lambda n: [x.sqrt() for x, _ in batches(seed=2)])
 TASKS = {
     "accuracy": accuracy,
     "fgsm": fgsm,
@@ -53,7 +55,7 @@ TASKS = {
     ),
     "calibration": calibration,
     "temperature_scaling": temperature_scaling,
-    "ood": lambda model, data, **kw: ood(model, data, data, "itself", **kw),
+    "ood": lambda model, data, **kw: ood(model, data, [BRIGHT], **kw),
 }
 
 
@@ -91,7 +93,7 @@ def test_modes_come_back_after_an_error(name):
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_a_normalising_loader_gives_the_figures_of_a_normalising_model(name):
+def test_a_normalizing_loader_gives_the_figures_of_a_normalizing_model(name):
     inner = small_net().double().eval()
     pixels = Pixels(MEAN, STD)
 
@@ -101,10 +103,10 @@ def test_a_normalising_loader_gives_the_figures_of_a_normalising_model(name):
             self.inner = inner
 
         def forward(self, x):
-            return inner(pixels.normalise(x))
+            return inner(pixels.normalize(x))
 
     data = [(x.double(), y) for x, y in batches()]
-    outside = [(pixels.normalise(x), y) for x, y in data]
+    outside = [(pixels.normalize(x), y) for x, y in data]
     assert outside[0][0].min() < 0
     ours = TASKS[name](Normalised(), data)
     theirs = TASKS[name](inner, outside, normalised_by=(MEAN, STD))
@@ -115,7 +117,7 @@ def test_a_normalising_loader_gives_the_figures_of_a_normalising_model(name):
 
 @pytest.mark.parametrize("name", TASKS)
 def test_normalised_images_are_refused_with_their_range_and_the_remedy(name):
-    data = [(Pixels(MEAN, STD).normalise(x), y) for x, y in batches()]
+    data = [(Pixels(MEAN, STD).normalize(x), y) for x, y in batches()]
     with pytest.raises(ValueError, match=r"\[-\d.*normalised_by=\(mean, std\)"):
         TASKS[name](small_net(), data)
 
@@ -187,10 +189,10 @@ def test_bad_batches_are_explained(bad, message):
         collect_logits(small_net(), bad(x, y))
 
 
-def test_bad_normalisation_and_bad_models_are_explained():
+def test_bad_normalization_and_bad_models_are_explained():
     with pytest.raises(ValueError, match="3 channels, got 1 and 1"):
         collect_logits(small_net(), batches(), normalised_by=([0.5], [0.5]))
-    with pytest.raises(ValueError, match="positive deviations"):
+    with pytest.raises(ValueError, match="a positive std"):
         collect_logits(small_net(), batches(), normalised_by=(MEAN, (0.2, 0.0, 0.2)))
     with pytest.raises(ValueError, match="are mean and std those"):
         collect_logits(small_net(), batches(), normalised_by=((0.5,) * 3, (2.0,) * 3))
@@ -200,7 +202,7 @@ def test_bad_normalisation_and_bad_models_are_explained():
 
 @pytest.mark.parametrize("name", TASKS)
 def test_pixels_under_the_name_of_normalised_images_are_refused(name):
-    with pytest.raises(ValueError, match="pass the images as they come out of your normalising"):
+    with pytest.raises(ValueError, match="pass the images as your normalizing loader returns them"):
         TASKS[name](small_net(), batches(), normalised_by=(MEAN, STD))
 
 

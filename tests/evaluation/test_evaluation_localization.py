@@ -11,10 +11,11 @@ from hypothesis import given, settings, strategies as st
 from torch import nn
 
 from alignmixup.datasets.shapes import shapes
-from alignmixup.evaluation.boxes import box_iou, level_boxes, mask_box
+from alignmixup.evaluation.contours import level_boxes, mask_box
+from alignmixup.evaluation.heat import heat_maps
+from alignmixup.evaluation.iou import box_iou
 from alignmixup.evaluation.tasks.localization import (
     LocalizationSettings,
-    heat_maps,
     localization,
     localize,
 )
@@ -483,7 +484,7 @@ def test_boxes_must_fit_the_images():
         score([good, good], [box(3, 4, 9, 11)])
     with pytest.raises(ValueError, match="1 images, but boxes for 2"):
         score([good], [box(3, 4, 9, 11)] * 2)
-    with pytest.raises(ValueError, match=r"k >= 1, got \[0, 4\]"):
+    with pytest.raises(ValueError, match="no image has a box"):
         score([good], [torch.zeros(0, 4)])
     with pytest.raises(ValueError, match=r"got \[4\]"):
         score([good], [torch.zeros(4)])

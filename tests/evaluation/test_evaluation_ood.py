@@ -8,18 +8,13 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 from torch import nn
 
 from alignmixup.evaluation import Pixels
-from alignmixup.evaluation.tasks.ood import (
-    SCORES,
-    Noise,
-    centre_crop,
-    detection_metrics,
-    gaussian_noise,
-    noisy_images,
-    ood,
-    ood_from_logits,
-    resize,
-    uniform_noise,
-)
+from alignmixup.evaluation.outliers import Outliers, center_crop, noise, noisy_images, resize
+from alignmixup.evaluation.tasks.ood import SCORES, ood, ood_from_logits, separation_metrics
+
+
+def compare(model, inside, outside, name, *, seed=None, **how):
+    """Every metric of one source of outliers."""
+    return ood(model, inside, [Outliers(name, lambda n: outside, seed)], **how)
 
 
 def by_name(results):
@@ -37,7 +32,7 @@ scores = st.lists(st.integers(0, 6), min_size=1, max_size=30).map(
 
 @given(scores)
 def test_identical_distributions_cannot_be_told_apart(q):
-    values = detection_metrics(q, q)
+    values = separation_metrics(q, q)
     assert values["auroc"] == pytest.approx(50)
     assert values["det_acc_best"] == pytest.approx(50)
     assert values["fpr95"] >= 95 - 1e-9
@@ -45,36 +40,36 @@ def test_identical_distributions_cannot_be_told_apart(q):
 
 @given(scores, scores)
 def test_swapping_the_sets_and_the_sign_swaps_the_metrics(inside, outside):
-    a, b = detection_metrics(inside, outside), detection_metrics(-outside, -inside)
+    a, b = separation_metrics(inside, outside), separation_metrics(-outside, -inside)
     assert a["auroc"] == pytest.approx(b["auroc"])
     assert a["aupr_id"] == pytest.approx(b["aupr_ood"])
     assert a["aupr_ood"] == pytest.approx(b["aupr_id"])
-    assert a["auroc"] + detection_metrics(outside, inside)["auroc"] == pytest.approx(100)
+    assert a["auroc"] + separation_metrics(outside, inside)["auroc"] == pytest.approx(100)
 
 
 @given(scores, scores)
 def test_metrics_depend_on_the_order_alone(inside, outside):
-    a = detection_metrics(inside, outside)
-    b = detection_metrics(inside.exp(), outside.exp())
+    a = separation_metrics(inside, outside)
+    b = separation_metrics(inside.exp(), outside.exp())
     assert a == pytest.approx(b)
 
 
 @given(scores, scores)
 def test_the_balanced_prior_ignores_the_size_of_a_set(inside, outside):
-    assert detection_metrics(inside, outside) == pytest.approx(
-        detection_metrics(inside, outside.repeat(3))
+    assert separation_metrics(inside, outside) == pytest.approx(
+        separation_metrics(inside, outside.repeat(3))
     )
 
 
 @given(scores)
 def test_priors_agree_on_sets_of_equal_size(q):
     other = q.flip(0) * 0.7
-    balanced = detection_metrics(q, other, prior="balanced")
-    assert balanced == pytest.approx(detection_metrics(q, other, prior="empirical"))
+    balanced = separation_metrics(q, other, prior="balanced")
+    assert balanced == pytest.approx(separation_metrics(q, other, prior="empirical"))
 
 
 def test_separated_sets_are_told_apart():
-    values = detection_metrics(torch.tensor([0.8, 0.9]), torch.tensor([0.1, 0.2, 0.3]))
+    values = separation_metrics(torch.tensor([0.8, 0.9]), torch.tensor([0.1, 0.2, 0.3]))
     assert values.pop("fpr95") == 0
     assert set(values.values()) == {100.0}
 
@@ -89,7 +84,7 @@ def test_areas_equal_scikit_learn(inside, outside):
     is_id = np.r_[np.ones(len(inside)), np.zeros(len(outside))]
     balanced = np.r_[np.full(len(inside), 1 / len(inside)), np.full(len(outside), 1 / len(outside))]
     for prior, weight in (("balanced", balanced), ("empirical", None)):
-        ours = detection_metrics(inside, outside, prior=prior)
+        ours = separation_metrics(inside, outside, prior=prior)
         assert ours["auroc"] == pytest.approx(100 * roc_auc_score(is_id, q))
         expected = average_precision_score(is_id, q, sample_weight=weight)
         assert ours["aupr_id"] == pytest.approx(100 * expected)
@@ -105,7 +100,7 @@ def test_thresholds_equal_a_search_over_all_of_them(inside, outside):
         (float((inside >= d).double().mean()), float((outside >= d).double().mean()))
         for d in deltas
     ]
-    values = detection_metrics(inside, outside)
+    values = separation_metrics(inside, outside)
     best = max(0.5 * tpr + 0.5 * (1 - fpr) for tpr, fpr in rates)
     assert values["det_acc_best"] == pytest.approx(100 * best)
     largest = max(d for d, (tpr, _) in zip(deltas, rates, strict=True) if tpr >= 0.95 - 1e-12)
@@ -114,7 +109,7 @@ def test_thresholds_equal_a_search_over_all_of_them(inside, outside):
 
 
 def test_a_small_case_by_hand():
-    values = detection_metrics(torch.tensor([0.9, 0.6, 0.4]), torch.tensor([0.6, 0.1]))
+    values = separation_metrics(torch.tensor([0.9, 0.6, 0.4]), torch.tensor([0.6, 0.1]))
     # Pairs ID > OOD: 2 + (0.5 + 1) + (0 + 1) = 4.5 of 6.
     assert values["auroc"] == pytest.approx(75)
     # delta = 0.4: all ID kept, half of the OOD kept.
@@ -176,7 +171,7 @@ class Brightness(nn.Module):
 def test_the_task_reads_images_with_or_without_labels():
     bright = 0.9 + 0.1 * torch.rand(20, 3, 4, 4)
     dark = 0.1 * torch.rand(30, 3, 4, 4)
-    results = ood(Brightness(), [(bright, torch.zeros(20))], list(dark.split(7)), "dark")
+    results = compare(Brightness(), [(bright, torch.zeros(20))], list(dark.split(7)), "dark")
     values = by_name(results)
     assert values["auroc"] == 100
     assert values["det_acc_best"] == 100
@@ -189,7 +184,8 @@ def test_the_task_reads_images_with_or_without_labels():
         "num_ood": 30,
         "amp_dtype": None,
     }
-    energy = ood(Brightness(), [bright], [dark], "dark", score="energy", prior="empirical")
+    how = {"score": "energy", "prior": "empirical"}
+    energy = compare(Brightness(), [bright], [dark], "dark", **how)
     assert by_name(energy)["auroc"] == 100
     assert "det_acc_half" not in by_name(energy)
     assert {r.settings["score"] for r in energy} == {"energy"}
@@ -197,24 +193,18 @@ def test_the_task_reads_images_with_or_without_labels():
 
 def test_bad_input_is_explained():
     images = [torch.rand(4, 3, 4, 4)]
-    with pytest.raises(ValueError, match=r"OOD source 'lsun'.*no images"):
-        ood(Brightness(), images, [], "lsun")
+    with pytest.raises(ValueError, match=r"out-of-distribution source 'lsun'.*no images"):
+        compare(Brightness(), images, [], "lsun")
     with pytest.raises(ValueError, match="no images"):
-        ood(Brightness(), [], images, "lsun")
+        compare(Brightness(), [], images, "lsun")
     with pytest.raises(ValueError, match="unknown score 'odin'"):
-        ood(Brightness(), images, images, "lsun", score="odin")
+        compare(Brightness(), images, images, "lsun", score="odin")
     with pytest.raises(ValueError, match="prior must be"):
-        detection_metrics(torch.rand(3), torch.rand(3), prior="equal")
+        separation_metrics(torch.rand(3), torch.rand(3), prior="equal")
     with pytest.raises(ValueError, match="3 in-distribution and 0 out"):
-        detection_metrics(torch.rand(3), torch.rand(0))
+        separation_metrics(torch.rand(3), torch.rand(0))
     with pytest.raises(ValueError, match="finite"):
-        detection_metrics(torch.tensor([torch.nan]), torch.rand(3))
-    with pytest.raises(ValueError, match="at least one image"):
-        uniform_noise(0, 32, seed=0)
-    with pytest.raises(ValueError, match="reading"):
-        gaussian_noise(3, 32, seed=0, reading="additive")
-    with pytest.raises(ValueError, match="kind"):
-        noisy_images(images, "salt", seed=0)
+        separation_metrics(torch.tensor([torch.nan]), torch.rand(3))
 
 
 # Sources
@@ -227,56 +217,47 @@ def normal_cdf(z):
 def test_noise_has_the_stated_distribution():
     n = 200 * 3 * 16 * 16
     three_sigma = 3 * 0.5 / n**0.5
-    uniform = torch.cat(list(uniform_noise(200, 16, seed=0)))
+    uniform = torch.cat(list(noise("uniform", 200, (3, 16, 16), seed=0)))
     assert uniform.shape == (200, 3, 16, 16)
     for level in (0.1, 0.5, 0.9):
         assert float((uniform < level).double().mean()) == pytest.approx(level, abs=three_sigma)
-    for reading, std in (("paper", 0.5), ("odin", 1.0)):
-        noise = torch.cat(list(gaussian_noise(200, 16, seed=1, reading=reading)))
-        assert noise.min() == 0
-        assert noise.max() == 1
-        for level in (0.25, 0.5, 0.75):
-            share = float((noise < level).double().mean())
-            assert share == pytest.approx(normal_cdf((level - 0.5) / std), abs=three_sigma)
-        clipped = float((noise == 0).double().mean())
-        assert clipped == pytest.approx(normal_cdf(-0.5 / std), abs=three_sigma)
+    gaussian = torch.cat(list(noise("gaussian", 200, (3, 16, 16), seed=1)))
+    assert gaussian.min() == 0
+    assert gaussian.max() == 1
+    for level in (0.25, 0.5, 0.75):
+        share = float((gaussian < level).double().mean())
+        assert share == pytest.approx(normal_cdf((level - 0.5) / 0.5), abs=three_sigma)
+    clipped = float((gaussian == 0).double().mean())
+    assert clipped == pytest.approx(normal_cdf(-0.5 / 0.5), abs=three_sigma)
 
 
 def test_noise_repeats_by_its_seed():
-    noise = uniform_noise(10, 4, seed=5, batch_size=4)
-    assert [len(batch) for batch in noise] == [4, 4, 2]
-    first, again = torch.cat(list(noise)), torch.cat(list(noise))
+    made = noise("uniform", 600, (3, 2, 2), seed=5)
+    assert [len(batch) for batch in made] == [250, 250, 100]
+    first, again = torch.cat(list(made)), torch.cat(list(made))
     assert torch.equal(first, again)
-    assert not torch.equal(first, torch.cat(list(uniform_noise(10, 4, seed=6, batch_size=4))))
-    assert len(first.unique()) > 400  # no batch repeats another
+    assert not torch.equal(first, torch.cat(list(noise("uniform", 600, (3, 2, 2), seed=6))))
+    assert len(first.unique()) > 7000  # no batch repeats another
 
 
-def test_noise_takes_any_size_and_number_of_channels_and_says_its_seed():
-    noise = uniform_noise(7, (4, 6), seed=5, channels=1)
-    assert torch.cat(list(noise)).shape == (7, 1, 4, 6)
-    square = torch.cat(list(gaussian_noise(7, (4, 4), seed=5)))
-    assert torch.equal(square, torch.cat(list(gaussian_noise(7, 4, seed=5))))
+def test_noise_takes_any_shape_and_a_result_records_its_seed():
+    made = noise("uniform", 7, (1, 4, 6), seed=5)
+    assert torch.cat(list(made)).shape == (7, 1, 4, 6)
     x = torch.rand(6, 3, 4, 4)
-    for made in (uniform_noise(6, 4, seed=9), noisy_images([x], "uniform", seed=9)):
-        assert {r.settings["seed"] for r in ood(Brightness(), [x], made, "made")} == {9}
-    assert all("seed" not in r.settings for r in ood(Brightness(), [x], [x], "itself"))
-    with pytest.raises(ValueError, match="channels=0"):
-        uniform_noise(3, 4, seed=0, channels=0)
+    for made in (noise("uniform", 6, (3, 4, 4), seed=9), noisy_images([x], "uniform", seed=9)):
+        results = compare(Brightness(), [x], made, "made", seed=9)
+        assert {r.settings["seed"] for r in results} == {9}
+    assert all("seed" not in r.settings for r in compare(Brightness(), [x], [x], "itself"))
 
 
 def test_noisy_images_add_in_pixel_space():
     x = torch.rand(6, 3, 4, 4)
-    mean, std = (0.4, 0.5, 0.6), (0.2, 0.25, 0.3)
     noisy = torch.cat(list(noisy_images([(x, torch.zeros(6))], "uniform", seed=2)))
-    noise = torch.cat(list(uniform_noise(6, 4, seed=2)))
-    torch.testing.assert_close(noisy, (x + noise).clamp(0, 1))
-    outside = noisy_images(
-        [Pixels(mean, std).normalise(x)], "uniform", 2, normalised_by=(mean, std)
-    )
-    torch.testing.assert_close(torch.cat(list(outside)), noisy)
+    added = torch.cat(list(noise("uniform", 6, (3, 4, 4), seed=2)))
+    torch.testing.assert_close(noisy, (x + added).clamp(0, 1))
 
 
-def test_noise_is_normalised_for_a_model_whose_loader_normalises():
+def test_noise_is_normalized_for_a_model_whose_loader_normalizes():
     mean, std = (0.4, 0.5, 0.6), (0.2, 0.25, 0.3)
 
     class Undo(nn.Module):
@@ -288,22 +269,28 @@ def test_noise_is_normalised_for_a_model_whose_loader_normalises():
             return self.inner(Pixels(mean, std).restore(x))
 
     x = torch.rand(30, 3, 4, 4)
-    noise = gaussian_noise(30, 4, seed=0)
-    plain = by_name(ood(Brightness(), [x], noise, "gaussian"))
-    inside = [Pixels(mean, std).normalise(x)]
-    assert by_name(ood(Undo(), inside, noise, "gaussian", normalised_by=(mean, std))) == (
-        pytest.approx(plain)
-    )
-    assert isinstance(noise, Noise)
+    made = noise("gaussian", 30, (3, 4, 4), seed=0)
+    plain = by_name(compare(Brightness(), [x], made, "gaussian"))
+    inside = [Pixels(mean, std).normalize(x)]
+    normalized = compare(Undo(), inside, made, "gaussian", normalised_by=(mean, std))
+    assert by_name(normalized) == pytest.approx(plain)
 
 
-def test_centre_crop_takes_the_middle():
+def test_a_source_that_is_skipped_leaves_the_others():
+    x = torch.rand(6, 3, 4, 4)
+    sources = [Outliers("gone", lambda n: None), Outliers("here", lambda n: [x[:n]])]
+    assert {r.settings["source"] for r in ood(Brightness(), [x], sources)} == {"here"}
+    with pytest.raises(ValueError, match="no out-of-distribution images"):
+        ood(Brightness(), [x], sources[:1])
+
+
+def test_center_crop_takes_the_middle():
     image = torch.arange(36).view(1, 1, 6, 6)
-    assert centre_crop(image, 2).flatten().tolist() == [14, 15, 20, 21]
-    assert torch.equal(centre_crop(image, 6), image)
-    assert centre_crop(image, (2, 4)).flatten().tolist() == [13, 14, 15, 16, 19, 20, 21, 22]
+    assert center_crop(image, 2).flatten().tolist() == [14, 15, 20, 21]
+    assert torch.equal(center_crop(image, 6), image)
+    assert center_crop(image, (2, 4)).flatten().tolist() == [13, 14, 15, 16, 19, 20, 21, 22]
     with pytest.raises(ValueError, match="cannot crop 7 x 7 pixels from 6 x 6"):
-        centre_crop(image, 7)
+        center_crop(image, 7)
 
 
 def test_resize_agrees_with_pillow():

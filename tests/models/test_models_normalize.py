@@ -1,4 +1,4 @@
-"""Normalisation: its law, its memory format and precision, and its errors."""
+"""Normalization: its law, its memory format and precision, and its errors."""
 
 import pytest
 import torch

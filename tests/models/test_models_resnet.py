@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from alignmixup.models import ResNet50, load_torchvision_resnet50
+from alignmixup.models import ResNet50
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -36,7 +36,7 @@ def test_parameter_count():
 
 def test_with_torchvisions_weights_the_logits_are_torchvisions(theirs):
     ours = ResNet50(1000, MEAN, STD)
-    load_torchvision_resnet50(ours, theirs.state_dict())
+    ours.load_torchvision(theirs.state_dict())
     x = torch.rand(2, 3, 64, 64)
     normalised = (x - torch.tensor(MEAN).view(3, 1, 1)) / torch.tensor(STD).view(3, 1, 1)
     with torch.no_grad():
@@ -45,12 +45,10 @@ def test_with_torchvisions_weights_the_logits_are_torchvisions(theirs):
     assert expected.std(dim=0).max() > 1e-2  # the two images do get different logits
 
 
-def test_other_classes_keep_the_classifier_and_only_when_told(theirs):
+def test_for_other_classes_the_head_is_kept(theirs):
     ours = ResNet50(7, MEAN, STD)
     before = ours.head.linear.weight.clone()
-    with pytest.raises(ValueError, match=r"1000 classes, the network for 7.*with_head=False"):
-        load_torchvision_resnet50(ours, theirs.state_dict())
-    load_torchvision_resnet50(ours, theirs.state_dict(), with_head=False)
+    ours.load_torchvision(theirs.state_dict())
     assert torch.equal(ours.head.linear.weight, before)
     assert torch.equal(ours.layer4[2].conv3.weight, theirs.layer4[2].conv3.weight)
     assert torch.equal(ours.normalize.mean.flatten(), torch.tensor(MEAN))
@@ -60,7 +58,7 @@ def test_incomplete_weights_are_refused(theirs):
     state = dict(theirs.state_dict())
     del state["layer3.4.conv2.weight"]
     with pytest.raises(RuntimeError, match=r"layer3\.4\.conv2\.weight"):
-        load_torchvision_resnet50(ResNet50(1000, MEAN, STD), state)
+        ResNet50(1000, MEAN, STD).load_torchvision(state)
 
 
 @pytest.mark.parametrize(("last_stride", "side"), [(2, 7), (1, 14)])

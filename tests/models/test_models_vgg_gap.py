@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from alignmixup.models import VGGGAP, load_torchvision_vgg16
+from alignmixup.models import VGGGAP
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -23,7 +23,7 @@ def test_with_torchvisions_weights_the_features_are_torchvisions_before_the_last
     state["classifier.0.weight"] = torch.zeros(2, 2)
     ours = VGGGAP(3, MEAN, STD)
     added, classifier = ours.conv6[0].weight.clone(), ours.head.linear.weight.clone()
-    load_torchvision_vgg16(ours, state)
+    ours.load_torchvision(state)
     x = torch.rand(1, 3, 32, 32)
     with torch.no_grad():
         assert torch.equal(ours.features(x), theirs[:-1](x))
@@ -46,4 +46,4 @@ def test_the_mean_of_the_activation_map_and_the_bias_are_the_logits():
 
 def test_weights_of_another_network_are_refused():
     with pytest.raises(RuntimeError, match=r"0\.weight"):
-        load_torchvision_vgg16(VGGGAP(3, MEAN, STD, width=4), {"conv1.weight": torch.zeros(1)})
+        VGGGAP(3, MEAN, STD, width=4).load_torchvision({"conv1.weight": torch.zeros(1)})

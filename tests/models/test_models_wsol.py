@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from alignmixup.models import NetSpec, build, initialise
+from alignmixup.models import NetSpec, build, initialize
 from alignmixup.models.wsol import ADL, ACoL, ErasingLoss, add_adl
 
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.25, 0.3)
@@ -18,7 +18,7 @@ def images(n=3, size=64, seed=0):
 
 def acol(body="vgg", **options):
     net = ACoL(4, MEAN, STD, body=body, width=4, **options)
-    initialise(net, torch.Generator().manual_seed(0))
+    initialize(net, torch.Generator().manual_seed(0))
     return net
 
 

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from alignmixup import models
-from alignmixup.datasets import find, sources
+from alignmixup.datasets import find
 from alignmixup.datasets.imagenet import ImageNetLayout
 from alignmixup.experiments import run
 from alignmixup.experiments.batches import eval_batches, load_split, side_of, train_batches
@@ -18,6 +18,7 @@ from alignmixup.experiments.run import train
 from alignmixup.experiments.scoring import evaluate
 from alignmixup.recipes.catalogue import find_recipe, published_error, recipe_names
 from alignmixup.recipes.schema import changed
+from alignmixup.registry import DATASETS
 from alignmixup.report import paper
 from alignmixup.training.schedule import learning_rate_share
 from alignmixup.training.steps import make_optimizer
@@ -47,8 +48,8 @@ def root(tmp_path_factory):
 @pytest.fixture
 def small_imagenet(monkeypatch):
     source = find("imagenet")
-    parts = {name: partial(getattr(source, name), layout=SMALL) for name in ("load", "scan")}
-    monkeypatch.setitem(sources._SOURCES, "imagenet", dataclasses.replace(source, **parts))
+    parts = {name: partial(getattr(source, name), layout=SMALL) for name in ("function", "scan")}
+    monkeypatch.setitem(DATASETS._entries, "imagenet", dataclasses.replace(source, **parts))
 
 
 def shrunk(name, **more):

@@ -8,15 +8,16 @@ import torch
 
 from alignmixup import datasets, models
 from alignmixup.contracts import Result
-from alignmixup.datasets import sources
-from alignmixup.datasets.box_lists import boxes_in_view
+from alignmixup.datasets import find
 from alignmixup.datasets.cub import load_cub, scan_cub
+from alignmixup.datasets.loading.box_lists import boxes_in_view
 from alignmixup.experiments.batches import load_split, train_batches
 from alignmixup.experiments.run import train
 from alignmixup.experiments.scoring import evaluate
 from alignmixup.models.zoo import build
 from alignmixup.recipes.catalogue import find_recipe, published_cell, recipe_names
 from alignmixup.recipes.schema import Recipe, changed
+from alignmixup.registry import DATASETS
 from alignmixup.report.tables import parse_recipe, table
 from alignmixup.training.steps import make_optimizer
 from cub_folder import LAYOUT, make_cub
@@ -81,11 +82,11 @@ def test_the_classifier_has_its_own_rate_and_maps_are_14_by_14(name):
 def root(tmp_path, monkeypatch):
     make_cub(tmp_path)
     small = dataclasses.replace(
-        sources.find("cub200"),
-        load=partial(load_cub, layout=LAYOUT),
+        find("cub200"),
+        function=partial(load_cub, layout=LAYOUT),
         scan=partial(scan_cub, layout=LAYOUT),
     )
-    monkeypatch.setitem(sources._SOURCES, "cub200", small)
+    monkeypatch.setitem(DATASETS._entries, "cub200", small)
     return tmp_path
 
 

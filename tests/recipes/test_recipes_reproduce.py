@@ -4,9 +4,8 @@ import pytest
 
 from alignmixup.cli import main
 from alignmixup.cli.program import COMMANDS
+from alignmixup.evaluation.outliers import SOURCES
 from alignmixup.experiments.detecting import KINDS
-from alignmixup.experiments.outliers import SOURCES
-from alignmixup.experiments.scored_tasks import TASKS
 from alignmixup.mixers import (
     AlignMixup,
     AlignMixupAE,
@@ -25,6 +24,7 @@ from alignmixup.mixers import (
 from alignmixup.models.wsol import ErasingLoss
 from alignmixup.recipes.catalogue import find_recipe, published_cell, recipe_names
 from alignmixup.recipes.reproduce import MISSING, steps_of
+from alignmixup.registry import TASKS
 from alignmixup.report import paper
 from alignmixup.report.ablation import FAMILY
 from alignmixup.report.names import parse_recipe

@@ -36,8 +36,8 @@ class Evaluate:
     device: str = "auto"
 
     def __call__(self) -> None:
-        from alignmixup.experiments.scoring import evaluate
-        from alignmixup.experiments.subjects import other_images
+        from alignmixup.experiments.scoring import evaluate, other_images
+        from alignmixup.registry import TASKS
 
         images = None
         if self.dataset is not None:
@@ -57,7 +57,8 @@ class Evaluate:
             )
         table = Table("task", "metric", "value", "unit", "source", box=None)
         for result in done.results:
-            source, unit = str(result.settings.get("source", "")), unit_of(result.metric)
+            source = str(result.settings.get("source", ""))
+            unit = TASKS[result.task].unit(result.metric)
             table.add_row(result.task, result.metric, f"{result.value:.3f}", unit, source)
         print_table(table)
         for name, why in done.left_out.items():
@@ -66,22 +67,6 @@ class Evaluate:
             print(f"failed {name}: {why}")
         if done.failed:
             raise RuntimeError("some tasks failed; the figures above are whole")
-
-
-# Units of the metrics that are not shares in per cent, by how their names begin.
-UNITS = {
-    "nll": "nats",
-    "brier": "",
-    "temperature": "",
-    "params": "million",
-    "ms_": "ms",
-    "peak_memory": "MiB",
-}
-
-
-def unit_of(metric: str) -> str:
-    """The unit of a metric of ``evaluate``."""
-    return next((unit for start, unit in UNITS.items() if metric.startswith(start)), "%")
 
 
 def _options(texts: tuple[str, ...]) -> dict[str, dict[str, Any]]:

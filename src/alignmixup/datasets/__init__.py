@@ -1,5 +1,6 @@
 """Images with labels: every source by name, and batches of them on the device."""
 
+from alignmixup.datasets.by_name import check, fetch, find, load, names
 from alignmixup.datasets.cub import load_cub, scan_cub
 from alignmixup.datasets.folder import (
     BoxedFileSet,
@@ -12,14 +13,13 @@ from alignmixup.datasets.folder import (
 from alignmixup.datasets.loading.device_loader import DeviceLoader, EvalBatches, eval_batches
 from alignmixup.datasets.loading.stream import StreamLoader
 from alignmixup.datasets.shapes import (
-    SHAPE_NAMES,
     TEXTURE_NAMES,
     ShapesDrawing,
     ShapesTruth,
     draw_shapes,
     shapes,
 )
-from alignmixup.datasets.sources import Source, check, fetch, find, load, names
+from alignmixup.datasets.silhouettes import SHAPE_NAMES
 from alignmixup.datasets.tiny_imagenet import list_tiny_val, load_tiny_val
 from alignmixup.datasets.voc import DetectionSet, concatenate, scan_coco, scan_voc
 
@@ -33,7 +33,6 @@ __all__ = [
     "FileSet",
     "ShapesDrawing",
     "ShapesTruth",
-    "Source",
     "StreamLoader",
     "check",
     "concatenate",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import pickle
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,15 @@ import numpy as np
 import torch
 
 from alignmixup.contracts import ImageSet
-from alignmixup.datasets.layout import PROTOCOL_MEAN, PROTOCOL_STD, SPLITS, check_split, find_folder
-
-__all__ = ["CIFAR10", "CIFAR100", "CifarLayout", "check_cifar", "load_cifar"]
+from alignmixup.datasets.loading.download import Archive
+from alignmixup.datasets.loading.layout import (
+    PROTOCOL_MEAN,
+    PROTOCOL_STD,
+    SPLITS,
+    check_split,
+    find_folder,
+)
+from alignmixup.registry import register_dataset
 
 PLANES = 3 * 32 * 32
 
@@ -40,7 +47,9 @@ class CifarLayout:
     meta_file: str
     meta_key: str
     binary_meta_file: str
-    class_names: tuple[str, ...]  # where the meta file is missing
+    class_names: tuple[str, ...]  # if the meta file is missing
+    archive: str
+    sha256: str
 
     def files(self, split: str) -> tuple[str, ...]:
         return self.train_files if split == "train" else self.test_files
@@ -67,6 +76,8 @@ CIFAR10 = CifarLayout(
         *("airplane", "automobile", "bird", "cat", "deer"),
         *("dog", "frog", "horse", "ship", "truck"),
     ),
+    archive="cifar-10-python.tar.gz",
+    sha256="6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce",
 )
 CIFAR100 = CifarLayout(
     name="cifar100",
@@ -83,6 +94,8 @@ CIFAR100 = CifarLayout(
     meta_key="fine_label_names",
     binary_meta_file="fine_label_names.txt",
     class_names=tuple(f"class {i}" for i in range(100)),
+    archive="cifar-100-python.tar.gz",
+    sha256="85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7",
 )
 
 
@@ -270,3 +283,18 @@ def _class_names(layout: CifarLayout, folder: Path, is_binary: bool) -> tuple[st
             f"{path} is damaged: {len(names)} class names, not {layout.num_classes}; fetch again"
         )
     return names
+
+
+for _layout in (CIFAR10, CIFAR100):
+    register_dataset(
+        _layout.name,
+        description=f"{_layout.num_classes} classes, 50,000 train and 10,000 test images, 32 x 32",
+        image_size=32,
+        num_classes=_layout.num_classes,
+        check=partial(check_cifar, _layout),
+        archive=Archive(
+            url=f"https://www.cs.toronto.edu/~kriz/{_layout.archive}",
+            checksum=f"sha256:{_layout.sha256}",
+            folder=_layout.python_folder,
+        ),
+    )(partial(load_cifar, _layout))

@@ -26,7 +26,8 @@ from torch import Tensor
 
 from alignmixup.contracts import ImageSet
 from alignmixup.datasets.folder import BoxedFileSet
-from alignmixup.datasets.layout import (
+from alignmixup.datasets.loading.decode import read_rgb, unreadable_files
+from alignmixup.datasets.loading.layout import (
     IMAGENET_MEAN,
     IMAGENET_STD,
     SPLITS,
@@ -34,9 +35,7 @@ from alignmixup.datasets.layout import (
     data_root,
     find_folder,
 )
-from alignmixup.datasets.loading.decode import read_rgb, unreadable_files
-
-__all__ = ["BY_HAND", "CUB", "CubLayout", "check_cub", "load_cub", "scan_cub"]
+from alignmixup.registry import register_dataset
 
 T = TypeVar("T")
 
@@ -213,3 +212,15 @@ def _scaled(files: BoxedFileSet, sizes: np.ndarray, image_size: int) -> tuple[Te
             f"{width} x {height} pixels; unpack the archive again"
         )
     return boxes.float().unsqueeze(1).unbind()
+
+
+register_dataset(
+    "cub200",
+    description="CUB-200-2011: birds, 5,994 train and 5,794 test images with boxes, squashed to "
+    "224 x 224; to be unpacked by hand",
+    image_size=224,
+    num_classes=CUB.num_classes,
+    check=check_cub,
+    scan=scan_cub,
+    by_hand=BY_HAND,
+)(load_cub)

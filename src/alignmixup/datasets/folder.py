@@ -12,6 +12,7 @@ of images without classes is read by ``list_images`` and ``load_images``.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,24 +24,17 @@ from jaxtyping import Int64, UInt8
 from torch import Tensor
 
 from alignmixup.contracts import ImageSet
-from alignmixup.datasets.box_lists import boxes_in_view, find_box_list, listed_boxes
-from alignmixup.datasets.layout import IMAGENET_MEAN, IMAGENET_STD, SPLITS, check_split
+from alignmixup.datasets.loading.box_lists import boxes_in_view, find_box_list, listed_boxes
 from alignmixup.datasets.loading.decode import (
     IMAGE_SUFFIXES,
     decode_files,
     read_rgb,
     unreadable_files,
 )
+from alignmixup.datasets.loading.layout import IMAGENET_MEAN, IMAGENET_STD, SPLITS, check_split
+from alignmixup.registry import DatasetEntry
 
-__all__ = [
-    "BoxedFileSet",
-    "FileSet",
-    "check_folder",
-    "list_images",
-    "load_folder",
-    "load_images",
-    "scan_folder",
-]
+FOLDER_SIZE = 64
 
 
 @dataclass(frozen=True)
@@ -230,3 +224,35 @@ def _image_files(folder: Path) -> list[str]:
             if os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES and not name.startswith(".")
         ]
     return sorted(found)
+
+
+def folder_entry(name: str) -> DatasetEntry:
+    """Return the data set ``folder:PATH`` or ``folder:PATH@SIZE``; the size defaults to 64."""
+    path, given_size = _folder_and_size(name)
+    size = FOLDER_SIZE if given_size is None else given_size
+    return DatasetEntry(
+        name=name,
+        function=lambda _root, split: load_folder(path, split, size),
+        description=f"images in the class folders of {path}/train and {path}/val or {path}/test",
+        image_size=size,
+        check=lambda _root: check_folder(path),
+        scan=lambda _root, split: scan_folder(path, split),
+    )
+
+
+def absolute(name: str) -> str:
+    """Return the name with the path of a ``folder:PATH`` made absolute; other names unchanged."""
+    if not name.startswith("folder:"):
+        return name
+    path, size = _folder_and_size(name)
+    return f"folder:{os.path.abspath(path.expanduser())}{'' if size is None else f'@{size}'}"
+
+
+def _folder_and_size(name: str) -> tuple[Path, int | None]:
+    match = re.fullmatch(r"folder:(?P<path>.+?)(?:@(?P<size>\d+))?", name)
+    if match is None:
+        raise ValueError(f"{name!r} names no folder; write folder:PATH or folder:PATH@SIZE")
+    path, whole = Path(match["path"]), Path(name.removeprefix("folder:"))
+    if match["size"] and not path.expanduser().exists() and whole.expanduser().is_dir():
+        return whole, None  # the folder's own name ends in @SIZE
+    return path, int(match["size"]) if match["size"] else None

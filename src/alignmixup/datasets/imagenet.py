@@ -16,20 +16,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from alignmixup.contracts import ImageSet
-from alignmixup.datasets.box_lists import boxes_in_view
 from alignmixup.datasets.folder import BoxedFileSet, FileSet, scan_folder
-from alignmixup.datasets.layout import SPLITS, check_split, data_root
+from alignmixup.datasets.loading.box_lists import boxes_in_view
 from alignmixup.datasets.loading.decode import decode_files, unreadable_files
-from alignmixup.datasets.loading.stream import CENTRE
-
-__all__ = [
-    "BY_HAND",
-    "IMAGENET",
-    "ImageNetLayout",
-    "check_imagenet",
-    "load_imagenet",
-    "scan_imagenet",
-]
+from alignmixup.datasets.loading.layout import SPLITS, check_split, data_root
+from alignmixup.datasets.loading.stream import CENTER_FRACTION
+from alignmixup.registry import register_dataset
 
 FOLDERS = ("imagenet", "ILSVRC2012")
 IMAGE_SIZE = 224
@@ -91,10 +83,10 @@ def load_imagenet(
             "scan_imagenet and stream them with StreamLoader, as the recipes do"
         )
     files = scan_imagenet(root, split, layout)
-    images = decode_files(files.paths, IMAGE_SIZE, fraction=CENTRE)
+    images = decode_files(files.paths, IMAGE_SIZE, fraction=CENTER_FRACTION)
     boxes = None
     if isinstance(files, BoxedFileSet):
-        boxes = boxes_in_view(files.boxes, files.paths, IMAGE_SIZE, CENTRE)
+        boxes = boxes_in_view(files.boxes, files.paths, IMAGE_SIZE, CENTER_FRACTION)
     return files.in_memory(images, boxes)
 
 
@@ -119,3 +111,15 @@ def _find(root: Path | str | None) -> Path:
         f"imagenet: no folder {place / FOLDERS[0]} with train/ and val/ in it, and no program can "
         f"fetch it: {BY_HAND}; or name the folder that holds it with --data or ALIGNMIXUP_DATA"
     )
+
+
+register_dataset(
+    "imagenet",
+    description="ImageNet-1k: 1,281,167 train images and the 50,000 of its official val as test, "
+    "streamed from their files; to be unpacked by hand",
+    image_size=IMAGE_SIZE,
+    num_classes=IMAGENET.num_classes,
+    check=check_imagenet,
+    scan=scan_imagenet,
+    by_hand=BY_HAND,
+)(load_imagenet)

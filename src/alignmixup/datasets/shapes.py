@@ -22,17 +22,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from alignmixup.contracts import ImageSet
-from alignmixup.datasets.layout import SPLITS, check_split
+from alignmixup.datasets.loading.layout import SPLITS, check_split
 from alignmixup.datasets.silhouettes import COS, NUM_ANGLES, SHAPE_NAMES, SIN, SUBSAMPLES, coverage
-
-__all__ = [
-    "SHAPE_NAMES",
-    "TEXTURE_NAMES",
-    "ShapesDrawing",
-    "ShapesTruth",
-    "draw_shapes",
-    "shapes",
-]
+from alignmixup.registry import register_dataset
 
 TEXTURE_NAMES = ("flat", "stripes", "checks", "dots", "noise")
 DEFAULT_COUNTS = {"train": 5000, "test": 1000}
@@ -274,3 +266,14 @@ def _truth(scene: _Scene, masks: NDArray[Any]) -> ShapesTruth:
         background_colour=torch.from_numpy(scene.backgrounds.colour.astype(np.uint8)),
         background_texture=torch.from_numpy(scene.backgrounds.texture),
     )
+
+
+@register_dataset(
+    "shapes",
+    description="built in: ten shapes drawn on the spot, 5,000 train and 1,000 test images, "
+    "32 x 32, with boxes",
+    image_size=32,
+    num_classes=len(SHAPE_NAMES),
+)
+def _load_shapes(_root: object, split: str) -> ImageSet:
+    return shapes(split)

@@ -13,8 +13,6 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["COS", "NUM_ANGLES", "SHAPE_NAMES", "SIN", "SUBSAMPLES", "coverage"]
-
 Points: TypeAlias = NDArray[np.float32]
 Inside: TypeAlias = NDArray[np.bool_]
 SUBSAMPLES = 4  # along a side of a pixel

@@ -22,7 +22,9 @@ from jaxtyping import UInt8
 from torch import Tensor
 
 from alignmixup.contracts import ImageSet
-from alignmixup.datasets.layout import (
+from alignmixup.datasets.loading.decode import decode_files, unreadable_files
+from alignmixup.datasets.loading.download import Archive
+from alignmixup.datasets.loading.layout import (
     PROTOCOL_MEAN,
     PROTOCOL_STD,
     SPLITS,
@@ -30,9 +32,7 @@ from alignmixup.datasets.layout import (
     data_root,
     find_folder,
 )
-from alignmixup.datasets.loading.decode import decode_files, unreadable_files
-
-__all__ = ["TINY", "TinyLayout", "check_tiny", "list_tiny_val", "load_tiny", "load_tiny_val"]
+from alignmixup.registry import register_dataset
 
 log = logging.getLogger(__name__)
 
@@ -265,3 +265,18 @@ def _keep(cache: Path, fingerprint: str, images: UInt8[Tensor, "n 3 s s"]) -> No
     except (OSError, SafetensorError) as error:
         log.warning("could not keep the decoded images in %s: %s", cache, error)
         part.unlink(missing_ok=True)
+
+
+register_dataset(
+    "tiny",
+    description="Tiny-ImageNet-200: 100,000 train images and the 10,000 of its official val as "
+    "test, 64 x 64, with boxes",
+    image_size=TINY.image_size,
+    num_classes=TINY.num_classes,
+    check=check_tiny,
+    archive=Archive(
+        url="http://cs231n.stanford.edu/tiny-imagenet-200.zip",
+        checksum="sha256:6198c8ae015e2b3e007c7841da39ec069199b9aa3bfa943a462022fe5e43c821",
+        folder="tiny-imagenet-200",
+    ),
+)(load_tiny)

@@ -28,19 +28,8 @@ import torch
 from jaxtyping import Bool, Float, Int64, UInt8
 from torch import Tensor
 
-from alignmixup.datasets.layout import data_root
 from alignmixup.datasets.loading.decode import read_rgb
-
-__all__ = [
-    "VOC_CLASSES",
-    "DetectionExample",
-    "DetectionSet",
-    "coco_splits",
-    "concatenate",
-    "scan_coco",
-    "scan_voc",
-    "voc_splits",
-]
+from alignmixup.datasets.loading.layout import data_root
 
 # In the order of the development kit, which is that of the alphabet.
 VOC_CLASSES = (

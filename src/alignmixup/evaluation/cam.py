@@ -26,13 +26,11 @@ from torch import Tensor, nn
 
 from alignmixup.evaluation.forward import (
     Forward,
-    Normalisation,
+    Normalization,
     check_finite,
     check_labels,
     evaluating,
 )
-
-__all__ = ["ClassMaps", "PoolHead", "class_maps", "find_pool_head"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +56,7 @@ def class_maps(
     classes: Int[Tensor, " b"] | None = None,
     *,
     head: PoolHead | None = None,
-    normalised_by: Normalisation | None = None,
+    normalised_by: Normalization | None = None,
     amp_dtype: torch.dtype | None = None,
 ) -> ClassMaps:
     """Return the map of ``classes``, or of the predicted classes, for pixels ``x`` in [0, 1].
@@ -91,7 +89,7 @@ def find_pool_head(
     *,
     layer: str | None = None,
     classifier: str | None = None,
-    normalised_by: Normalisation | None = None,
+    normalised_by: Normalization | None = None,
 ) -> PoolHead:
     """Find the two layers by one forward pass of the first image; a name given is kept."""
     model = _plain(model)

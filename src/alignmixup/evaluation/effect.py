@@ -25,8 +25,6 @@ from alignmixup.ops.blend import check_images, check_logits
 from alignmixup.ops.cost import pairwise_cost
 from alignmixup.ops.sinkhorn import Side, sinkhorn
 
-__all__ = ["NEXT_TO_NOTHING", "Change", "Effect", "alignment_effect"]
-
 NEXT_TO_NOTHING = 1e-3
 KEEPS: dict[str, Keep] = {"feat": "anchor", "feat'": "partner"}
 # The marginal that keeps the mean over positions.

@@ -1,14 +1,14 @@
 """What every evaluation shares: batches of checked pixels, and the model as a function of them.
 
-Inside a task images are pixels in [0, 1], whatever the loader gives: where the loader normalises,
-``normalised_by`` names its mean and deviation, the task undoes it at the door and does it again
-in front of the model. Symbols: b images of a batch, n images in all, k classes.
+Inside a task images are pixels in [0, 1]. For a loader that normalizes, ``normalised_by`` is its
+mean and std: the task undoes the normalization of each batch and applies it again before the model.
+Symbols: b images of a batch, n images in all, k classes.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, NamedTuple
@@ -17,87 +17,69 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-__all__ = [
-    "Batches",
-    "Forward",
-    "ImageBatches",
-    "Normalisation",
-    "PixelBatches",
-    "Pixels",
-    "Predictions",
-    "amp_name",
-    "check_finite",
-    "check_images",
-    "check_labels",
-    "check_range",
-    "collect_logits",
-    "evaluating",
-    "labelled_pixels",
-    "model_device",
-    "model_dtype",
-    "pixel_batches",
-    "predict",
-]
-
 Batches = Iterable[tuple[Tensor, Tensor]]
 ImageBatches = Iterable[Tensor] | Iterable[Sequence[Tensor]]
-Normalisation = tuple[Sequence[float], Sequence[float]]
+Normalization = tuple[Sequence[float], Sequence[float]]
 
-# Un-normalising in float32 and resizing leave errors of this order; a real mistake is far larger.
+# Undoing a normalization in float32 and resizing leave errors of this order.
 RANGE_TOLERANCE = 1e-4
+
+
+class Skipped(ValueError):
+    """Raised by a task that these data or this model do not allow, with the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class PixelBatches:
-    """Batches that are plain pixels, although the model expects images normalised."""
+    """Batches of pixels in [0, 1], whatever ``normalised_by`` says; each iteration makes them."""
 
-    batches: ImageBatches | Batches
+    make: Callable[[], Iterator[Any]]
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self.batches)
+        return self.make()
 
 
 class Pixels(NamedTuple):
-    """The mean and deviation a loader normalises by, per channel; a plain pair serves as well."""
+    """The mean and std per channel that a loader normalizes by; a plain pair is accepted too."""
 
     mean: Sequence[float]
     std: Sequence[float]
 
     @classmethod
-    def of(cls, normalised_by: Normalisation) -> Pixels:
-        """Read the pair as a user gives it; anything else is an error that shows how."""
+    def of(cls, normalised_by: Normalization) -> Pixels:
+        """Convert the pair of a user, or raise with an example."""
         try:
             mean, std = (tuple(float(v) for v in part) for part in normalised_by)
         except (TypeError, ValueError):
             raise ValueError(
-                "normalised_by must be (mean, std), each with one number a channel, such as "
+                "normalised_by must be (mean, std), each with one number per channel, such as "
                 f"((0.5, 0.5, 0.5), (0.25, 0.25, 0.25)); got {normalised_by!r}"
             ) from None
         return cls(mean, std)
 
-    def normalise(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c h w"]:
-        """Map pixels to what the model expects."""
+    def normalize(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c h w"]:
+        """Normalize pixels."""
         mean, std = self._as_maps(x)
         return (x - mean) / std
 
     def restore(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c h w"]:
-        """Map normalised images back to pixels."""
+        """Return the pixels of normalized images."""
         mean, std = self._as_maps(x)
         return x * std + mean
 
-    def check_normalised(self, ranges: Float[Tensor, "batches 2"]) -> None:
-        """Raise where all values of a set, said to be normalised, look like pixels.
+    def check_normalized(self, ranges: Float[Tensor, "batches 2"]) -> None:
+        """Raise if all values of a set that should be normalized look like pixels.
 
-        To lie within [0, 1] and fill it, normalised images would have to be above the mean in all
-        of their pixels; unless the normalisation never leads out of [0, 1].
+        Normalized images fill [0, 1] and stay inside only if all their pixels are above the mean,
+        or if the normalization maps [0, 1] into itself.
         """
         low, high = float(ranges[:, 0].min()), float(ranges[:, 1].max())
         leads_out = any(m > 0 or 1 - m > s for m, s in zip(self.mean, self.std, strict=True))
         if leads_out and low >= 0 and high <= 1 and high - low > 0.5:
             raise ValueError(
-                "normalised_by says that the images are normalised, but all their values lie in "
-                "[0, 1], as those of pixels do: pass the images as they come out of your "
-                "normalising loader, or leave normalised_by out"
+                "normalised_by is given, but all values of the images lie in [0, 1], like pixels: "
+                "pass the images as your normalizing loader returns them, or leave normalised_by "
+                "out"
             )
 
     def _as_maps(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -107,7 +89,7 @@ class Pixels(NamedTuple):
                 f"got {len(self.mean)} and {len(self.std)}"
             )
         if min(self.std) <= 0:
-            raise ValueError(f"normalised_by needs positive deviations, got std={list(self.std)}")
+            raise ValueError(f"normalised_by needs a positive std, got {list(self.std)}")
         mean, std = (
             torch.as_tensor(v, dtype=x.dtype, device=x.device).view(-1, 1, 1) for v in self
         )
@@ -123,7 +105,7 @@ class Predictions(NamedTuple):
 
 @contextlib.contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put the model in eval mode, and give every sub-module its own mode back afterwards."""
+    """Put the model in eval mode; restore the mode of every submodule afterwards."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -138,13 +120,13 @@ class Forward:
     """The model as a function from pixels to logits in float32 or better."""
 
     model: nn.Module
-    normalised_by: Normalisation | None = None
+    normalised_by: Normalization | None = None
     amp_dtype: torch.dtype | None = None
 
     def prepared(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c h w"]:
-        """Return pixels as the model takes them: normalised, and in the type of its weights."""
+        """Return pixels as the model expects them: normalized, in the dtype of its weights."""
         if self.normalised_by is not None:
-            x = Pixels.of(self.normalised_by).normalise(x)
+            x = Pixels.of(self.normalised_by).normalize(x)
         return x.to(model_dtype(self.model) or x.dtype)
 
     def __call__(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b k"]:
@@ -155,7 +137,7 @@ class Forward:
             logits = self.model(x)
         if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != len(x):
             found = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-            raise ValueError(f"the model must give logits of shape [{len(x)}, k], got {found}")
+            raise ValueError(f"the model must return logits of shape [{len(x)}, k], got {found}")
         return logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
 
 
@@ -163,18 +145,17 @@ def collect_logits(
     model: nn.Module,
     batches: Batches,
     *,
-    normalised_by: Normalisation | None = None,
+    normalised_by: Normalization | None = None,
     amp_dtype: torch.dtype | None = None,
 ) -> Predictions:
-    """Run the model in eval mode, without gradients, over all labelled images.
+    """Run the model in eval mode, without gradients, over all labeled images.
 
-    The logits stay on the model's device; labels out of range and logits that are not finite are
-    errors.
+    The logits stay on the model's device. Labels out of range and logits that are not finite raise.
     """
     forward = Forward(model, normalised_by, amp_dtype)
     logits, labels = [], []
     with evaluating(model), torch.no_grad():
-        for x, y in labelled_pixels(batches, normalised_by, model_device(model)):
+        for x, y in labeled_pixels(batches, normalised_by, model_device(model)):
             logits.append(forward(x))
             labels.append(y)
     whole = Predictions(torch.cat(logits), torch.cat(labels))
@@ -187,10 +168,10 @@ def predict(
     model: nn.Module,
     batches: ImageBatches,
     *,
-    normalised_by: Normalisation | None = None,
+    normalised_by: Normalization | None = None,
     amp_dtype: torch.dtype | None = None,
 ) -> Float[Tensor, "n k"]:
-    """Return the logits of images with or without labels; labels, if any, are not looked at."""
+    """Return the logits of images with or without labels; labels are ignored."""
     forward = Forward(model, normalised_by, amp_dtype)
     with evaluating(model), torch.no_grad():
         images = pixel_batches(batches, normalised_by, model_device(model))
@@ -199,10 +180,10 @@ def predict(
     return logits
 
 
-def labelled_pixels(
-    batches: Batches, normalised_by: Normalisation | None, device: torch.device | None
+def labeled_pixels(
+    batches: Batches, normalised_by: Normalization | None, device: torch.device | None
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Give (pixels, labels) on ``device``; a batch without integer labels is an error."""
+    """Yield (pixels, labels) on ``device``; raise for a batch without integer labels."""
     for x, y in pixel_batches(batches, normalised_by, device):
         if y is None:
             raise ValueError("batches must be pairs (images, labels), got images alone")
@@ -216,13 +197,13 @@ def labelled_pixels(
 
 def pixel_batches(
     batches: ImageBatches | Batches,
-    normalised_by: Normalisation | None,
+    normalised_by: Normalization | None,
     device: torch.device | None,
 ) -> Iterator[tuple[Tensor, Tensor | None]]:
-    """Give each batch as pixels in [0, 1], in float32 or better, with its labels if it has any.
+    """Yield each batch as pixels in [0, 1], in float32 or better, with its labels if it has any.
 
-    Without a ``device`` the images stay where they are. Having no image at all is an error, and so
-    is having pixels all along where ``normalised_by`` says otherwise.
+    Without a ``device`` the images stay on theirs. Raises if there is no image, or if the images
+    are pixels although ``normalised_by`` is given.
     """
     if isinstance(batches, Tensor):
         raise ValueError(
@@ -240,7 +221,7 @@ def pixel_batches(
         if not len(x):
             continue
         num_images += len(x)
-        # An attack moves pixels by less than half precision can tell apart.
+        # An attack changes pixels by less than half precision resolves.
         wide = torch.promote_types(x.dtype, torch.float32)
         x = x.to(device or x.device, wide, non_blocking=True)
         if undo is not None:
@@ -248,15 +229,15 @@ def pixel_batches(
         yield _checked_pixels(x, undo), y
     if not num_images:
         raise ValueError(
-            "there are no images: the batches are empty; a generator can be read only once, "
-            "so pass a list or a loader"
+            "there are no images: the batches are empty; a generator can be read only once, so "
+            "pass a list or a loader"
         )
     if undo is not None:
-        undo.check_normalised(torch.stack(ranges))
+        undo.check_normalized(torch.stack(ranges))
 
 
 def check_images(x: Tensor) -> None:
-    """Raise unless this is a batch of images in floats."""
+    """Raise unless this is a batch of images as floats."""
     if not isinstance(x, Tensor) or not x.is_floating_point() or x.ndim != 4:
         is_tensor = isinstance(x, Tensor)
         found = f"{x.dtype} of shape {list(x.shape)}" if is_tensor else type(x).__name__
@@ -267,21 +248,21 @@ def check_images(x: Tensor) -> None:
 
 
 def model_device(model: nn.Module) -> torch.device | None:
-    """Return where the model's first parameter or buffer lives; None where it has neither."""
+    """Return the device of the model's first parameter or buffer; None if it has neither."""
     for tensor in (*model.parameters(), *model.buffers()):
         return tensor.device
     return None
 
 
 def model_dtype(model: nn.Module) -> torch.dtype | None:
-    """Return the type of the model's first floating parameter or buffer; None without one."""
+    """Return the dtype of the model's first floating parameter or buffer; None without one."""
     tensors = chain(model.parameters(), model.buffers())
     return next((t.dtype for t in tensors if t.is_floating_point()), None)
 
 
 def _checked_pixels(x: Tensor, pixels: Pixels | None) -> Tensor:
     if pixels is None:
-        check_range(x, "if your loader normalises, pass its normalised_by=(mean, std)")
+        check_range(x, "if your loader normalizes, pass its normalised_by=(mean, std)")
     else:
         x = pixels.restore(x)
         check_range(x, "after undoing normalised_by: are mean and std those of your loader?")
@@ -289,9 +270,9 @@ def _checked_pixels(x: Tensor, pixels: Pixels | None) -> Tensor:
 
 
 def check_range(x: Tensor, remedy: str) -> None:
-    """Raise where an image has values outside [0, 1], or values that are not numbers."""
+    """Raise if an image has values outside [0, 1] or NaN."""
     low, high = (float(v) for v in torch.aminmax(x))
-    # Written so that a NaN, which compares false, is refused as well.
+    # NaN compares false, so it raises as well.
     if not (low >= -RANGE_TOLERANCE and high <= 1 + RANGE_TOLERANCE):
         raise ValueError(
             f"images must lie in [0, 1], got values in [{low:.4g}, {high:.4g}]; {remedy}"
@@ -299,17 +280,17 @@ def check_range(x: Tensor, remedy: str) -> None:
 
 
 def check_finite(logits: Tensor) -> None:
-    """Raise where a logit is infinite or not a number."""
+    """Raise if a logit is infinite or NaN."""
     bad = int((~logits.isfinite()).any(dim=1).sum())
     if bad:
         raise ValueError(
-            f"the model gave logits that are not finite for {bad} of {len(logits)} images; "
+            f"the model returned logits that are not finite for {bad} of {len(logits)} images; "
             "check its weights, or try amp_dtype=None"
         )
 
 
 def check_labels(labels: Tensor, num_classes: int) -> None:
-    """Raise where a label names no class of the model."""
+    """Raise if a label is no class of the model."""
     low, high = int(labels.min()), int(labels.max())
     if low < 0 or high >= num_classes:
         raise ValueError(
@@ -319,5 +300,5 @@ def check_labels(labels: Tensor, num_classes: int) -> None:
 
 
 def amp_name(amp_dtype: torch.dtype | None) -> str | None:
-    """Return the name of an autocast type as a result's settings hold it."""
+    """Return the name of an autocast dtype as recorded in the settings of a result."""
     return None if amp_dtype is None else str(amp_dtype).removeprefix("torch.")

@@ -20,19 +20,18 @@ from torch import Tensor, nn
 from alignmixup.evaluation.cam import PoolHead, class_maps, find_pool_head
 from alignmixup.evaluation.forward import (
     Batches,
-    Normalisation,
+    Normalization,
+    Skipped,
     check_labels,
-    labelled_pixels,
+    labeled_pixels,
     model_device,
 )
-
-__all__ = ["Floats", "HeatImage", "Scan", "check_boxes", "heat_maps"]
 
 Floats = NDArray[np.float64]
 
 
 class HeatImage(NamedTuple):
-    """One image as the metrics see it: its map, its true boxes and what it was taken for."""
+    """One image for the metrics: its map, its true boxes, its label and the predicted class."""
 
     heat: UInt8[np.ndarray, "h w"]
     order: Float[np.ndarray, "h w"]
@@ -43,13 +42,13 @@ class HeatImage(NamedTuple):
 
 @dataclass
 class Scan:
-    """The images of a set, one after the other, each with a map."""
+    """The images of a set, one by one, each with a map."""
 
     model: nn.Module
     boxes: Sequence[Tensor]
     layer: str | None
     classifier: str | None
-    normalised_by: Normalisation | None
+    normalised_by: Normalization | None
     amp_dtype: torch.dtype | None
     head: PoolHead | None = None
 
@@ -58,21 +57,25 @@ class Scan:
         return {"layer": head and head.layer, "classifier": head and head.classifier}
 
     def images(self, batches: Batches, *, of_predicted: bool = False) -> Iterator[HeatImage]:
-        """Give each image with the map of its true class, or of the class it is taken for."""
+        """Yield each image that has a box, with the map of its true or of its predicted class."""
         check_boxes(self.boxes)
         number = 0
-        for x, y in labelled_pixels(batches, self.normalised_by, model_device(self.model)):
+        for x, y in labeled_pixels(batches, self.normalised_by, model_device(self.model)):
             truth = self.boxes[number : number + len(x)]
             if len(truth) < len(x):
                 raise ValueError(
                     f"boxes are given for {len(self.boxes)} images, but there are more images; "
                     "one tensor [k, 4] is needed for each, in the order of the batches"
                 )
-            heat, order, predicted = self._maps(x, y, of_predicted)
-            for i, (label, guess) in enumerate(zip(y.tolist(), predicted, strict=True)):
-                checked = _checked_boxes(truth[i], number + i, heat[i].shape)
-                yield HeatImage(heat[i], order[i], checked, label, guess)
-            number += len(x)
+            rows = [i for i in range(len(x)) if len(truth[i])]
+            num_images = len(x)
+            if len(rows) < num_images:
+                x, y = x[rows], y[rows]
+            maps = zip(*self._maps(x, y, of_predicted), strict=True) if rows else ()
+            for k, (heat, order, predicted) in enumerate(maps):
+                checked = _checked_boxes(truth[rows[k]], number + rows[k], heat.shape)
+                yield HeatImage(heat, order, checked, int(y[k]), predicted)
+            number += num_images
         if number != len(self.boxes):
             raise ValueError(f"{number} images, but boxes for {len(self.boxes)}")
 
@@ -82,9 +85,14 @@ class Scan:
         means = self.normalised_by
         has_own = hasattr(self.model, "class_maps") and not (self.layer or self.classifier)
         if self.head is None and not has_own:
-            self.head = find_pool_head(
-                self.model, x, layer=self.layer, classifier=self.classifier, normalised_by=means
-            )
+            try:
+                self.head = find_pool_head(
+                    self.model, x, layer=self.layer, classifier=self.classifier, normalised_by=means
+                )
+            except ValueError as error:
+                if self.layer or self.classifier:
+                    raise
+                raise Skipped(f"no class activation maps: {error}") from error
         classes = None if of_predicted else y
         found = class_maps(
             self.model, x, classes, head=self.head, normalised_by=means, amp_dtype=self.amp_dtype
@@ -97,9 +105,9 @@ class Scan:
 def heat_maps(
     maps: Float[Tensor, "b i j"], size: tuple[int, int]
 ) -> tuple[UInt8[np.ndarray, "b h w"], Float[np.ndarray, "b h w"]]:
-    """Return maps resized to the image, as bytes and as the numbers the bytes were cut from.
+    """Return maps resized to the image, as bytes and as the floats that were rounded down.
 
-    A constant map becomes zero; one is constant if it varies by rounding errors alone.
+    A map that varies only by rounding errors counts as constant and becomes zero.
     """
     maps = maps.float()
     low, high = maps.amin(dim=(1, 2), keepdim=True), maps.amax(dim=(1, 2), keepdim=True)
@@ -115,7 +123,7 @@ def heat_maps(
 
 
 def check_boxes(boxes: Sequence[Tensor]) -> None:
-    """Raise unless there is a tensor of boxes for each image."""
+    """Raise unless the boxes of each image are a tensor."""
     for number, of_image in enumerate(boxes):
         if not isinstance(of_image, Tensor):
             raise ValueError(
@@ -125,10 +133,10 @@ def check_boxes(boxes: Sequence[Tensor]) -> None:
 
 
 def _checked_boxes(boxes: Tensor, number: int, shape: tuple[int, ...]) -> Floats:
-    """Return the boxes of one image; none, or one that is not inside the image, is an error."""
-    if boxes.ndim != 2 or boxes.shape[1] != 4 or not len(boxes):
+    """Return the boxes of one image; raise if one is not inside the image."""
+    if boxes.ndim != 2 or boxes.shape[1] != 4:
         raise ValueError(
-            f"image {number}: its boxes must have shape [k, 4] with k >= 1, got {list(boxes.shape)}"
+            f"image {number}: its boxes must have shape [k, 4], got {list(boxes.shape)}"
         )
     x0, y0, x1, y1 = (found := boxes.double().cpu().numpy()).T
     h, w = shape

@@ -41,7 +41,8 @@ def load_split(spec: DataSpec, split: str, root: Path | str | None) -> ImageSet 
     """The split in memory, or its list of files where ``spec`` streams; at most ``spec.limit``."""
     source = datasets.find(spec.name)
     if spec.stream and source.scan is not None:
-        return shortened(source.scan(None if root is None else Path(root), split), spec.limit)
+        files: FileSet = source.scan(None if root is None else Path(root), split)
+        return shortened(files, spec.limit)
     if not spec.stream:
         _check_used(spec)
     return shortened(datasets.load(spec.name, split, root), spec.limit)

@@ -22,9 +22,14 @@ from torch import Tensor, nn
 
 from alignmixup.contracts import Result
 from alignmixup.datasets.voc import DetectionSet, coco_splits, voc_splits
-from alignmixup.evaluation.detectors import faster_rcnn, ssd300
-from alignmixup.evaluation.fine_tuning import COCO_FASTER_RCNN, VOC_SSD, FineTuner, FineTuning
-from alignmixup.evaluation.tasks.detection import detection
+from alignmixup.evaluation.detection.detectors import faster_rcnn, ssd300
+from alignmixup.evaluation.detection.fine_tuning import (
+    COCO_FASTER_RCNN,
+    VOC_SSD,
+    FineTuner,
+    FineTuning,
+)
+from alignmixup.evaluation.detection.scoring import detection
 from alignmixup.experiments.detector_fit import DetectorFit
 from alignmixup.experiments.provenance import origin, provenance
 from alignmixup.experiments.run import pick_device

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from alignmixup.contracts import Result
-from alignmixup.evaluation.fine_tuning import FineTuner
+from alignmixup.evaluation.detection.fine_tuning import FineTuner
 from alignmixup.training.checkpoint import (
     Checkpoint,
     CheckpointWriter,

@@ -1,13 +1,14 @@
 """Networks that take images in [0, 1]; see ``zoo`` for building one by name."""
 
 from alignmixup.models.autoencoder import AutoencodingClassifier
+from alignmixup.models.external import Wrapped
 from alignmixup.models.normalize import Normalize
 from alignmixup.models.preact_resnet import Head, PreActResNet18
-from alignmixup.models.resnet import ResNet50, load_torchvision_resnet50
-from alignmixup.models.vgg_gap import VGGGAP, load_torchvision_vgg16
+from alignmixup.models.resnet import ResNet50
+from alignmixup.models.vgg_gap import VGGGAP
 from alignmixup.models.wide_resnet import WideResNet
 from alignmixup.models.wsol import ADL, ACoL, ErasingLoss, add_adl
-from alignmixup.models.zoo import NetSpec, Wrapped, build, default_tap, initialise, names
+from alignmixup.models.zoo import NetSpec, build, default_tap, initialize, names
 
 __all__ = [
     "ADL",
@@ -25,8 +26,6 @@ __all__ = [
     "add_adl",
     "build",
     "default_tap",
-    "initialise",
-    "load_torchvision_resnet50",
-    "load_torchvision_vgg16",
+    "initialize",
     "names",
 ]

@@ -22,15 +22,6 @@ from torch import Tensor, nn
 
 from alignmixup.models.decoder import ResidualDecoder, start_side
 
-__all__ = [
-    "AutoencodingClassifier",
-    "Decoded",
-    "EmbeddingKind",
-    "TensorEmbedding",
-    "Variational",
-    "VectorEmbedding",
-]
-
 EmbeddingKind = Literal["vector", "tensor"]
 
 # f reads A whole up to 512 x 8 x 8; the 2048 x 7 x 7 of ResNet-50 would take 51 M weights.

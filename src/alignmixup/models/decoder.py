@@ -17,8 +17,6 @@ from torch import Tensor, nn
 
 from alignmixup.ops.norm_relu import norm_relu
 
-__all__ = ["ResidualDecoder", "ToImage", "UpBlock", "start_side"]
-
 
 class ResidualDecoder(nn.Module):
     """A code to an image in normalised space.

@@ -13,8 +13,6 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-__all__ = ["ImageConv", "Normalize", "Rgb"]
-
 Rgb = tuple[float, float, float]
 
 

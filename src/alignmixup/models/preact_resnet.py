@@ -20,22 +20,13 @@ from torch import Tensor, nn
 
 from alignmixup.models.normalize import ImageConv, Normalize, Rgb
 from alignmixup.ops.norm_relu import NormReluSequential, norm_relu
-
-__all__ = [
-    "Block",
-    "Head",
-    "HeadKind",
-    "PreActBlock",
-    "PreActResNet18",
-    "check_block",
-    "map_size",
-    "preact_stage",
-]
+from alignmixup.registry import register_model
 
 Block = Literal["released", "standard"]
 HeadKind = Literal["pool", "flatten"]
 
 
+@register_model("preact_resnet18", layer="layer4", initialize=True, autoencoder=True)
 class PreActResNet18(nn.Module):
     """Images in [0, 1] to logits, through ``stem``, ``layer1`` to ``layer4`` and ``head``.
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping
+from functools import partial
 
 import torch.nn.functional as F
 from jaxtyping import Float
@@ -18,20 +19,30 @@ from torch import Tensor, nn
 from alignmixup.models.normalize import ImageConv, Normalize, Rgb
 from alignmixup.models.preact_resnet import Head
 from alignmixup.ops.norm_relu import NormReluSequential, norm_relu
-
-__all__ = ["Bottleneck", "ResNet50", "load_torchvision_resnet50", "zero_last_norms"]
+from alignmixup.registry import register_model
 
 EXPANSION = 4
 
 
+@register_model(
+    "resnet50", layer="layer4", initialize=True, autoencoder=True, pretrained="resnet50"
+)
 class ResNet50(nn.Module):
     """Images in [0, 1] to logits, through ``stem``, ``layer1`` to ``layer4`` and ``head``.
 
-    ``width`` is the channels of the stem, 64 in the published network.
+    ``width`` is the number of channels of the stem, 64 in the published network. ``zero_norms``
+    starts the last norm of each block at zero, so that every block begins as its shortcut.
     """
 
     def __init__(
-        self, num_classes: int, mean: Rgb, std: Rgb, *, width: int = 64, last_stride: int = 2
+        self,
+        num_classes: int,
+        mean: Rgb,
+        std: Rgb,
+        *,
+        width: int = 64,
+        last_stride: int = 2,
+        zero_norms: bool = False,
     ) -> None:
         super().__init__()
         self.normalize = Normalize(mean, std)
@@ -42,10 +53,11 @@ class ResNet50(nn.Module):
             "pool": nn.MaxPool2d(3, stride=2, padding=1),
         }
         self.stem = NormReluSequential(OrderedDict(stem))
-        self.layer1 = _stage(width, width, num_blocks=3, stride=1)
-        self.layer2 = _stage(4 * width, 2 * width, num_blocks=4, stride=2)
-        self.layer3 = _stage(8 * width, 4 * width, num_blocks=6, stride=2)
-        self.layer4 = _stage(16 * width, 8 * width, num_blocks=3, stride=last_stride)
+        stage = partial(_stage, last_norm=_ZeroNorm if zero_norms else nn.BatchNorm2d)
+        self.layer1 = stage(width, width, num_blocks=3, stride=1)
+        self.layer2 = stage(4 * width, 2 * width, num_blocks=4, stride=2)
+        self.layer3 = stage(8 * width, 4 * width, num_blocks=6, stride=2)
+        self.layer4 = stage(16 * width, 8 * width, num_blocks=3, stride=last_stride)
         self.head = Head(8 * width * EXPANSION, num_classes)
 
     def forward(self, x: Tensor) -> Float[Tensor, "b k"]:
@@ -54,25 +66,59 @@ class ResNet50(nn.Module):
         logits: Tensor = self.head(out)
         return logits
 
+    def load_torchvision(self, state_dict: Mapping[str, Tensor]) -> None:
+        """Load the weights of torchvision's resnet50, the head only for as many classes.
 
-def _stage(in_channels: int, channels: int, *, num_blocks: int, stride: int) -> nn.Sequential:
+        The normalization, which torchvision's network does not have, is kept.
+        """
+        theirs = {_our_name(name): value for name, value in state_dict.items()}
+        kept = {k: v for k, v in self.state_dict().items() if k.startswith(("normalize.", "head."))}
+        if any(k in theirs and theirs[k].shape != v.shape for k, v in kept.items()):
+            theirs = {k: v for k, v in theirs.items() if not k.startswith("head.")}
+        self.load_state_dict({**kept, **theirs})
+
+
+class _ZeroNorm(nn.BatchNorm2d):
+    """BN whose scale starts at zero."""
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        nn.init.zeros_(self.weight)
+
+
+def _stage(
+    in_channels: int,
+    channels: int,
+    *,
+    num_blocks: int,
+    stride: int,
+    last_norm: type[nn.BatchNorm2d],
+) -> nn.Sequential:
     """Return ``num_blocks`` blocks, the first of which changes width and resolution."""
-    first = Bottleneck(in_channels, channels, stride=stride)
-    others = [Bottleneck(EXPANSION * channels, channels) for _ in range(num_blocks - 1)]
+    first = Bottleneck(in_channels, channels, stride=stride, last_norm=last_norm)
+    wide = EXPANSION * channels
+    others = [Bottleneck(wide, channels, last_norm=last_norm) for _ in range(num_blocks - 1)]
     return nn.Sequential(first, *others)
 
 
 class Bottleneck(nn.Module):
     """1 x 1 to ``channels``, 3 x 3, 1 x 1 to four times as many, and the shortcut."""
 
-    def __init__(self, in_channels: int, channels: int, *, stride: int = 1) -> None:
+    def __init__(
+        self,
+        in_channels: int,
+        channels: int,
+        *,
+        stride: int = 1,
+        last_norm: type[nn.BatchNorm2d] = nn.BatchNorm2d,
+    ) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(in_channels, channels, 1, bias=False)
         self.norm1 = nn.BatchNorm2d(channels)
         self.conv2 = nn.Conv2d(channels, channels, 3, stride=stride, padding=1, bias=False)
         self.norm2 = nn.BatchNorm2d(channels)
         self.conv3 = nn.Conv2d(channels, EXPANSION * channels, 1, bias=False)
-        self.norm3 = nn.BatchNorm2d(EXPANSION * channels)
+        self.norm3 = last_norm(EXPANSION * channels)
         self.shortcut: nn.Sequential | None = None
         if stride != 1 or in_channels != EXPANSION * channels:
             shortcut: dict[str, nn.Module] = {
@@ -86,33 +132,6 @@ class Bottleneck(nn.Module):
         out = norm_relu(self.norm1, self.conv1(x))
         out = norm_relu(self.norm2, self.conv2(out))
         return F.relu(skip + self.norm3(self.conv3(out)))
-
-
-def zero_last_norms(net: nn.Module) -> None:
-    """Set the scale of the last norm of each block to zero: the block is then its shortcut."""
-    for module in net.modules():
-        if isinstance(module, Bottleneck):
-            nn.init.zeros_(module.norm3.weight)
-
-
-def load_torchvision_resnet50(
-    net: ResNet50, state_dict: Mapping[str, Tensor], *, with_head: bool = True
-) -> None:
-    """Put the weights of torchvision's resnet50 into ``net``; without its classifier if asked."""
-    renamed = {_our_name(name): value for name, value in state_dict.items()}
-    if with_head:
-        num_classes = net.head.linear.out_features
-        bias = renamed.get("head.linear.bias")
-        given = 0 if bias is None else len(bias)
-        if given != num_classes:
-            raise ValueError(
-                f"the weights are for {given} classes, the network for {num_classes}: "
-                "pass with_head=False to keep the network's own classifier"
-            )
-    # Normalisation has no counterpart there: ours is kept. Any other absence is an error.
-    kept = ("normalize.",) if with_head else ("normalize.", "head.")
-    ours = {name: value for name, value in net.state_dict().items() if name.startswith(kept)}
-    net.load_state_dict({**renamed, **ours})
 
 
 def _our_name(name: str) -> str:

@@ -13,18 +13,18 @@ from torch import Tensor, nn
 
 from alignmixup.models.normalize import Normalize, Rgb
 from alignmixup.models.preact_resnet import Head
-
-__all__ = ["VGGGAP", "load_torchvision_vgg16"]
+from alignmixup.registry import register_model
 
 # Convolutions as multiples of the width, in five groups; a max pool stands between two groups.
 _GROUPS = ((1, 1), (2, 2), (4, 4, 4), (8, 8, 8), (8, 8, 8))
 
 
+@register_model("vgg_gap", layer="conv6", initialize=True, autoencoder=True, pretrained="vgg16")
 class VGGGAP(nn.Module):
     """Images in [0, 1] to logits, through ``features``, ``conv6`` and ``head``.
 
     ``conv6`` is the added convolution with its ReLU: the map a tap and an activation map read.
-    ``width`` is the channels of the first convolution, 64 in the published network.
+    ``width`` is the number of channels of the first convolution, 64 in the published network.
     """
 
     def __init__(self, num_classes: int, mean: Rgb, std: Rgb, *, width: int = 64) -> None:
@@ -38,6 +38,12 @@ class VGGGAP(nn.Module):
     def forward(self, x: Tensor) -> Float[Tensor, "b k"]:
         logits: Tensor = self.head(self.conv6(self.features(self.normalize(x))))
         return logits
+
+    def load_torchvision(self, state_dict: Mapping[str, Tensor]) -> None:
+        """Load the convolutions of torchvision's vgg16; ``conv6`` and the head are kept."""
+        start = "features."
+        theirs = {k.removeprefix(start): v for k, v in state_dict.items() if k.startswith(start)}
+        self.features.load_state_dict(theirs)
 
 
 def _features(width: int) -> nn.Sequential:
@@ -54,15 +60,3 @@ def _features(width: int) -> nn.Sequential:
             ]
             channels = scale * width
     return nn.Sequential(*layers)
-
-
-def load_torchvision_vgg16(net: VGGGAP, state_dict: Mapping[str, Tensor]) -> None:
-    """Put the convolutions of torchvision's vgg16 into ``net``.
-
-    ``conv6`` and the head have no counterpart there and stay as they are.
-    """
-    prefix = "features."
-    convolutions = {
-        k.removeprefix(prefix): v for k, v in state_dict.items() if k.startswith(prefix)
-    }
-    net.features.load_state_dict(convolutions)

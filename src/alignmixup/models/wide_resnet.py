@@ -26,15 +26,15 @@ from alignmixup.models.preact_resnet import (
     preact_stage,
 )
 from alignmixup.ops.norm_relu import NormReluSequential, norm_relu
+from alignmixup.registry import register_model
 
-__all__ = ["WideResNet"]
 
-
+@register_model("wrn16_8", layer="norm", initialize=True, autoencoder=True)
 class WideResNet(nn.Module):
     """Images in [0, 1] to logits, through ``stem``, ``layer1`` to ``layer3``, ``norm``, ``head``.
 
     ``norm`` is the final BN and ReLU as one module, so that a tap on it sees what the head reads.
-    ``width`` is the channels of the stem, 16 in every published network.
+    ``width`` is the number of channels of the stem, 16 in every published network.
 
     ``block="released"`` is the network released with AlignMixup: every convolution has a bias, a
     block has its stride in the second convolution, shortcuts read x, and the final BN has momentum

@@ -24,10 +24,9 @@ from torch import Tensor, nn
 
 from alignmixup.contracts import Draw, Mixed, Mixer, soft_cross_entropy, soft_targets
 from alignmixup.models.normalize import Rgb
-from alignmixup.models.resnet import ResNet50, load_torchvision_resnet50
-from alignmixup.models.vgg_gap import VGGGAP, load_torchvision_vgg16
-
-__all__ = ["ADL", "ADL_LAYERS", "ACoL", "ACoLOutput", "ErasingLoss", "add_adl"]
+from alignmixup.models.resnet import ResNet50
+from alignmixup.models.vgg_gap import VGGGAP
+from alignmixup.registry import register_model
 
 Body = Literal["vgg", "resnet50"]
 
@@ -43,6 +42,7 @@ class ACoLOutput:
     erased: Tensor  # [b, h, w] bool
 
 
+@register_model("acol_vgg", layer="body", initialize=True, pretrained="vgg16")
 class ACoL(nn.Module):
     """Images in [0, 1] to the logits of the first classifier, through ``body`` and two branches.
 
@@ -115,12 +115,8 @@ class ACoL(nn.Module):
         return out.logits, torch.maximum(out.map_a, out.map_b)
 
     def load_torchvision(self, state_dict: Mapping[str, Tensor]) -> None:
-        """Put the weights of torchvision's vgg16 or resnet50 into the body; the branches stay."""
-        if isinstance(self.body, VGGGAP):
-            load_torchvision_vgg16(self.body, state_dict)
-        else:
-            no_head = {k: v for k, v in state_dict.items() if not k.startswith("fc.")}
-            load_torchvision_resnet50(self.body, no_head, with_head=False)
+        """Load torchvision's vgg16 or resnet50 into the body; the branches are kept."""
+        self.body.load_torchvision({k: v for k, v in state_dict.items() if k[:3] != "fc."})
 
 
 class _KeepMap(nn.Module):
@@ -266,3 +262,11 @@ def add_adl(
             parent, _, last = name.rpartition(".")
             setattr(modules[parent], last, nn.Sequential(target, adl))
     return net
+
+
+register_model("adl_vgg", layer="conv6", initialize=True, pretrained="vgg16", finish=add_adl)(
+    VGGGAP
+)
+register_model(
+    "adl_resnet50", layer="layer4", initialize=True, pretrained="resnet50", finish=add_adl
+)(ResNet50)

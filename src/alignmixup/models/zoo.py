@@ -1,55 +1,50 @@
-"""Networks by name: ours, and those of timm and torchvision through the extras.
+"""Models by name: the registered ones, and those of timm and torchvision.
 
-A network is a function of its ``NetSpec``, the data it is for and a seed; building one leaves
-torch's own random state untouched. All take images in [0, 1].
+A model is a function of its ``NetSpec``, the data it is for and a seed; building one leaves torch's
+random state unchanged. All models take images in [0, 1].
 """
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
-import importlib
+import inspect
 import math
-import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
-from jaxtyping import Float
-from torch import Tensor, nn
+from torch import nn
 
 from alignmixup.models.autoencoder import AutoencodingClassifier
 from alignmixup.models.decoder import ToImage
-from alignmixup.models.normalize import Normalize, Rgb
-from alignmixup.models.preact_resnet import Block, HeadKind, PreActResNet18, check_block
-from alignmixup.models.resnet import ResNet50, load_torchvision_resnet50, zero_last_norms
-from alignmixup.models.vgg_gap import VGGGAP, load_torchvision_vgg16
-from alignmixup.models.wide_resnet import WideResNet
-from alignmixup.models.wsol import ACoL, add_adl
-
-__all__ = ["NetSpec", "Wrapped", "build", "default_tap", "initialise", "names"]
-
-
-# Mean and deviation of ImageNet, by which its weights were trained.
-IMAGENET_SCALE: tuple[Rgb, Rgb] = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+from alignmixup.models.external import (
+    EXTERNAL,
+    IMAGENET_SCALE,
+    build_external,
+    external_layer,
+    torchvision_weights,
+)
+from alignmixup.models.normalize import Rgb
+from alignmixup.models.preact_resnet import Block, HeadKind, check_block
+from alignmixup.registry import MODELS, ModelEntry, suggestion
 
 
 @dataclass(frozen=True)
 class NetSpec:
-    """A network by name, with what may vary in it; an option a network does not have is an error.
+    """A model by name and its options; an option that the model does not have is an error.
 
-    ``width`` is the channels of the first convolution; None is the published width. ``last_stride``
-    is the stride of the last stage, 2 unless given. ``block`` is the residual block of the CIFAR
-    networks: the one released with AlignMixup, or the standard one. ``pretrained`` starts from
-    ImageNet's weights, which want ImageNet's mean and deviation. ``zero_norms`` starts the last
+    ``width`` is the number of channels of the first convolution; None is the published width.
+    ``last_stride`` is the stride of the last stage, 2 by default. ``block`` is the residual block
+    of the CIFAR networks: the one released with AlignMixup, or the standard one. ``pretrained``
+    starts from ImageNet weights and uses ImageNet's mean and std. ``zero_norms`` starts the last
     norm of each residual branch at zero, so that every block begins as its shortcut.
 
-    ``autoencoder`` puts an embedding of that kind (a vector that reads the flattened or the pooled
-    map, or a tensor) and a decoder beside the network, whose own head goes and cannot be chosen
-    then; ``variational``, ``decoder`` and ``map_size``, the side the map is averaged down to before
-    the embedding, are for it alone.
+    ``autoencoder`` replaces the head by an embedding of that kind (a vector that reads the
+    flattened or the pooled map, or a tensor), a classifier and a decoder. ``variational``,
+    ``decoder`` and ``map_size``, the side that the map is averaged down to before the embedding,
+    apply only with it.
     """
 
     name: str
@@ -78,55 +73,95 @@ class NetSpec:
 def build(
     spec: NetSpec, num_classes: int, mean: Rgb, std: Rgb, image_size: int, seed: int = 0
 ) -> nn.Module:
-    """Return the network of ``spec`` for such data, its weights a function of ``seed``."""
+    """Return the model of ``spec`` for such data, its weights a function of ``seed``."""
     for option, value in (("num_classes", num_classes), ("image_size", image_size)):
         if value < 1:
             raise ValueError(f"{option} must be at least 1, got {value}")
-    source, colon, foreign = spec.name.partition(":")
-    if colon and source in _FOREIGN:
+    if _is_external(spec.name):
         _refuse_options(spec, {"pretrained"})
         with _seeded(seed):
-            model = _FOREIGN[source](foreign, num_classes, image_size, spec.pretrained)
-        if spec.pretrained:
-            mean, std = _wanted_scale(model)
-        return Wrapped(Normalize(mean, std), model)
-    if spec.name not in _OWN:
-        raise ValueError(_unknown(spec.name, names()))
-    own = _OWN[spec.name]
-    _refuse_options(spec, own.options)
+            return build_external(
+                spec.name, num_classes, mean, std, image_size, pretrained=spec.pretrained
+            )
+    entry = _find(spec.name)
+    _refuse_options(spec, _options(entry))
     if spec.pretrained:
         mean, std = IMAGENET_SCALE
-    with _seeded(seed):  # constructors draw from torch's own state before we initialise
-        backbone = own.make(spec, num_classes, mean, std, image_size)
+    with _seeded(seed):  # constructors draw from torch's global generator
+        backbone = _construct(entry, spec, num_classes, mean, std, image_size)
         net = _autoencoding(spec, backbone, image_size)
-    initialise(net, torch.Generator().manual_seed(seed))
-    if spec.zero_norms:
-        zero_last_norms(backbone)
+    if entry.initialize:
+        initialize(net, torch.Generator().manual_seed(seed))
     if spec.pretrained:
-        _load_pretrained(backbone)  # its modules are those of net
-    if own.has_adl:
-        add_adl(net, seed=seed)  # last: its counters are among no weights
+        assert entry.pretrained is not None
+        backbone.load_torchvision(torchvision_weights(entry.pretrained, "IMAGENET1K_V1"))  # type: ignore[operator]
+    if entry.finish is not None:
+        entry.finish(net, seed=seed)
     return net
 
 
-def _wanted_scale(model: nn.Module) -> tuple[Rgb, Rgb]:
-    """Mean and deviation that ImageNet's weights were trained with; timm's networks say theirs."""
-    told = getattr(model, "pretrained_cfg", None) or {}
-    mean, std = IMAGENET_SCALE
-    return tuple(told.get("mean", mean)), tuple(told.get("std", std))
+def names() -> tuple[str, ...]:
+    """Return the names of the registered models, and the two forms for timm and torchvision."""
+    return (*sorted(MODELS), "timm:NAME", "torchvision:NAME")
+
+
+def default_tap(spec: NetSpec | str, net: nn.Module) -> str:
+    """Return the layer of ``net`` to mix at, as ``net.named_modules()`` has it."""
+    name = spec if isinstance(spec, str) else spec.name
+    if isinstance(net, AutoencodingClassifier):
+        return "encoder"
+    return external_layer(name, net) if _is_external(name) else _find(name).layer
+
+
+def _is_external(name: str) -> bool:
+    source, colon, _ = name.partition(":")
+    return bool(colon) and source in EXTERNAL
+
+
+def _find(name: str) -> ModelEntry:
+    if name not in MODELS:
+        raise ValueError(f"unknown model {name!r}{suggestion(name, list(names()))}")
+    return MODELS[name]
+
+
+_AUTOENCODER = {"autoencoder", "variational", "decoder", "map_size"}
+
+
+def _options(entry: ModelEntry) -> set[str]:
+    """The fields of ``NetSpec`` that apply to a registered model."""
+    fields = {field.name for field in dataclasses.fields(NetSpec)}
+    options = fields & set(inspect.signature(entry.function).parameters)
+    options |= _AUTOENCODER if entry.autoencoder else set()
+    return options | ({"pretrained"} if entry.pretrained else set())
+
+
+def _construct(
+    entry: ModelEntry, spec: NetSpec, num_classes: int, mean: Rgb, std: Rgb, image_size: int
+) -> nn.Module:
+    """Call the registered class or function with the options it has; None leaves its default."""
+    parameters = inspect.signature(entry.function).parameters
+    chosen = {
+        field.name: getattr(spec, field.name)
+        for field in dataclasses.fields(spec)
+        if field.name in parameters and getattr(spec, field.name) is not None
+    }
+    if "image_size" in parameters:
+        chosen["image_size"] = image_size
+    net: nn.Module = entry.function(num_classes, mean=mean, std=std, **chosen)
+    return net
 
 
 def _autoencoding(spec: NetSpec, backbone: nn.Module, image_size: int) -> nn.Module:
     if spec.autoencoder == "none":
         if spec.variational or not spec.decoder or spec.map_size is not None:
             raise ValueError(
-                "variational, decoder and map_size need autoencoder='vector', for instance"
+                "variational, decoder and map_size apply with autoencoder='vector', for instance"
             )
         return backbone
     if spec.head != "pool":
         raise ValueError(
-            f"head={spec.head!r} does not go with autoencoder={spec.autoencoder!r}, which takes "
-            "the head's place: leave one of them out"
+            f"head={spec.head!r} does not apply with autoencoder={spec.autoencoder!r}, which "
+            "replaces the head: leave one of them out"
         )
     return AutoencodingClassifier(
         backbone,
@@ -139,25 +174,20 @@ def _autoencoding(spec: NetSpec, backbone: nn.Module, image_size: int) -> nn.Mod
     )
 
 
-def names() -> tuple[str, ...]:
-    """Return the names of our own networks, and the two forms that reach other people's."""
-    return (*_OWN, "timm:NAME", "torchvision:NAME")
+def initialize(net: nn.Module, generator: torch.Generator) -> None:
+    """Redraw all weights of ``net`` from ``generator``, in the order of its modules.
 
-
-def initialise(net: nn.Module, generator: torch.Generator) -> None:
-    """Draw all weights of ``net`` afresh from ``generator``, in the order of its modules.
-
-    Convolutions and linear layers: uniform in +-1 / sqrt(fan-in), torch's own law, which the
-    networks released with AlignMixup keep. BN: the identity, with fresh running statistics. A
-    network without any BN, or such an encoder of an autoencoder, needs convolutions that keep the
-    scale of the signal, or it fades on the way: He's normal law over the fan-out, biases zero.
+    Convolutions and linear layers: uniform in +-1 / sqrt(fan-in), torch's default, which the
+    networks released with AlignMixup use. BN: the identity, with reset running statistics. A
+    network without BN, or an autoencoder with such an encoder, needs convolutions that keep the
+    scale of the signal: He's normal initialization over the fan-out, biases zero.
     """
     encoder = net.encoder if isinstance(net, AutoencodingClassifier) else net
     has_norm = any(isinstance(module, nn.BatchNorm2d) for module in encoder.modules())
     without_norm = set() if has_norm else set(encoder.modules())
     for name, module in net.named_modules():
         if isinstance(module, ToImage):
-            module.reset_parameters()  # it starts at zero, see there
+            module.reset_parameters()  # zero
         elif isinstance(module, nn.Conv2d) and module in without_norm:
             nn.init.kaiming_normal_(
                 module.weight, mode="fan_out", nonlinearity="relu", generator=generator
@@ -165,7 +195,7 @@ def initialise(net: nn.Module, generator: torch.Generator) -> None:
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
         elif isinstance(module, nn.Conv2d | nn.Linear):
-            bound = 1 / math.sqrt(module.weight[0].numel())  # the fan-in of a unit
+            bound = 1 / math.sqrt(module.weight[0].numel())  # the fan-in
             for parameter in module.parameters(recurse=False):
                 nn.init.uniform_(parameter, -bound, bound, generator=generator)
         elif isinstance(module, nn.BatchNorm2d):
@@ -173,134 +203,12 @@ def initialise(net: nn.Module, generator: torch.Generator) -> None:
         elif list(module.parameters(recurse=False)):
             kind = type(module).__name__
             raise ValueError(
-                f"cannot initialise {name!r}, a {kind}: only Conv2d, Linear and BatchNorm2d"
+                f"cannot initialize {name!r}, a {kind}: only Conv2d, Linear and BatchNorm2d"
             )
 
 
-def default_tap(spec: NetSpec | str, net: nn.Module) -> str:
-    """Return the layer of ``net`` that the paper mixes at, as ``net.named_modules()`` has it."""
-    name = spec if isinstance(spec, str) else spec.name
-    if isinstance(net, AutoencodingClassifier):
-        return "encoder"
-    if name in _OWN:
-        return _OWN[name].tap
-    source, colon, foreign = name.partition(":")
-    if not colon or source not in _FOREIGN:
-        raise ValueError(_unknown(name, names()))
-    layers: list[str] = [layer for layer, _ in net.named_modules()]
-    prefix = "model." if isinstance(net, Wrapped) else ""
-    for family, tap in _FAMILIES.items():
-        if re.match(family, foreign):
-            # The pattern may hold a running number: the last layer that fits is the one.
-            fitting = [layer for layer in layers if re.fullmatch(re.escape(prefix) + tap, layer)]
-            if fitting:
-                return fitting[-1]
-    candidates = [layer for layer in layers if layer and layer.count(".") < 3]
-    raise ValueError(
-        f"no default layer is known for {name!r}: name the layer to mix at, one that gives "
-        f"[b, c, h, w] or tokens [b, n, c]; there are {', '.join(candidates)}"
-    )
-
-
-# Families of timm and torchvision by the start of their names, and the layer to mix at. LeViT: the
-# last layer of the convolutional stem, as the paper. ViT: the last block, whose output is tokens.
-_FAMILIES: Mapping[str, str] = {
-    r"(wide_)?(se|eca|sk)?res(net|next|nest|2net)": r"layer4",
-    r"levit": r"stem",
-    r"(vit|deit)": r"(blocks\.\d+|encoder\.layers\.encoder_layer_\d+)",
-    r"(vgg|densenet)": r"features",
-}
-
-
-class Wrapped(nn.Module):
-    """Somebody else's ``model`` behind our normalisation; its layers are ``model.layer4`` etc."""
-
-    def __init__(self, normalize: Normalize, model: nn.Module) -> None:
-        super().__init__()
-        self.normalize = normalize
-        self.model = model
-
-    def forward(self, x: Tensor) -> Float[Tensor, "b k"]:
-        logits = self.model(self.normalize(x))
-        if not isinstance(logits, Tensor):
-            kind = type(logits).__name__
-            raise ValueError(f"the model gives a {kind}, not a tensor of logits: choose another")
-        return logits
-
-
-@dataclass(frozen=True)
-class _Own:
-    """How to make one of our networks, the options it has, and the layer to mix at."""
-
-    make: Callable[[NetSpec, int, Rgb, Rgb, int], nn.Module]
-    options: frozenset[str]
-    tap: str
-    has_adl: bool = False
-
-
-def _preact_resnet18(spec: NetSpec, k: int, mean: Rgb, std: Rgb, image_size: int) -> nn.Module:
-    return PreActResNet18(
-        k,
-        mean,
-        std,
-        stem_stride=spec.stem_stride,
-        width=spec.width or 64,
-        stem_norm=spec.stem_norm,
-        block=spec.block,
-        head=spec.head,
-        image_size=image_size,
-        last_stride=spec.last_stride or 2,
-    )
-
-
-def _wrn16_8(spec: NetSpec, k: int, mean: Rgb, std: Rgb, image_size: int) -> nn.Module:
-    return WideResNet(
-        k,
-        mean,
-        std,
-        stem_stride=spec.stem_stride,
-        width=spec.width or 16,
-        block=spec.block,
-        head=spec.head,
-        image_size=image_size,
-        last_stride=spec.last_stride or 2,
-    )
-
-
-def _resnet50(spec: NetSpec, k: int, mean: Rgb, std: Rgb, image_size: int) -> nn.Module:
-    return ResNet50(k, mean, std, width=spec.width or 64, last_stride=spec.last_stride or 2)
-
-
-def _vgg_gap(spec: NetSpec, k: int, mean: Rgb, std: Rgb, image_size: int) -> nn.Module:
-    return VGGGAP(k, mean, std, width=spec.width or 64)
-
-
-def _acol_vgg(spec: NetSpec, k: int, mean: Rgb, std: Rgb, image_size: int) -> nn.Module:
-    return ACoL(k, mean, std, body="vgg", width=spec.width or 64)
-
-
-_AUTOENCODER = frozenset({"autoencoder", "variational", "decoder", "map_size"})
-_SMALL = frozenset({"width", "stem_stride", "block", "head", "last_stride"}) | _AUTOENCODER
-_OWN: Mapping[str, _Own] = {
-    "preact_resnet18": _Own(_preact_resnet18, _SMALL | {"stem_norm"}, tap="layer4"),
-    "wrn16_8": _Own(_wrn16_8, _SMALL, tap="norm"),
-    "resnet50": _Own(
-        _resnet50,
-        frozenset({"width", "last_stride", "pretrained", "zero_norms"}) | _AUTOENCODER,
-        tap="layer4",
-    ),
-    "vgg_gap": _Own(_vgg_gap, frozenset({"width", "pretrained"}) | _AUTOENCODER, tap="conv6"),
-    # Made for localisation; see wsol.
-    "acol_vgg": _Own(_acol_vgg, frozenset({"width", "pretrained"}), tap="body"),
-    "adl_vgg": _Own(_vgg_gap, frozenset({"width", "pretrained"}), tap="conv6", has_adl=True),
-    "adl_resnet50": _Own(
-        _resnet50, frozenset({"width", "last_stride", "pretrained"}), tap="layer4", has_adl=True
-    ),
-}
-
-
-def _refuse_options(spec: NetSpec, known: set[str] | frozenset[str]) -> None:
-    """Raise where ``spec`` asks for something that its network does not have."""
+def _refuse_options(spec: NetSpec, known: set[str]) -> None:
+    """Raise for an option that the model does not have."""
     for field in dataclasses.fields(spec):
         value = getattr(spec, field.name)
         if field.name != "name" and field.name not in known and value != field.default:
@@ -316,99 +224,8 @@ def _refuse_options(spec: NetSpec, known: set[str] | frozenset[str]) -> None:
 
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
-    """Give torch's own CPU generator this seed for a while, and its state back afterwards."""
+    """Seed torch's global CPU generator inside the context; restore its state afterwards."""
     with torch.random.fork_rng(devices=[]):
-        # Not torch.manual_seed, which would reach the generators of all devices.
+        # Not torch.manual_seed, which seeds the generators of all devices.
         torch.default_generator.manual_seed(seed)
         yield
-
-
-def _unknown(name: str, known: tuple[str, ...] | list[str]) -> str:
-    """Say that a name is unknown, with the names that are close, or else all of a short list."""
-    close = difflib.get_close_matches(name, known, n=5)
-    hint = f"; did you mean {' or '.join(close)}?" if close else ""
-    listed = f"; choose from {', '.join(known)}" if len(known) < 20 else ""
-    return f"unknown network {name!r}{hint}{listed}"
-
-
-def _from_timm(name: str, num_classes: int, image_size: int, pretrained: bool) -> nn.Module:
-    timm = _extra("timm")
-    if not timm.is_model(name):
-        raise ValueError(_unknown(f"timm:{name}", [f"timm:{n}" for n in timm.list_models()]))
-    # A network with position tables is made for one size; the others have no such argument.
-    fixed = timm.get_pretrained_cfg(name).fixed_input_size
-    sized = {"img_size": image_size} if fixed else {}
-    model: nn.Module = timm.create_model(
-        name, pretrained=pretrained, num_classes=num_classes, **sized
-    )
-    return model
-
-
-def _from_torchvision(name: str, num_classes: int, image_size: int, pretrained: bool) -> nn.Module:
-    models = _extra("torchvision").models
-    known = models.list_models(module=models)
-    if name not in known:
-        raise ValueError(_unknown(f"torchvision:{name}", [f"torchvision:{n}" for n in known]))
-    sized = {"image_size": image_size} if name.startswith("vit_") else {}
-    model: nn.Module = models.get_model(name, weights=None, num_classes=num_classes, **sized)
-    if pretrained:
-        _load_all_but_classifier(model, _torchvision_weights(name, "DEFAULT"), num_classes)
-    return model
-
-
-_FOREIGN: Mapping[str, Callable[[str, int, int, bool], nn.Module]] = {
-    "timm": _from_timm,
-    "torchvision": _from_torchvision,
-}
-
-
-def _extra(package: str) -> Any:
-    """Import a package that comes with an extra, or say which extra is missing."""
-    try:
-        return importlib.import_module(package)
-    except ImportError as error:
-        raise ImportError(f"{package} is missing: pip install alignmixup[timm]") from error
-    except RuntimeError as error:
-        # torchvision's compiled operators must come from the build that fits torch's.
-        raise ImportError(
-            f"{package} does not import beside torch {torch.__version__} ({error}): "
-            "install the torchvision build made for it, then pip install alignmixup[timm]"
-        ) from error
-
-
-def _load_pretrained(net: nn.Module) -> None:
-    """Load ImageNet's weights as the localisation tables have them: torchvision's first ones."""
-    if isinstance(net, ResNet50):
-        state = _torchvision_weights("resnet50", "IMAGENET1K_V1")
-        same_classes = net.head.linear.out_features == len(state["fc.bias"])
-        load_torchvision_resnet50(net, state, with_head=same_classes)
-    elif isinstance(net, VGGGAP):
-        load_torchvision_vgg16(net, _torchvision_weights("vgg16", "IMAGENET1K_V1"))
-    elif isinstance(net, ACoL):
-        net.load_torchvision(_torchvision_weights("vgg16", "IMAGENET1K_V1"))
-
-
-def _torchvision_weights(name: str, version: str) -> Mapping[str, Tensor]:
-    """Return weights by torchvision's name, downloaded at first use and checked by their hash."""
-    weights = _extra("torchvision").models.get_model_weights(name)[version]
-    state: Mapping[str, Tensor] = weights.get_state_dict(progress=True, check_hash=True)
-    return state
-
-
-def _load_all_but_classifier(
-    model: nn.Module, state: Mapping[str, Tensor], num_classes: int
-) -> None:
-    """Load ``state``; only tensors with a row a class may differ in shape, and then stay drawn."""
-    ours = model.state_dict()
-    # Files of DenseNet are older than the names of its layers.
-    old = re.compile(r"(denselayer\d+\.(?:norm|conv))\.([12]\.)")
-    state = {old.sub(r"\1\2", name): value for name, value in state.items()}
-    fitting = {k: v for k, v in state.items() if k in ours and v.shape == ours[k].shape}
-    for name in set(ours) - set(fitting):
-        if name.endswith("num_batches_tracked"):  # not in files older than it; nothing reads it
-            continue
-        shape = list(ours[name].shape)
-        if name not in state or shape[:1] != [num_classes]:
-            given = list(state[name].shape) if name in state else "nothing"
-            raise ValueError(f"pretrained weights do not fit: {name} is {shape}, they have {given}")
-    model.load_state_dict(fitting, strict=False)

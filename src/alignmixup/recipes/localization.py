@@ -19,7 +19,7 @@ import dataclasses
 from collections.abc import Iterator
 
 from alignmixup.contracts import Mixer
-from alignmixup.datasets.layout import IMAGENET_MEAN
+from alignmixup.datasets.loading.layout import IMAGENET_MEAN
 from alignmixup.mixers import AlignMixup, CutMix, Cutout, InputMixup, NoMix
 from alignmixup.models.wsol import ErasingLoss
 from alignmixup.models.zoo import NetSpec

@@ -12,12 +12,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import UnionType
-from typing import Any, Literal, Self, Union, get_args, get_origin, get_type_hints
+from typing import Any, Self, get_type_hints
 
 from alignmixup import mixers
+from alignmixup.checking import check_kind
 from alignmixup.contracts import Mixer
-from alignmixup.datasets.sources import absolute
+from alignmixup.datasets.folder import absolute
 from alignmixup.models.wsol import ErasingLoss
 from alignmixup.models.zoo import NetSpec
 from alignmixup.report.paper import Published
@@ -332,32 +332,3 @@ def _with_tuples(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _with_tuples(inner) for name, inner in value.items()}
     return tuple(map(_with_tuples, value)) if isinstance(value, list) else value
-
-
-def check_kind(name: str, value: object, hint: Any) -> None:
-    """Raise for a value of another type than its setting: comparisons would fail further on."""
-    if not _fits(value, hint):
-        wanted = getattr(hint, "__name__", None) if get_origin(hint) is None else None
-        wanted = wanted or str(hint).replace("typing.", "")
-        raise ValueError(f"{name} must be {wanted}, got {value!r}")
-
-
-def _fits(value: object, hint: Any) -> bool:
-    """Whether a plain value is of this type; a whole number will do for a float."""
-    origin, parts = get_origin(hint), get_args(hint)
-    if origin in (Union, UnionType):
-        return any(_fits(value, part) for part in parts)
-    if origin is Literal:
-        return value in parts
-    if origin is tuple:
-        if not isinstance(value, tuple):
-            return False
-        each = parts[:1] * len(value) if parts[1:] == (...,) else parts
-        return len(each) == len(value) and all(map(_fits, value, each))
-    if origin is dict:
-        return isinstance(value, dict) and all(_fits(v, parts[1]) for v in value.values())
-    if hint is object:
-        return True
-    if isinstance(value, bool):
-        return hint is bool
-    return isinstance(value, (int, float) if hint is float else hint)

@@ -18,17 +18,6 @@ import torch
 from jaxtyping import Float, Int64, UInt8
 from torch import Tensor
 
-__all__ = [
-    "Colours",
-    "change_colours",
-    "crop_and_flip",
-    "derive_seed",
-    "draw_colours",
-    "draw_rows",
-    "pad_images",
-    "to_float",
-]
-
 
 def derive_seed(*parts: int | str) -> int:
     """Hash the parts to a 63-bit seed: neighbouring seeds and epochs get unrelated streams."""

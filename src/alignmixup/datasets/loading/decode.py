@@ -27,16 +27,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-__all__ = [
-    "IMAGE_SUFFIXES",
-    "PARALLEL_FROM",
-    "available_cores",
-    "centre_square",
-    "decode_files",
-    "read_rgb",
-    "unreadable_files",
-]
-
 IMAGE_SUFFIXES = frozenset(
     {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 )

@@ -16,8 +16,6 @@ from torch import Tensor
 from alignmixup.contracts import ImageSet, fusible, to_device
 from alignmixup.datasets.loading.augment import crop_and_flip, draw_rows, pad_images, to_float
 
-__all__ = ["DeviceLoader", "EvalBatches", "check_start", "count_steps", "eval_batches"]
-
 Batch = tuple[Float[Tensor, "b 3 h w"], Int64[Tensor, " b"]]
 
 

@@ -26,8 +26,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Archive", "Progress", "download", "unpack"]
-
 Progress = Callable[[int, int | None], None]
 CHUNK = 1 << 20
 TIMEOUT_SECONDS = 60

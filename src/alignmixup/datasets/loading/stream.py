@@ -26,14 +26,12 @@ from alignmixup.datasets.loading.device_loader import Batch, check_start, count_
 if TYPE_CHECKING:
     from PIL import Image
 
-__all__ = ["StreamLoader"]
-
 ASPECT_RATIOS = (3 / 4, 4 / 3)
 
 ALL = slice(None)
 
 # What evaluation shows of the shorter side where it is not told: 224 pixels of 256.
-CENTRE = 0.875
+CENTER_FRACTION = 0.875
 
 Box = tuple[float, float, float, float]
 
@@ -141,7 +139,7 @@ class _View:
         without those that would be cut off. ``shares`` in [0, 1) choose whole pixels of the resized
         image, each place as likely as any other.
         """
-        fraction = self.image_size / self.resize if self.resize is not None else CENTRE
+        fraction = self.image_size / self.resize if self.resize is not None else CENTER_FRACTION
         shorter = min(width, height)
         corner = []
         for axis, side in enumerate((width, height)):

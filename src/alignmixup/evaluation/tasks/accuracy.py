@@ -1,7 +1,7 @@
 """Top-1 and top-5 accuracy, in percent.
 
-One number for one set of weights: which epoch's weights (best, last, median of the last ten) is
-the choice of whoever calls, and is to be said beside the number.
+One number for one set of weights. Which epoch's weights (best, last, median of the last ten) is the
+caller's choice and belongs beside the number.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ import torch
 from torch import nn
 
 from alignmixup.contracts import Result
-from alignmixup.evaluation.forward import Batches, Normalisation, amp_name, collect_logits
+from alignmixup.evaluation.forward import Batches, Normalization, amp_name, collect_logits
+from alignmixup.registry import register_task
 
-__all__ = ["accuracy"]
 
-
+@register_task("accuracy")
 def accuracy(
     model: nn.Module,
     batches: Batches,
     *,
-    normalised_by: Normalisation | None = None,
+    normalised_by: Normalization | None = None,
     amp_dtype: torch.dtype | None = None,
 ) -> list[Result]:
-    """Return ``top1``, ``top1_error`` and, from five classes on, ``top5``, all in percent."""
+    """Return ``top1``, ``top1_error`` and, for five or more classes, ``top5``, in percent."""
     logits, labels = collect_logits(
         model, batches, normalised_by=normalised_by, amp_dtype=amp_dtype
     )

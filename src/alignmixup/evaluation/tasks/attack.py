@@ -4,9 +4,9 @@
     x_{t+1} = clip(x_t + step * sign(grad_x loss(f(x_t), y)))
 
 where clip is to [x - eps, x + eps] and to [0, 1]. FGSM is one step of length eps from x itself.
-eps and step are in units of the pixel range [0, 1], so normalisation happens inside the model, or
+eps and step are in units of the pixel range [0, 1], so normalization happens inside the model, or
 here by ``normalised_by``. The model is in eval mode, batch statistics included; only the gradient
-by the input is formed.
+with respect to the input is computed.
 
 The steps follow the protocol of the PuzzleMix robustness script (eps 8/255 for FGSM; eps 4/255,
 step 2/255, 20 steps and a random start for PGD). Which of the steps a published table quotes is
@@ -15,83 +15,40 @@ not known, so the error after every one of them is in ``settings["errors_by_step
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
-from typing import Literal, NamedTuple
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Literal
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from alignmixup.contracts import Result
+from alignmixup.evaluation.attack_steps import Attack, trajectory
 from alignmixup.evaluation.forward import (
     Batches,
     Forward,
-    Normalisation,
+    Normalization,
     amp_name,
     check_finite,
     check_labels,
     evaluating,
-    labelled_pixels,
+    labeled_pixels,
     model_device,
 )
-
-__all__ = ["Attack", "Iterate", "fgsm", "pgd", "run_attack", "strong_attack", "trajectory"]
+from alignmixup.registry import register_task
 
 Progress = Callable[[int], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Attack:
-    """The settings of an attack.
-
-    ``loss`` is what the steps increase: cross-entropy, or the margin max_{j != y} z_j - z_y, whose
-    gradient does not vanish where the softmax saturates. ``keep`` says when an image is broken:
-    wrong after the "last" step, or clean or after "any" step. An image that one of several
-    ``restarts`` breaks is broken.
-    """
-
-    eps: float
-    step: float
-    num_steps: int
-    random_start: bool = False
-    restarts: int = 1
-    loss: Literal["ce", "margin"] = "ce"
-    keep: Literal["last", "any"] = "last"
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.eps <= 1:
-            raise ValueError(f"eps must lie in [0, 1] (pixels; 8/255 is usual), got {self.eps}")
-        if not 0 < self.step <= 1 and not self.step == self.eps == 0:
-            raise ValueError(f"step must lie in (0, 1] (pixels; 2/255 is usual), got {self.step}")
-        if self.num_steps < 1 or self.restarts < 1:
-            raise ValueError(
-                f"num_steps and restarts must be at least 1, "
-                f"got {self.num_steps} and {self.restarts}"
-            )
-        if self.restarts > 1 and not self.random_start:
-            raise ValueError("restarts without random_start all take the same path; set it to True")
-        if self.loss not in LOSSES:
-            raise ValueError(f"unknown loss {self.loss!r}; choose from {sorted(LOSSES)}")
-        if self.keep not in ("last", "any"):
-            raise ValueError(f"keep must be 'last' or 'any', got {self.keep!r}")
-
-
-class Iterate(NamedTuple):
-    """One point on the path of an attack, and what the model makes of it."""
-
-    images: Float[Tensor, "b c h w"]
-    logits: Float[Tensor, "b k"]
-
-
+@register_task("fgsm")
 def fgsm(
     model: nn.Module,
     batches: Batches,
     eps: float = 8 / 255,
     *,
     loss: Literal["ce", "margin"] = "ce",
-    normalised_by: Normalisation | None = None,
+    normalised_by: Normalization | None = None,
     amp_dtype: torch.dtype | None = None,
     chunk: int = 256,
     on_images: Progress | None = None,
@@ -110,6 +67,7 @@ def fgsm(
     )
 
 
+@register_task("pgd")
 def pgd(
     model: nn.Module,
     batches: Batches,
@@ -121,7 +79,7 @@ def pgd(
     restarts: int = 1,
     loss: Literal["ce", "margin"] = "ce",
     *,
-    normalised_by: Normalisation | None = None,
+    normalised_by: Normalization | None = None,
     amp_dtype: torch.dtype | None = None,
     chunk: int = 256,
     on_images: Progress | None = None,
@@ -141,6 +99,7 @@ def pgd(
     )
 
 
+@register_task("strong_attack")
 def strong_attack(
     model: nn.Module,
     batches: Batches,
@@ -149,17 +108,17 @@ def strong_attack(
     *,
     num_steps: int = 50,
     restarts: int = 5,
-    normalised_by: Normalisation | None = None,
+    normalised_by: Normalization | None = None,
     amp_dtype: torch.dtype | None = None,
     chunk: int = 256,
     on_images: Progress | None = None,
 ) -> list[Result]:
-    """Return the error under a check that gradient masking does not easily pass.
+    """Return the error under an attack that gradient masking does not easily pass.
 
-    PGD on the margin loss, 50 steps of eps/4, five random starts, and an image counts as broken if
-    any point of any path breaks it. It is no AutoAttack: no package that offers that is both
-    maintained and light (foolbox, our test oracle, has none). A model whose error here is well
-    above its PGD error owes its robustness to vanishing gradients.
+    PGD on the margin loss, 50 steps of eps/4, five random starts; an image counts as broken if any
+    point of any path breaks it. It is not AutoAttack: no package that offers it is both maintained
+    and light (foolbox, our test oracle, has none). If the error is well above the PGD error, the
+    robustness comes from vanishing gradients.
     """
     attack = Attack(eps, eps / 4, num_steps, True, restarts, "margin", "any")
     return run_attack(
@@ -182,38 +141,37 @@ def run_attack(
     attack: Attack,
     *,
     seed: int = 0,
-    normalised_by: Normalisation | None = None,
+    normalised_by: Normalization | None = None,
     amp_dtype: torch.dtype | None = None,
     chunk: int = 256,
     on_images: Progress | None = None,
 ) -> list[Result]:
     """Return ``top1_error`` under the attack and ``clean_error``, in percent.
 
-    ``chunk`` images are attacked at a time. Random starts follow the order of the images, not
-    the batches: the same seed gives the same starts whatever the chunk and the batch size.
-    float16 loses small gradients, which makes an attack look weaker; prefer bfloat16 or None.
-    ``on_images`` is told after every step how many images have been attacked so far, those under
-    attack by their share of the steps.
+    ``chunk`` images are attacked at a time. Random starts follow the order of the images: the same
+    seed gives the same starts for any chunk and batch size. float16 loses small gradients, which
+    makes an attack weaker; prefer bfloat16 or None. ``on_images`` is called after every step with
+    the number of images done, those under attack counted by their share of the steps.
     """
     if chunk < 1:
         raise ValueError(f"chunk must be at least 1 image, got {chunk}")
     if torch.is_inference_mode_enabled():
         raise ValueError(
-            "an attack needs gradients, which torch.inference_mode() forbids: call it outside"
+            "an attack needs gradients, which torch.inference_mode() disables: call it outside"
         )
     forward = Forward(model, normalised_by, amp_dtype)
     starts = _start_generators(attack, seed)
     n, num_clean, num_broken = 0, 0, torch.zeros(attack.num_steps, dtype=torch.int64)
     with evaluating(model):
-        for images, labels in labelled_pixels(batches, normalised_by, model_device(model)):
+        for images, labels in labeled_pixels(batches, normalised_by, model_device(model)):
             for first in range(0, len(images), chunk):
                 x, y = images[first : first + chunk], labels[first : first + chunk]
                 with torch.no_grad():
                     clean = forward(x)
                 check_labels(y, clean.shape[1])
                 wrong = clean.argmax(dim=1) != y
-                told = _by_steps(on_images, n, len(x), attack) if on_images else None
-                broken = _broken_by_step(forward, x, y, wrong, attack, starts, told)
+                on_steps = _by_steps(on_images, n, len(x), attack) if on_images else None
+                broken = _broken_by_step(forward, x, y, wrong, attack, starts, on_steps)
                 n += len(x)
                 num_clean += int(wrong.sum())
                 num_broken += broken.sum(dim=1).cpu()
@@ -233,7 +191,7 @@ def _start_generators(attack: Attack, seed: int) -> list[torch.Generator]:
 
 
 def _by_steps(on_images: Progress, before: int, num_images: int, attack: Attack) -> Progress:
-    """Turn the steps taken on ``num_images`` after ``before`` others into images done."""
+    """Convert the steps taken on ``num_images`` after ``before`` others into images done."""
     total = attack.restarts * attack.num_steps
     return lambda steps: on_images(before + num_images * steps // total)
 
@@ -247,14 +205,14 @@ def _broken_by_step(
     starts: list[torch.Generator],
     on_steps: Progress | None,
 ) -> Bool[Tensor, "t b"]:
-    """Say which images are broken after each step, over all restarts.
+    """Return which images are broken after each step, over all restarts.
 
-    Where any broken point counts, one start's broken images are left out from the next on.
+    With ``keep="any"``, images that one start has broken are left out of the next ones.
     """
     broken = torch.zeros(attack.num_steps, len(x), dtype=torch.bool, device=x.device)
     left = torch.ones(len(x), dtype=torch.bool, device=x.device)
     for restart, rng in enumerate(starts):
-        # For all images, and if nobody is left: a start depends on the order of the images alone.
+        # Drawn for all images, also if none is left: a start depends only on their order.
         start = _random_start(x, attack.eps, rng) if attack.random_start else x
         if not left.any():
             continue
@@ -275,56 +233,3 @@ def _broken_by_step(
 def _random_start(x: Tensor, eps: float, rng: torch.Generator) -> Tensor:
     noise = 2 * torch.rand(x.shape, generator=rng) - 1
     return x + eps * noise.to(x)
-
-
-def trajectory(
-    forward: Callable[[Tensor], Tensor],
-    x: Float[Tensor, "b c h w"],
-    y: Int[Tensor, " b"],
-    attack: Attack,
-    start: Float[Tensor, "b c h w"],
-) -> Iterator[Iterate]:
-    """Give the start, put into the ball, and the point after each step: num_steps + 1 in all.
-
-    ``forward`` maps pixels to logits; the next gradient's forward pass scores the step before, so
-    the error of every step costs nothing.
-    """
-    low, high = (x - attack.eps).clamp(min=0), (x + attack.eps).clamp(max=1)
-    current = start.clamp(low, high)
-    for _ in range(attack.num_steps):
-        logits, gradient = _gradient(forward, current, y, attack)
-        yield Iterate(current, logits)
-        current = (current + attack.step * gradient.sign()).clamp(low, high)
-    with torch.no_grad():
-        last = forward(current)
-    yield Iterate(current, last)
-
-
-def _gradient(
-    forward: Callable[[Tensor], Tensor], x: Tensor, y: Tensor, attack: Attack
-) -> tuple[Tensor, Tensor]:
-    with torch.enable_grad():
-        x = x.detach().requires_grad_()
-        logits = forward(x)
-        if not logits.requires_grad:
-            raise ValueError(
-                "the model's logits carry no gradient to the images; "
-                "does its forward run under torch.no_grad or detach?"
-            )
-        # The sum, not the mean: images do not touch one another in eval mode, and a small batch
-        # share would only bring gradients nearer to underflow.
-        (gradient,) = torch.autograd.grad(LOSSES[attack.loss](logits, y), x)
-    return logits.detach(), gradient
-
-
-def _cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
-    return F.cross_entropy(logits, y, reduction="sum")
-
-
-def _margin(logits: Tensor, y: Tensor) -> Tensor:
-    own = logits.gather(1, y.unsqueeze(1)).squeeze(1)
-    others = logits.scatter(1, y.unsqueeze(1), -torch.inf)
-    return (others.amax(dim=1) - own).sum()
-
-
-LOSSES = {"ce": _cross_entropy, "margin": _margin}

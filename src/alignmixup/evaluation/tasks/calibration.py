@@ -24,16 +24,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from alignmixup.contracts import Result
-from alignmixup.evaluation.forward import Batches, Normalisation, amp_name, collect_logits
-
-__all__ = [
-    "Reliability",
-    "calibration",
-    "calibration_metrics",
-    "fit_temperature",
-    "reliability",
-    "temperature_scaling",
-]
+from alignmixup.evaluation.forward import Batches, Normalization, amp_name, collect_logits
+from alignmixup.registry import register_task
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,19 +68,20 @@ class Reliability:
         return [(count / n, conf, conf - acc) for count, conf, acc in bins if count]
 
 
+@register_task("calibration", units={"nll": "nats", "brier": ""})
 def calibration(
     model: nn.Module,
     batches: Batches,
     *,
     num_bins: int = 15,
-    normalised_by: Normalisation | None = None,
+    normalised_by: Normalization | None = None,
     amp_dtype: torch.dtype | None = None,
 ) -> list[Result]:
     """Return all measures of calibration; that of ECE holds the diagram in its settings."""
     logits, labels = collect_logits(
         model, batches, normalised_by=normalised_by, amp_dtype=amp_dtype
     )
-    values, diagram = _measure(logits, labels, num_bins)
+    values, diagram = calibration_metrics(logits, labels, num_bins)
     settings = {
         "num_bins": num_bins,
         "num_images": len(labels),
@@ -105,6 +98,7 @@ def calibration(
     ]
 
 
+@register_task("temperature", units={"nll": "nats", "brier": "", "temperature": ""})
 def temperature_scaling(
     model: nn.Module,
     batches: Batches,
@@ -112,7 +106,7 @@ def temperature_scaling(
     held_out: float = 0.5,
     seed: int = 0,
     num_bins: int = 15,
-    normalised_by: Normalisation | None = None,
+    normalised_by: Normalization | None = None,
     amp_dtype: torch.dtype | None = None,
 ) -> list[Result]:
     """Fit one temperature on a random share of the images and measure on the rest.
@@ -134,8 +128,10 @@ def temperature_scaling(
     order = torch.randperm(n, generator=torch.Generator().manual_seed(seed)).to(labels.device)
     fit, rest = order[:num_fit], order[num_fit:]
     temperature = fit_temperature(logits[fit], labels[fit])
-    before, _ = _measure(logits[rest], labels[rest], num_bins)
-    after, diagram = _measure(logits[rest].double() / temperature, labels[rest], num_bins)
+    before, _ = calibration_metrics(logits[rest], labels[rest], num_bins)
+    after, diagram = calibration_metrics(
+        logits[rest].double() / temperature, labels[rest], num_bins
+    )
     values = {"temperature": temperature, **after}
     values |= {f"{metric}_before": value for metric, value in before.items()}
     settings = {
@@ -148,7 +144,7 @@ def temperature_scaling(
     }
     return [
         Result(
-            "temperature_scaling",
+            "temperature",
             metric,
             value,
             {**settings, "reliability": asdict(diagram)} if metric == "ece" else settings,
@@ -159,12 +155,8 @@ def temperature_scaling(
 
 def calibration_metrics(
     logits: Float[Tensor, "n k"], labels: Int[Tensor, " n"], num_bins: int = 15
-) -> dict[str, float]:
-    """Return ece, oe, ue, mce in percent, nll in nats, and the Brier score, by name."""
-    return _measure(logits, labels, num_bins)[0]
-
-
-def _measure(logits: Tensor, labels: Tensor, num_bins: int) -> tuple[dict[str, float], Reliability]:
+) -> tuple[dict[str, float], Reliability]:
+    """Return ece, oe, ue, mce in percent, nll in nats and the Brier score; and the diagram."""
     # In float64: a confidence must not round into the next bin or up to one. Not exp(log p), which
     # would move a confidence of exactly 1/2 off its edge.
     z = logits.double()

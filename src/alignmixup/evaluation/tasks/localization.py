@@ -41,25 +41,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from alignmixup.contracts import Result
-from alignmixup.evaluation.boxes import (
-    NUM_LEVELS,
-    Box,
-    LevelBoxes,
-    box_iou,
-    level_boxes,
-    mask_box,
-)
-from alignmixup.evaluation.forward import Batches, Normalisation, amp_name
-from alignmixup.evaluation.heat import Floats, HeatImage, Scan, check_boxes, heat_maps
-
-__all__ = [
-    "LocalizationSettings",
-    "Localized",
-    "check_boxes",
-    "heat_maps",
-    "localization",
-    "localize",
-]
+from alignmixup.evaluation.component_tree import NUM_LEVELS
+from alignmixup.evaluation.contours import Box, LevelBoxes, level_boxes, mask_box
+from alignmixup.evaluation.forward import Batches, Normalization, Skipped, amp_name
+from alignmixup.evaluation.heat import Floats, HeatImage, Scan
+from alignmixup.evaluation.iou import box_iou
+from alignmixup.registry import register_task
 
 Convention = Literal["reference", "exact"]
 
@@ -101,22 +88,26 @@ class LocalizationSettings:
 DEFAULT = LocalizationSettings()
 
 
+@register_task("localization")
 def localization(
     model: nn.Module,
     batches: Batches,
-    boxes: Sequence[Tensor],
+    boxes: Sequence[Tensor] | None,
     *,
     settings: LocalizationSettings = DEFAULT,
     layer: str | None = None,
     classifier: str | None = None,
-    normalised_by: Normalisation | None = None,
+    normalised_by: Normalization | None = None,
     amp_dtype: torch.dtype | None = None,
 ) -> list[Result]:
     """Return ``gt_known_loc``, ``top1_loc``, ``maxboxacc`` and ``maxboxacc_v2``, in percent.
 
-    ``boxes`` holds the true boxes [k, 4] of each image, in the order of the batches. ``layer`` and
-    ``classifier`` name the layers around the global pool where they are not to be looked for.
+    ``boxes`` has the true boxes [k, 4] of each image, in the order of the batches; images without a
+    box are left out. ``layer`` and ``classifier`` name the layers around the global pool; by
+    default they are found.
     """
+    if boxes is None or not any(len(of_image) for of_image in boxes):
+        raise Skipped("no image has a box")
     tally = _Tally(settings)
     scan = Scan(model, boxes, layer, classifier, normalised_by, amp_dtype)
     for image in scan.images(batches):
@@ -268,7 +259,7 @@ def localize(
     settings: LocalizationSettings = DEFAULT,
     layer: str | None = None,
     classifier: str | None = None,
-    normalised_by: Normalisation | None = None,
+    normalised_by: Normalization | None = None,
     amp_dtype: torch.dtype | None = None,
 ) -> list[Localized]:
     """Return what ``top1_loc`` looks at, image by image: CAM of the predicted class, one box."""

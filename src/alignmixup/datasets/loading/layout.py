@@ -10,17 +10,6 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-__all__ = [
-    "IMAGENET_MEAN",
-    "IMAGENET_STD",
-    "PROTOCOL_MEAN",
-    "PROTOCOL_STD",
-    "SPLITS",
-    "check_split",
-    "data_root",
-    "find_folder",
-]
-
 SPLITS = ("train", "test")
 
 # The paper's protocol normalises CIFAR-10, CIFAR-100 and Tiny-ImageNet alike by these figures.

@@ -19,18 +19,8 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from alignmixup.evaluation.detection_crops import Augmentation, augment
+from alignmixup.evaluation.detection.crops import Augmentation, augment
 from alignmixup.evaluation.forward import evaluating, model_device
-
-__all__ = [
-    "COCO_FASTER_RCNN",
-    "VOC_SSD",
-    "Example",
-    "Examples",
-    "FineTuner",
-    "FineTuning",
-    "fine_tune",
-]
 
 
 class Example(Protocol):

@@ -13,8 +13,6 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-__all__ = ["Augmentation", "Labelled", "augment"]
-
 Augmentation = Literal["none", "flip", "ssd"]
 Labelled = tuple[Float[Tensor, "3 h w"], Float[Tensor, "k 4"], Int64[Tensor, " k"]]
 

@@ -16,17 +16,15 @@ import torch
 from torch import Tensor, nn
 
 from alignmixup.contracts import Result
-from alignmixup.evaluation.average_precision import (
+from alignmixup.evaluation.detection.average_precision import (
     Detected,
     Truth,
     VocPrecision,
     coco_average_precision,
     voc_average_precision,
 )
-from alignmixup.evaluation.fine_tuning import Example, Examples
+from alignmixup.evaluation.detection.fine_tuning import Example, Examples
 from alignmixup.evaluation.forward import evaluating, model_device
-
-__all__ = ["OnImages", "detect", "detection"]
 
 OnImages = Callable[[int, int], None]
 

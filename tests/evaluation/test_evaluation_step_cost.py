@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from alignmixup.contracts import Draw, Mixed, Mixer, soft_targets
-from alignmixup.evaluation.tasks.compute import Timing, cost, count_parameters, time_steps
+from alignmixup.evaluation.tasks.step_cost import Timing, count_parameters, step_cost, time_steps
 
 
 class Plain(Mixer):
@@ -59,7 +59,7 @@ def test_parameters_are_counted_by_hand():
     net[0].weight.requires_grad_(False)
     total = 3 * 4 * 9 + 4 + 4 + 4 + 64 * 2 + 2
     assert count_parameters(net) == (total, total - 108)
-    found = by_metric(cost(net, batch()[0], num_steps=1, num_warmup=0))["params"]
+    found = by_metric(step_cost(net, batch()[0], num_steps=1, num_warmup=0))["params"]
     assert found.task == "cost"
     assert found.value == total / 1e6
     assert found.settings["trainable"] == (total - 108) / 1e6
@@ -89,7 +89,7 @@ def test_training_step_costs_more_than_forward():
     mixer = Plain()
     net = nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16 * 900, 2))
     x, y = torch.rand(8, 3, 32, 32), torch.zeros(8, dtype=torch.int64)
-    found = by_metric(cost(net, x, y, mixer=mixer, num_steps=5, num_warmup=2))
+    found = by_metric(step_cost(net, x, y, mixer=mixer, num_steps=5, num_warmup=2))
     assert len(mixer.applied) == 7
     training = found["ms_per_batch"]
     assert 0 < found["ms_forward"].value < training.value
@@ -100,7 +100,7 @@ def test_training_step_costs_more_than_forward():
 
 def test_cases_are_weighted_by_their_probability():
     mixer = Plain(slow=0.25, quick=0.75, never=0.0)
-    found = by_metric(cost(small_net(), *batch(), mixer=mixer, num_steps=3, num_warmup=1))
+    found = by_metric(step_cost(small_net(), *batch(), mixer=mixer, num_steps=3, num_warmup=1))
     assert sorted(mixer.applied) == ["quick"] * 4 + ["slow"] * 4
     by_case = found["ms_per_batch"].settings["p50_by_case"]
     assert set(by_case) == {"slow", "quick"}
@@ -114,7 +114,7 @@ def test_case_that_never_comes_is_an_error():
     mixer._cases = {"clean": 0.5, "other": 0.5}
     mixer.draw = lambda b, rng: Draw("clean", torch.arange(b), torch.ones(()))
     with pytest.raises(ValueError, match="never draws"):
-        cost(small_net(), *batch(), mixer=mixer, num_steps=1)
+        step_cost(small_net(), *batch(), mixer=mixer, num_steps=1)
 
 
 def test_model_is_left_as_it_was():
@@ -124,7 +124,7 @@ def test_model_is_left_as_it_was():
     net(x).sum().backward()
     before = {k: v.clone() for k, v in net.state_dict().items()}
     grads = [p.grad.clone() for p in net.parameters()]
-    cost(net, x, y, mixer=Plain(), num_steps=2, num_warmup=1)
+    step_cost(net, x, y, mixer=Plain(), num_steps=2, num_warmup=1)
     assert all(torch.equal(v, before[k]) for k, v in net.state_dict().items())
     assert all(torch.equal(p.grad, g) for p, g in zip(net.parameters(), grads, strict=True))
     assert net.training
@@ -136,26 +136,26 @@ def test_model_is_left_as_it_was_by_a_step_that_fails():
     x, _ = batch()
     before = {k: v.clone() for k, v in net.state_dict().items()}
     with pytest.raises(ValueError, match="labels"):
-        cost(net, x, torch.full((5,), 7), mixer=Plain(), num_steps=2)
+        step_cost(net, x, torch.full((5,), 7), mixer=Plain(), num_steps=2)
     assert all(torch.equal(v, before[k]) for k, v in net.state_dict().items())
 
 
 def test_bad_input():
     net, (x, y) = small_net(), batch()
     with pytest.raises(ValueError, match="needs labels y for 5 images, got none"):
-        cost(net, x, mixer=Plain())
+        step_cost(net, x, mixer=Plain())
     with pytest.raises(ValueError, match="got 4"):
-        cost(net, x, y[:4], mixer=Plain())
+        step_cost(net, x, y[:4], mixer=Plain())
     with pytest.raises(ValueError, match="no image"):
-        cost(net, x[:0])
+        step_cost(net, x[:0])
     with pytest.raises(ValueError, match="num_steps"):
-        cost(net, x, num_steps=0)
+        step_cost(net, x, num_steps=0)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_memory_and_events_on_cuda():
     x, y = batch("cuda")
-    found = by_metric(cost(small_net().cuda(), x, y, mixer=Plain(), num_steps=3))
+    found = by_metric(step_cost(small_net().cuda(), x, y, mixer=Plain(), num_steps=3))
     assert found["ms_per_batch"].value > 0
     assert 0 < found["peak_memory_forward_mb"].value < found["peak_memory_mb"].value < 100

@@ -23,9 +23,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from numpy.typing import NDArray
 
-from alignmixup.evaluation.boxes import box_iou
-
-__all__ = ["Detected", "Truth", "VocPrecision", "coco_average_precision", "voc_average_precision"]
+from alignmixup.evaluation.iou import box_iou
 
 Floats = NDArray[np.float64]
 NOTHING_TO_FIND = "no class has a true box that counts: there is no mean AP"

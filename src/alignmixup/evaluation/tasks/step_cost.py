@@ -1,4 +1,4 @@
-"""What a network and a method cost: parameters, milliseconds a batch, peak memory.
+"""The cost of a model and a method: parameters, milliseconds per batch, peak memory.
 
 A forward step is one pass in eval mode without gradients. A training step, for a mixer that is
 passed in, is mixing, forward, backward and an SGD update with momentum; its learning rate is zero
@@ -22,9 +22,19 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from alignmixup.contracts import Draw, Mixer, Result
-from alignmixup.evaluation.forward import amp_name, evaluating, model_device, model_dtype
+from alignmixup.evaluation.forward import (
+    Batches,
+    Forward,
+    Normalization,
+    amp_name,
+    evaluating,
+    labeled_pixels,
+    model_device,
+    model_dtype,
+)
+from alignmixup.registry import register_task
 
-__all__ = ["Timing", "cost", "count_parameters", "time_steps"]
+BATCH = 128  # the paper's
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +50,26 @@ class Timing:
         return float(torch.quantile(steps, percent / 100))
 
 
-def cost(
+@register_task("cost", units={"params": "million", "ms_": "ms", "peak_memory": "MiB"})
+def cost_on(
+    model: nn.Module,
+    batches: Batches,
+    *,
+    mixer: Mixer | None = None,
+    num_steps: int = 10,
+    num_warmup: int = 3,
+    seed: int = 0,
+    normalised_by: Normalization | None = None,
+    amp_dtype: torch.dtype | None = None,
+) -> list[Result]:
+    """Return ``step_cost`` on the first batch, of at most 128 images."""
+    pixels, y = next(labeled_pixels(batches, normalised_by, model_device(model)))
+    x = Forward(model, normalised_by).prepared(pixels[:BATCH])
+    how = {"mixer": mixer, "seed": seed, "amp_dtype": amp_dtype}
+    return step_cost(model, x, y[:BATCH], num_steps=num_steps, num_warmup=num_warmup, **how)  # type: ignore[arg-type]
+
+
+def step_cost(
     model: nn.Module,
     x: Float[Tensor, "b c h w"],
     y: Tensor | None = None,
@@ -54,8 +83,8 @@ def cost(
     """Return ``params`` (millions), ``ms_forward`` and, for a mixer, ``ms_per_batch`` of training.
 
     On CUDA also ``peak_memory_forward_mb`` and ``peak_memory_mb`` of training. ``num_steps`` and
-    ``num_warmup`` hold for each case of the mixer. The images are taken as the model wants them,
-    and brought to its device and type.
+    ``num_warmup`` apply to each case of the mixer. The images are as the model expects them; they
+    are moved to its device and dtype.
     """
     if not len(x):
         raise ValueError("x holds no image: there is nothing to time")
@@ -88,7 +117,7 @@ def cost(
 
 
 def count_parameters(model: nn.Module) -> tuple[int, int]:
-    """Return the number of all parameters and of those that are trained; a shared one once."""
+    """Return the number of parameters, and of trainable ones; a shared one counts once."""
     total = sum(p.numel() for p in model.parameters())
     return total, sum(p.numel() for p in model.parameters() if p.requires_grad)
 
@@ -125,7 +154,7 @@ def _time_on_cuda(step: Callable[[], None], device: torch.device, num_steps: int
         for mark in marks[1:]:
             step()
             mark.record()
-        # One wait at the end: a wait at each step would be measured, too.
+        # One synchronization at the end: one per step would be measured, too.
         torch.cuda.synchronize()
         ms = [a.elapsed_time(b) for a, b in itertools.pairwise(marks)]
         return Timing(tuple(ms), torch.cuda.max_memory_allocated() / 2**20)
@@ -138,7 +167,7 @@ def _summed(
     timings: Mapping[str, Timing],
     shared: dict[str, object],
 ) -> list[Result]:
-    """Return the mean over cases, weighted by their shares, and the largest memory of any."""
+    """Return the mean over cases, weighted by their shares, and the largest memory."""
 
     def mean(percent: float) -> float:
         return sum(shares[case] * timings[case].percentile(percent) for case in timings)
@@ -154,10 +183,9 @@ def _summed(
 
 
 def _draw_each_case(mixer: Mixer, batch_size: int, seed: int) -> Iterator[Draw]:
-    """Draw until each case that can come has come, and give its first draw."""
+    """Yield the first draw of each case that has a positive share."""
     rng = torch.Generator().manual_seed(seed)
     wanted = {case for case, share in mixer.cases.items() if share > 0}
-    # A case is missed by so many draws only where it hardly ever comes.
     for _ in range(100_000):
         if not wanted:
             return
@@ -206,9 +234,9 @@ def _autocast(x: Tensor, amp_dtype: torch.dtype | None) -> torch.autocast:
 
 @contextlib.contextmanager
 def _restoring(model: nn.Module) -> Iterator[None]:
-    """Give the model its weights, statistics, gradients and modes back afterwards."""
+    """Restore the weights, statistics, gradients and modes of the model afterwards."""
     tensors = [*model.parameters(), *model.buffers()]
-    kept = [t.detach().to("cpu", copy=True) for t in tensors]  # off the device that is measured
+    kept = [t.detach().to("cpu", copy=True) for t in tensors]  # not on the device that is measured
     gradients = [p.grad for p in model.parameters()]
     with evaluating(model):
         try:

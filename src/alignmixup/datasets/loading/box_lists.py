@@ -21,8 +21,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-__all__ = ["LISTS", "BoxList", "boxes_in_view", "find_box_list", "listed_boxes"]
-
 Box = tuple[float, float, float, float]
 _FORMS = {
     "localization.txt": "FILE,x0,y0,x1,y1",

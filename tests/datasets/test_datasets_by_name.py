@@ -16,9 +16,10 @@ import pytest
 from PIL import Image
 
 from alignmixup.contracts import ImageSet
-from alignmixup.datasets import check, fetch, find, load, names, sources
+from alignmixup.datasets import check, fetch, find, load, names
 from alignmixup.datasets.cifar import CIFAR10, check_cifar, load_cifar
-from alignmixup.datasets.layout import data_root
+from alignmixup.datasets.loading.layout import data_root
+from alignmixup.registry import DATASETS
 
 SMALL = replace(CIFAR10, train_records=2, test_records=2, python_folder="cifar-10-batches-bin")
 
@@ -41,9 +42,12 @@ def small_cifar(monkeypatch):
         folder=SMALL.binary_folder,
     )
     small = replace(
-        source, load=partial(load_cifar, SMALL), check=partial(check_cifar, SMALL), archive=archive
+        source,
+        function=partial(load_cifar, SMALL),
+        check=partial(check_cifar, SMALL),
+        archive=archive,
     )
-    monkeypatch.setitem(sources._SOURCES, "cifar10", small)
+    monkeypatch.setitem(DATASETS._entries, "cifar10", small)
     return packed.getvalue()
 
 
@@ -106,11 +110,13 @@ def test_file_names_of_the_official_archives():
 
 
 @pytest.mark.parametrize("action", [find, check, fetch, lambda name: load(name, "train")])
-def test_an_unknown_name_lists_what_there_is(action):
+def test_an_unknown_name_suggests_what_was_meant(action):
     with pytest.raises(
-        ValueError, match=r"'cifar11'.*cifar10, cifar100, tiny, .*imagenet.*, folder:PATH"
+        ValueError, match=r"unknown data set 'cifar11'; did you mean 'cifar10' or 'cifar100'\?"
     ):
         action("cifar11")
+    with pytest.raises(ValueError, match=r"choose from cifar10, .*tiny, folder:PATH"):
+        action("mnist")
     with pytest.raises(ValueError, match="folder:PATH"):
         action("folder:")
 
@@ -147,7 +153,7 @@ def test_the_root_comes_from_the_call_the_environment_or_the_working_folder(monk
         load("cifar100", "train")
 
 
-def test_importing_the_room_is_light():
+def test_importing_the_package_is_light():
     code = "import sys, alignmixup.datasets; print(*sorted(sys.modules))"
     env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)

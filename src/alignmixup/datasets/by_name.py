@@ -1,0 +1,81 @@
+"""Every data set by name: load, check and fetch it.
+
+    load("cifar10", "train")   load("folder:/pictures/birds@96", "test")   load("shapes", "train")
+
+The data are in ``root``, by default the folder in ALIGNMIXUP_DATA, else ``./datasets``.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from alignmixup.contracts import ImageSet
+from alignmixup.datasets.folder import folder_entry
+from alignmixup.datasets.loading.download import Archive, Progress, download, unpack
+from alignmixup.datasets.loading.layout import check_split, data_root
+from alignmixup.registry import DATASETS, DatasetEntry, suggestion
+
+
+def names() -> tuple[str, ...]:
+    """Return every name that ``load`` accepts; ``folder:PATH`` is any folder of images."""
+    return (*sorted(DATASETS), "folder:PATH")
+
+
+def find(name: str) -> DatasetEntry:
+    """Return the data set of that name; ``folder:PATH`` or ``folder:PATH@SIZE`` is any folder."""
+    if name.startswith("folder:"):
+        return folder_entry(name)
+    if name not in DATASETS:
+        raise ValueError(f"unknown data set {name!r}{suggestion(name, list(names()))}")
+    return DATASETS[name]
+
+
+def load(name: str, split: str, root: Path | str | None = None) -> ImageSet:
+    """Load the ``train`` or ``test`` split of a data set into memory."""
+    check_split(split)
+    images: ImageSet = find(name).function(_path(root), split)
+    return images
+
+
+def check(name: str, root: Path | str | None = None) -> list[str]:
+    """Return one line for each thing that is missing or damaged."""
+    look = find(name).check
+    return look(_path(root)) if look else []
+
+
+def fetch(
+    name: str,
+    root: Path | str | None = None,
+    on_progress: Progress | None = None,
+    *,
+    url: str | None = None,
+) -> Path:
+    """Download and unpack a data set, unless it is complete, and return its folder.
+
+    ``url`` names a mirror; the checksum stays that of the official file. The archive is kept.
+    """
+    entry = find(name)
+    wanted: Archive | None = entry.archive
+    if entry.by_hand:
+        raise ValueError(f"{name} cannot be downloaded by a program: {entry.by_hand}")
+    if wanted is None:
+        raise ValueError(f"{name} has nothing to download: {entry.description}")
+    place = data_root(root)
+    folder = place / wanted.folder
+    if folder.is_dir() and not check(name, place):
+        return folder
+    archive = download(
+        url or entry.archive.url,
+        place / entry.archive.filename,
+        entry.archive.checksum,
+        on_progress,
+    )
+    unpack(archive, place)
+    problems = check(name, place)
+    if problems:
+        raise ValueError(f"{name} was unpacked to {folder} but is not complete: {problems[0]}")
+    return folder
+
+
+def _path(root: Path | str | None) -> Path | None:
+    return None if root is None else Path(root)

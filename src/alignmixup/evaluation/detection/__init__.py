@@ -1,0 +1,1 @@
+"""Transfer to detection: detectors on a trained backbone, their fine-tuning and their scores."""

@@ -1,0 +1,301 @@
+"""Score a model by tasks: what each task gets, which are skipped, what is recorded.
+
+A task that these data or this model do not allow is skipped with the reason, and so is an
+out-of-distribution source that "all" stands for. If a task fails, the others' results are kept.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import torch
+from torch import Tensor, nn
+
+from alignmixup.checking import check_kind
+from alignmixup.contracts import ImageSet, Result
+from alignmixup.datasets.folder import FileSet
+from alignmixup.evaluation.forward import Batches, Normalization, PixelBatches, Pixels, Skipped
+from alignmixup.evaluation.outliers import Outliers, find_outliers, sources_for
+from alignmixup.evaluation.subject import EvalImages, eval_images, open_subject
+from alignmixup.registry import TASKS, suggestion
+
+OnImages = Callable[[int, int | None], None]
+
+DETECTION = (
+    "it trains a detector first, with the network as its backbone: use 'alignmixup detect RUN "
+    "--data voc' (or coco)"
+)
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Results, and by task why there is none: it was skipped (``left_out``), or it ``failed``."""
+
+    results: list[Result]
+    left_out: dict[str, str] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+
+    def value(self, task: str, metric: str, source: str | None = None) -> float:
+        """Return one value; ``source`` names the out-of-distribution images if there are several.
+
+        Raises:
+            ValueError: If it was not measured, or for several sources and none is named.
+        """
+        found = {
+            str(r.settings.get("source", "")): r.value
+            for r in reversed(self.results)
+            if (r.task, r.metric) == (task, metric) and source in (None, r.settings.get("source"))
+        }
+        if len(found) > 1:
+            raise ValueError(
+                f"{task}/{metric} was measured for several sources: name one of {sorted(found)}"
+            )
+        if found:
+            return next(iter(found.values()))
+        have = sorted({(r.task, r.metric) for r in self.results})
+        why = self.failed.get(task) or self.left_out.get(task)
+        raise ValueError(
+            f"no result {task}/{metric}{f' of {source}' if source else ''}"
+            f"{f' ({why})' if why else ''}; there are {have}"
+        )
+
+
+def evaluate(
+    run: Path | str | nn.Module,
+    images: ImageSet | FileSet | Batches | None = None,
+    *,
+    tasks: Sequence[str] = ("accuracy",),
+    options: Mapping[str, Mapping[str, object]] | None = None,
+    ood: Sequence[str] = ("all",),
+    boxes: Sequence[Tensor] | None = None,
+    normalised_by: Normalization | None = None,
+    data_root: Path | str | None = None,
+    batch_size: int = 500,
+    seed: int = 0,
+    device: str = "auto",
+    amp_dtype: torch.dtype | None = None,
+    on_task: Callable[[str], None] | None = None,
+    on_images: OnImages | None = None,
+) -> Scores:
+    """Score a run, or any module that returns logits, by the named tasks.
+
+    Args:
+        run: Folder of a run, or a module.
+        images: An ``ImageSet``, or batches ``(x, y)`` that can be read again, such as a DataLoader.
+            A run defaults to the test split of its own data.
+        tasks: Names of tasks; ``["all"]`` for everything the data allow.
+        options: Settings of tasks that differ from the defaults, ``{"pgd": {"num_steps": 40}}``.
+        ood: Out-of-distribution sources; ``["all"]`` for those that are available.
+        boxes: True boxes ``[k, 4]`` of each image of the batches, for localization.
+        normalised_by: ``(mean, std)`` that the module expects images to be normalized by, and that
+            batches are normalized by.
+        data_root: Folder of the data sets; defaults to ALIGNMIXUP_DATA, then ``./datasets``.
+        batch_size: Images per forward pass, for images in memory.
+        seed: Seed of random starts and noise.
+        device: ``"auto"``, ``"cpu"``, ``"cuda"``, ...
+        amp_dtype: Run the module under autocast in this type.
+        on_task: Called with the name of each task before it runs.
+        on_images: Called with the number of images done and the total.
+
+    Returns:
+        The results; ``value(task, metric)`` returns one of them. Tasks that the data do not allow
+        are in ``left_out`` and tasks that failed after others succeeded in ``failed``, each with
+        the reason. Results of a run are also appended to its ``results.jsonl``.
+
+    Raises:
+        ValueError: If a task, option or source is unknown, or images are not in [0, 1].
+
+    Example:
+        ```python
+        scores = am.evaluate(model, [(x, y)], tasks=["accuracy", "calibration"], device="cpu")
+        print(scores.value("accuracy", "top1"), scores.value("calibration", "ece"))
+        ```
+    """
+    names, options = task_names(tasks), options or {}
+    check_options(options, names)
+    check_sources(ood, names)
+    normalised_by = None if normalised_by is None else Pixels.of(normalised_by)
+    subject = open_subject(run, images, data_root, device)
+    shown = eval_images(subject, boxes, normalised_by, batch_size)
+    scores = Scores([], {"detection": DETECTION} if "all" in tasks else {})
+    needed: dict[str, Any] = {
+        "seed": seed,
+        "amp_dtype": amp_dtype,
+        "normalised_by": normalised_by,
+        "mixer": subject.mixer,
+        "boxes": shown.boxes,
+    }
+    if any("outliers" in _parameters(name) for name in names):
+        needed["outliers"] = _outliers(shown, ood, seed, data_root, scores.left_out)
+    for name in names:
+        if on_task:
+            on_task(name)
+        try:
+            results = _run_task(
+                name, subject.model, shown, needed, options.get(name, {}), on_images
+            )
+        except Skipped as why:
+            scores.left_out[name] = str(why)
+            continue
+        except Exception as error:
+            if not scores.results:
+                raise
+            scores.failed[name] = f"{type(error).__name__}: {error}"
+            continue
+        stamped = [_described(r, images).stamped(**subject.origin) for r in results]
+        scores.results.extend(stamped)
+        if subject.save:
+            subject.save(stamped)
+    return scores
+
+
+def task_names(tasks: Sequence[str]) -> list[str]:
+    """Return the tasks that are meant, each once; raise for none or an unknown one."""
+    if isinstance(tasks, str):
+        raise ValueError(f"tasks must be a list of names: write [{tasks!r}]")
+    if "detection" in tasks:
+        raise ValueError(f"detection is no task of evaluate: {DETECTION}")
+    if not tasks:
+        raise ValueError(f"no task is named; choose from {', '.join([*sorted(TASKS), 'all'])}")
+    for task in set(tasks) - {*TASKS, "all"}:
+        hint = suggestion(task, [*sorted(TASKS), "all"])
+        raise ValueError(f"unknown task {task!r}{hint}")
+    return list(TASKS) if "all" in tasks else list(dict.fromkeys(tasks))
+
+
+# The arguments of a task that evaluate passes; all others are options.
+NEEDS = frozenset({"seed", "amp_dtype", "normalised_by", "mixer", "boxes", "outliers", "on_images"})
+
+
+def task_options(name: str) -> dict[str, Any]:
+    """Return the type of each option of a task, by name.
+
+    The fields of an argument whose default is a dataclass are options themselves.
+    """
+    hints = get_type_hints(TASKS[name].function)
+    found: dict[str, Any] = {}
+    for option, parameter in list(_parameters(name).items())[2:]:
+        if dataclasses.is_dataclass(parameter.default):
+            found |= get_type_hints(type(parameter.default))
+        elif option not in NEEDS:
+            if parameter.default is parameter.empty:
+                raise ValueError(
+                    f"the argument {option!r} of the task {name!r} needs a default; without one "
+                    f"an argument is one of {', '.join(sorted(NEEDS))}"
+                )
+            found[option] = hints.get(option, object)
+    return found
+
+
+def _parameters(name: str) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(TASKS[name].function).parameters
+
+
+def check_options(options: Mapping[str, Mapping[str, object]], names: Sequence[str]) -> None:
+    """Raise for options of a task that is not run, unknown ones, and values of another type."""
+    known_options = {name: task_options(name) for name in names}
+    for task, chosen in options.items():
+        if task not in names:
+            (known,) = task_names([task])
+            raise ValueError(f"options for {known!r}, which is not among the tasks {names}: add it")
+        if not isinstance(chosen, Mapping):
+            raise ValueError(f"the options of {task!r} must be a dict of names, got {chosen!r}")
+        types = known_options[task]
+        for name, value in chosen.items():
+            if name not in types:
+                hint = suggestion(name, sorted(types)) or "; it has none"
+                raise ValueError(f"{task} has no option {name!r}{hint}")
+            check_kind(f"{task}.{name}", value, types[name])
+
+
+def check_sources(ood: Sequence[str], names: Sequence[str]) -> None:
+    """Raise if out-of-distribution sources are named but the task is not."""
+    if isinstance(ood, str):
+        raise ValueError(f"ood must be a list of names: write [{ood!r}]")
+    named = [name for name in ood if name != "all"]
+    if named and "ood" not in names:
+        raise ValueError(
+            f"out-of-distribution sources {named} are named, but 'ood' is not among the tasks "
+            f"{names}: add it"
+        )
+
+
+def _run_task(
+    name: str,
+    model: nn.Module,
+    images: EvalImages,
+    needed: Mapping[str, Any],
+    options: Mapping[str, Any],
+    on_images: OnImages | None,
+) -> list[Result]:
+    def progress(done: int) -> None:
+        if on_images:
+            on_images(done, images.num_images)
+
+    def counted() -> Iterator[tuple[Tensor, Tensor]]:
+        done = 0
+        for batch in images.batches:
+            yield batch
+            done += len(batch[0])
+            progress(done)
+
+    parameters = _parameters(name)
+    arguments = {k: v for k, v in needed.items() if k in parameters}
+    make: Callable[[], Iterator[Any]] = counted
+    if "on_images" in parameters:  # the task reports its own progress
+        arguments["on_images"], make = progress, images.batches.__iter__
+    left = dict(options)
+    for argument, parameter in parameters.items():
+        if dataclasses.is_dataclass(default := parameter.default):
+            own = {f.name: left.pop(f.name) for f in dataclasses.fields(default) if f.name in left}
+            arguments[argument] = dataclasses.replace(default, **own)  # type: ignore[type-var]
+    return TASKS[name].function(model, PixelBatches(make), **arguments, **left)
+
+
+def _described(result: Result, given: object) -> Result:
+    """Name the images in the settings if they are not the run's own."""
+    if not isinstance(given, ImageSet | FileSet):
+        return result
+    images = f"{given.name}/{given.split}, {len(given)} images"
+    return dataclasses.replace(result, settings={**result.settings, "images": images})
+
+
+def _outliers(
+    images: EvalImages,
+    names: Sequence[str],
+    seed: int,
+    root: Path | str | None,
+    left_out: dict[str, str],
+) -> list[Outliers]:
+    """Find the sources before anything is measured, so that a misspelt one costs no time."""
+    named = [name for name in names if name != "all"]
+    every = [n for n in sources_for(images.name) if "all" in names and n not in named]
+    found = []
+    for name in [*every, *named]:
+        try:
+            source = find_outliers(name, images.shape, seed=seed, root=root, inside=images.batches)
+        except (ValueError, OSError) as error:
+            if name in named:
+                raise
+            left_out[f"ood {name}"] = str(error)
+        else:
+            found.append(source if name in named else _optional(source, left_out))
+    return found
+
+
+def _optional(source: Outliers, left_out: dict[str, str]) -> Outliers:
+    """The same source, skipped if it cannot be read."""
+
+    def read(num_images: int) -> Any:
+        try:
+            return source.read(num_images)
+        except (ValueError, OSError) as error:
+            left_out[f"ood {source.name}"] = str(error)
+            return None
+
+    return dataclasses.replace(source, read=read)

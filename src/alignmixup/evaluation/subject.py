@@ -1,0 +1,93 @@
+"""What ``evaluate`` scores, on which images."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import singledispatch
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from alignmixup import datasets
+from alignmixup.contracts import ImageSet, Mixer, Result
+from alignmixup.evaluation.forward import (
+    Batches,
+    Normalization,
+    PixelBatches,
+    check_images,
+    labeled_pixels,
+    model_device,
+)
+from alignmixup.evaluation.heat import check_boxes
+
+
+@dataclass(frozen=True)
+class EvalImages:
+    """Images to score on: batches of pixels that can be read again, and what is known of them.
+
+    ``shape`` is that of an image, channels first. ``num_images`` is None if only reading them all
+    would tell.
+    """
+
+    batches: Batches
+    name: str
+    shape: tuple[int, int, int]
+    num_images: int | None = None
+    boxes: Sequence[Tensor] | None = None
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model to score on ``images``. ``origin`` is stamped on its results; ``save`` keeps them."""
+
+    model: nn.Module
+    images: ImageSet | Batches | EvalImages
+    origin: Mapping[str, Any] = field(default_factory=dict)
+    mixer: Mixer | None = None
+    save: Callable[[Sequence[Result]], None] | None = None
+
+    @property
+    def device(self) -> torch.device:
+        return model_device(self.model) or torch.device("cpu")
+
+
+@singledispatch
+def open_subject(run: object, images: Any, data_root: Path | str | None, device: str) -> Subject:
+    """Return what to score; ``experiments.scoring`` registers modules and folders of runs."""
+    raise ValueError(f"pass the folder of a run or an nn.Module, got {type(run).__name__}")
+
+
+def eval_images(
+    subject: Subject,
+    boxes: Sequence[Tensor] | None,
+    normalised_by: Normalization | None,
+    batch_size: int,
+) -> EvalImages:
+    """Return the images as batches of pixels that can be read again."""
+    images, device = subject.images, subject.device
+    if boxes is not None:
+        check_boxes(boxes)
+    if isinstance(images, EvalImages):
+        return images
+    if isinstance(images, ImageSet):
+        plain = datasets.eval_batches(images, batch_size, device)
+        known = images.boxes if boxes is None else boxes
+        return EvalImages(plain, images.name, _shape(images.images), len(images), known)
+    if isinstance(images, Iterator):
+        raise ValueError("batches are read once for each task: pass a list or a loader")
+    first = next(iter(images), None)
+    if not isinstance(first, tuple | list) or len(first) < 2:
+        raise ValueError("pass an ImageSet or batches (x, y), such as a DataLoader returns")
+    check_images(first[0])
+    batches: Batches = images
+    if normalised_by is not None:
+        batches = PixelBatches(lambda: labeled_pixels(images, normalised_by, device))
+    return EvalImages(batches, "images", _shape(first[0]), boxes=boxes)
+
+
+def _shape(images: Tensor) -> tuple[int, int, int]:
+    _, channels, height, width = images.shape
+    return channels, height, width
