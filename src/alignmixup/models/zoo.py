@@ -38,18 +38,30 @@ IMAGENET_SCALE: tuple[Rgb, Rgb] = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 @dataclass(frozen=True)
 class NetSpec:
-    """A network by name, with what may vary in it; an option a network does not have is an error.
+    """A network by name, with its options; an option that a network does not have is an error.
 
-    ``width`` is the channels of the first convolution; None is the published width. ``last_stride``
-    is the stride of the last stage, 2 unless given. ``block`` is the residual block of the CIFAR
-    networks: the one released with AlignMixup, or the standard one. ``pretrained`` starts from
-    ImageNet's weights, which want ImageNet's mean and deviation. ``zero_norms`` starts the last
-    norm of each residual branch at zero, so that every block begins as its shortcut.
+    Args:
+        name: Network of this package, or ``"timm:NAME"`` or ``"torchvision:NAME"``.
+        width: Channels of the first convolution; None: as published.
+        stem_stride: Stride of the first convolution of the CIFAR networks.
+        stem_norm: Whether the first convolution is followed by a norm and ReLU.
+        block: Residual block of the CIFAR networks: the one released with AlignMixup, or the
+            standard one.
+        head: Classifier of the CIFAR networks: of the pooled or of the flattened map.
+        last_stride: Stride of the last stage; None: 2.
+        pretrained: Start from ImageNet weights, with ImageNet's mean and deviation.
+        zero_norms: Start the last norm of each residual branch at zero, so that every block begins
+            as its shortcut.
+        autoencoder: Embedding, with a decoder, in place of the head: a vector of the flattened or
+            of the pooled map, or a tensor.
+        variational: Whether the autoencoder is variational.
+        decoder: Whether the autoencoder has its decoder.
+        map_size: Side the map is averaged down to before the embedding; None: its own.
 
-    ``autoencoder`` puts an embedding of that kind (a vector that reads the flattened or the pooled
-    map, or a tensor) and a decoder beside the network, whose own head goes and cannot be chosen
-    then; ``variational``, ``decoder`` and ``map_size``, the side the map is averaged down to before
-    the embedding, are for it alone.
+    Example:
+        ```python
+        net = am.NetSpec("preact_resnet18", width=16, head="flatten")
+        ```
     """
 
     name: str
