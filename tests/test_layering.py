@@ -36,7 +36,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "training": {"registry", "contracts", "ops"},
     "evaluation": {"registry", "contracts", "hooks", "mixers", "ops"},
     "report": {"registry", "contracts"},
-    "recipes": {"registry", "contracts", "datasets", "mixers", "models", "report", "training"},
+    "recipes": {"registry", "contracts", "datasets", "mixers", "models", "training"},
     "experiments": _BELOW | {"recipes"},
     "figures": _BELOW | {"experiments", "recipes", "report"},
     "demo": _BELOW | {"experiments", "figures", "recipes", "report"},
@@ -50,7 +50,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "recipes",
         "report",
     },
-    "__init__": {"registry", "contracts", "evaluation", "experiments", "mixers", "ops"},
+    "__init__": _BELOW | {"experiments", "recipes"},
 }
 
 # Imported where they are needed, inside a function. Kernel files import triton at their top, and

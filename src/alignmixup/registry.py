@@ -33,6 +33,7 @@ __all__ = [
     "import_plugin",
     "imported_plugins",
     "register_mixer",
+    "register_recipe",
     "suggestion",
 ]
 
@@ -147,6 +148,35 @@ def register_mixer(mixer: type[T]) -> type[T]:
     """
     MIXERS.add(mixer.__name__, mixer)
     return mixer
+
+
+def register_recipe(function: Callable[[], T]) -> Callable[[], T]:
+    """Register a function of one recipe, or of several; each is found by its name.
+
+    Args:
+        function: Takes no arguments and returns a ``Recipe`` or an iterable of them. It is called
+            when a recipe is first looked up.
+
+    Returns:
+        The function.
+
+    Example:
+        ```python
+        @am.register_recipe
+        def narrow() -> am.Recipe:
+            return am.Recipe(
+                am.RecipeKey("cifar10", "r18", "input", "narrow"),
+                am.DataSpec("cifar10"),
+                am.NetSpec("preact_resnet18", width=16),
+                am.InputMixup(alpha=0.2),
+                am.TrainSettings(epochs=30, schedule="cosine", milestones=()),
+            )
+
+
+        print(narrow().name)  # for am.train, or "alignmixup train"
+        ```
+    """
+    return RECIPES.add(f"{function.__module__}.{function.__qualname__}", function)  # type: ignore[no-any-return]
 
 
 _plugins: list[str] = []

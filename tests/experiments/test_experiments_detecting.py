@@ -4,7 +4,7 @@ import json
 import os
 import re
 import signal
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -14,12 +14,14 @@ from torch import nn
 
 from alignmixup.cli import main
 from alignmixup.experiments import detecting, detector_fit
+from alignmixup.experiments.data_record import DataRecord
 from alignmixup.experiments.detecting import KINDS, Transfer, schedule, transfer
 from alignmixup.experiments.run_folder import claim
 from alignmixup.models import build
 from alignmixup.recipes.catalogue import find_recipe
 from alignmixup.recipes.schema import changed
-from alignmixup.report.tables import read_results, table
+from alignmixup.report.reading import read_results
+from alignmixup.report.tables import table
 from alignmixup.training.checkpoint import Checkpoint, CheckpointWriter, load_checkpoint
 from torchvision_ops import patch_torchvision_ops
 
@@ -73,7 +75,8 @@ def weights():
 
 def finished_run(folder, weights, epochs=1, name="imagenet-r50-alignmixup"):
     """The folder of a run, as training leaves it after one epoch."""
-    claim(folder, changed(find_recipe(name), {"train.epochs": epochs}))
+    images = DataRecord("imagenet", ("a", "b"), 224, (0.5,) * 3, (0.25,) * 3, 2, 2)
+    claim(folder, changed(find_recipe(name), {"train.epochs": epochs}), images)
     writer = CheckpointWriter(folder / "checkpoint.safetensors")
     tensors = {f"model.{k}": v for k, v in weights.state_dict().items()}
     writer.save(Checkpoint(tensors, {"epoch": 1}))
@@ -147,7 +150,8 @@ def test_results_are_appended_once_with_what_they_are_of(run, root):
     lines = (run / "results.jsonl").read_text().splitlines()
     assert [json.loads(line)["metric"] for line in lines] == ["map", "map_area"]
     first = json.loads(lines[0])
-    assert (first["recipe"], first["task"]) == ("imagenet-r50-alignmixup", "detection")
+    assert first["key"] == asdict(find_recipe("imagenet-r50-alignmixup").key)
+    assert first["task"] == "detection"
     told = {"data": "voc07", "network": "ssd-r50", "num_images": 2, "num_trained": NUM_TRAIN - 1}
     assert told.items() <= first["settings"].items()
     assert first["settings"]["trained_on"] == "voc2007"
@@ -162,7 +166,11 @@ def test_the_report_shows_them_beside_the_published_figure(run, root):
     with_coco = Transfer("coco", schedule("coco", epochs=1, batch_size=2))
     call(run, root, with_coco)
     made = table(read_results([run]), "detection")
-    assert made.columns == ("Method", "Pascal VOC07 SSD R-50 mAP", "MS-COCO Faster R-CNN R-50 mAP")
+    assert made.columns == (
+        "Method",
+        "Pascal VOC07 SSD R-50 mAP (%)",
+        "MS-COCO Faster R-CNN R-50 mAP (%)",
+    )
     rows = {row[0]: row[1:] for row in made.rows}
     ours = rows["AlignMixup"]
     assert ours[0] == "100.00 (78.40)"

@@ -6,7 +6,7 @@ from alignmixup.cli import main
 from alignmixup.experiments import built_in
 from alignmixup.experiments.built_in import BuiltIn
 
-TINY = BuiltIn(width=4, num_test=40, head_epochs=1, head_images=32)
+TINY = BuiltIn(width=4, num_test=40, head_epochs=1, head_images=64)
 
 
 def test_alignment_before_pooling_changes_no_logits_in_any_trained_network(tmp_path, monkeypatch):
@@ -21,7 +21,7 @@ def test_alignment_before_pooling_changes_no_logits_in_any_trained_network(tmp_p
     assert len(changes) == 8
     for network, layer in (("pooled head", "layer4"), ("AE pooled f", "encoder")):
         assert changes.pop((network, layer)) < 1e-5
-    assert all(value > 1e-2 for value in changes.values()), changes
+    assert all(value > 1e-3 for value in changes.values()), changes
 
 
 def test_heads_take_no_run(capsys):

@@ -34,7 +34,7 @@ from alignmixup.evaluation.tasks.localization import LocalizationSettings, local
 from alignmixup.evaluation.tasks.ood import ood_from_logits
 from alignmixup.experiments.outliers import Outliers
 from alignmixup.experiments.subjects import Pictures, Subject
-from alignmixup.recipes.schema import check_kind
+from alignmixup.recipes.records import check_kind
 
 __all__ = ["DETECTION", "TASKS", "LeftOut", "OnImages", "Scene", "check_options", "task_names"]
 

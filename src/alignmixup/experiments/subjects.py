@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from alignmixup import datasets
-from alignmixup.contracts import ImageSet, Mixer
+from alignmixup.contracts import ImageSet, Mixer, RecipeKey
 from alignmixup.datasets.box_lists import boxes_in_view
 from alignmixup.datasets.folder import BoxedFileSet, FileSet
 from alignmixup.datasets.loading.stream import CENTRE
@@ -76,7 +76,9 @@ def open_subject(
         if images is None:
             raise ValueError("a module is scored on images: pass an ImageSet, or batches (x, y)")
         model = run if device == "auto" else run.to(pick_device(device))
-        return Subject(model, None, {"recipe": type(run).__name__}), images
+        data = getattr(images, "name", "unknown")
+        key = RecipeKey(data, type(run).__name__, "unknown")
+        return Subject(model, None, {"key": key}), images
     if not isinstance(run, str | Path):
         raise ValueError(f"pass the folder of a run or an nn.Module, got {type(run).__name__}")
     folder = Path(run)
