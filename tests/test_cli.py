@@ -15,8 +15,10 @@ from PIL import Image
 from alignmixup.cli import main
 from alignmixup.cli.program import COMMANDS
 from alignmixup.cli.training import _with_values
-from alignmixup.contracts import Result
+from alignmixup.contracts import RecipeKey, Result
 from picture_folder import make_pictures
+
+KEY = RecipeKey("cifar10", "r18", "alignmixup")
 
 
 def call(capsys, *args):
@@ -58,7 +60,7 @@ def test_recipes_lists_the_published_figure(capsys):
     [
         (["fly"], "unknown command 'fly'"),
         (["recipes", "nothing-like-this"], "no recipe matches 'nothing-like-this'"),
-        (["train", "cifar10-r18-alignmix"], "did you mean cifar10-r18-alignmixup"),
+        (["train", "cifar10-r18-alignmix"], "did you mean 'cifar10-r18-alignmixup'"),
         (["data", "check", "mnist"], "unknown data set 'mnist'"),
         (["data", "sell", "mnist"], "unknown data command 'sell'"),
         (["figure", "mona-lisa"], "unknown figure 'mona-lisa'"),
@@ -106,7 +108,7 @@ def test_train_and_evaluate_from_the_command_line(capsys, tmp_path):
     assert "top-1 after 2 epochs: last " in said
     recipe = json.loads((out / "run.json").read_text())
     assert recipe["data"]["name"] == pictures
-    assert recipe["name"].endswith("-r18-alignmixup-fast-limit16")
+    assert (recipe["key"]["network"], recipe["key"]["variant"]) == ("r18", "fast-limit16")
     assert recipe["mixer"]["num_iters"] == 5
     status, said, _ = call(capsys, "evaluate", str(out), "--tasks", "accuracy", "calibration")
     assert status == 0
@@ -121,7 +123,13 @@ def test_train_and_evaluate_from_the_command_line(capsys, tmp_path):
 
 def test_report_puts_ours_beside_the_published_figure(capsys, tmp_path):
     lines = [
-        Result("accuracy", "top1_median10", 96.5, recipe="cifar10-r18-alignmixup", seed=seed)
+        Result(
+            "accuracy",
+            "top1_median10",
+            96.5,
+            key=KEY,
+            seed=seed,
+        )
         for seed in (0, 1)
     ]
     (tmp_path / "results.jsonl").write_text("".join(x.to_json() + "\n" for x in lines))
@@ -142,13 +150,13 @@ def test_report_puts_ours_beside_the_published_figure(capsys, tmp_path):
 
 def test_a_report_without_a_figure_says_so(capsys, tmp_path):
     # Scored in the middle of training: no figure of the end, which is what the tables show.
-    scored = Result("accuracy", "top1", 96.5, recipe="cifar10-r18-alignmixup", seed=0)
+    scored = Result("accuracy", "top1", 96.5, key=KEY, seed=0)
     (tmp_path / "results.jsonl").write_text(scored.to_json() + "\n")
     for args in ([str(tmp_path)], []):
         status, _, err = call(capsys, "report", *args)
         assert status == 1
         assert "no figure for a table in" in err
-    calibrated = Result("calibration", "ece", 1.5, recipe="cifar10-r18-alignmixup", seed=0)
+    calibrated = Result("calibration", "ece", 1.5, key=KEY, seed=0)
     with (tmp_path / "results.jsonl").open("a") as file:
         file.write(calibrated.to_json() + "\n")
     status, out, _ = call(capsys, "report", str(tmp_path))
@@ -158,7 +166,7 @@ def test_a_report_without_a_figure_says_so(capsys, tmp_path):
 
 @pytest.mark.filterwarnings("always")
 def test_a_warning_is_one_line(capsys, tmp_path):
-    whole = Result("calibration", "ece", 1.5, recipe="cifar10-r18-alignmixup", seed=0).to_json()
+    whole = Result("calibration", "ece", 1.5, key=KEY, seed=0).to_json()
     (tmp_path / "results.jsonl").write_text(f"{whole}\n{whole[:50]}")
     status, _, err = call(capsys, "report", str(tmp_path))
     assert status == 0
@@ -188,6 +196,11 @@ def test_the_demo_writes_its_report(capsys, tmp_path, monkeypatch):
     for picture in ("curves.png", "pairs.png"):
         assert (tmp_path / "demo" / picture).stat().st_size > 5000
         assert picture in page
+    status, out, _ = call(capsys, "report", str(tmp_path / "demo" / "runs"))
+    assert status == 0
+    assert "shapes r18-flatten" in out
+    for row in ("Baseline (demo, last epoch)", "Input mixup (demo, ", "AlignMixup (demo, "):
+        assert row in out
 
 
 def test_the_installed_program_runs():

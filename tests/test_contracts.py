@@ -1,4 +1,4 @@
-"""The shared contracts: draws, mixed batches, image sets and results."""
+"""The shared contracts: draws, mixed batches, image sets, recipe keys and results."""
 
 from __future__ import annotations
 
@@ -12,7 +12,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from alignmixup.contracts import Draw, ImageSet, Mixed, Mixer, Result, fusible, fusing, soft_targets
+from alignmixup.contracts import (
+    Draw,
+    ImageSet,
+    Mixed,
+    Mixer,
+    RecipeKey,
+    Result,
+    fusible,
+    fusing,
+    soft_targets,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,12 +216,37 @@ def test_a_bad_image_set_is_named(changes: dict[str, object], message: str) -> N
 # ---- results -------------------------------------------------------------------------------------
 
 
+KEY = RecipeKey("tiny", "r18", "none", "fast")
+BASE = RecipeKey("cifar10", "r18", "none", "fast")
+
+
+def test_a_name_is_rendered_from_the_parts_of_a_key() -> None:
+    plain = RecipeKey("cifar10", "wrn28-10", "alignmixup-ae")
+    assert (plain.name, plain.labels) == ("cifar10-wrn28-10-alignmixup-ae", ())
+    twin = plain.labeled("unaligned", "", "fast")
+    assert twin.name == "cifar10-wrn28-10-alignmixup-ae-unaligned-fast"
+    assert (twin.variant, twin.labels) == ("unaligned-fast", ("unaligned", "fast"))
+    assert twin.labeled() == twin != plain
+    assert len({plain, twin, dataclasses.replace(twin, variant="")}) == 2
+
+
+def test_a_line_of_before_keys_has_one_of_its_settings_and_its_old_name() -> None:
+    old = {"task": "accuracy", "metric": "top1", "value": 95.1, "recipe": "ablation-cifar100-ae-xA"}
+    trained = {"mixer": "AlignMixupAE", "data.name": "cifar100", "net.name": "preact_resnet18"}
+    read = Result.from_json(json.dumps({**old, "trained": trained}))
+    expected = RecipeKey("cifar100", "preact_resnet18", "AlignMixupAE", "ablation-cifar100-ae-xA")
+    assert read.key == expected
+    assert Result.from_json(read.to_json()) == read
+    older = Result.from_json(json.dumps(old))
+    assert older.key == RecipeKey("unknown", "unknown", "unknown", "ablation-cifar100-ae-xA")
+
+
 def result() -> Result:
     return Result("fgsm", "error", 12.5, settings={"eps": 8 / 255, "steps": [1, 2], "note": None})
 
 
 def test_a_result_is_one_line_of_json_and_back() -> None:
-    stamped = result().stamped(recipe="cifar10-r18-none", seed=3, epoch=200, version="0.1.0")
+    stamped = result().stamped(key=KEY, base=BASE, seed=3, epoch=200, version="0.1.0")
     line = stamped.to_json()
     assert "\n" not in line
     assert json.loads(line)["settings"] == {"eps": 8 / 255, "steps": [1, 2], "note": None}
@@ -227,8 +262,8 @@ def test_a_line_without_provenance_is_a_result_too() -> None:
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_number_that_json_does_not_have_is_not_written(value):
-    with pytest.raises(ValueError, match=f"calibration ece = {value} of tiny cannot be recorded"):
-        Result("calibration", "ece", value, recipe="tiny").to_json()
+    with pytest.raises(ValueError, match=f"ece = {value} of tiny-r18-none-fast cannot be recorded"):
+        Result("calibration", "ece", value, key=KEY).to_json()
     with pytest.raises(ValueError, match=r"calibration ece = 1\.0 of no recipe cannot be recorded"):
         Result("calibration", "ece", 1.0, {"bin_width": value}).to_json()
 

@@ -83,7 +83,7 @@ def plugins(tmp_path_factory):
 
 def recipe():
     return Recipe(
-        name="outside",
+        key=RecipeKey("outside_data", "outside_net", "alignmixup"),
         data=DataSpec("outside_data", pad=1),
         net=NetSpec("outside_net", width=4),
         mixer=AlignMixup(layer="features"),

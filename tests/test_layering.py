@@ -38,16 +38,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "training": {"registry", "contracts", "ops"},
     "evaluation": {"checking", "registry", "contracts", "datasets", "hooks", "mixers", "ops"},
     "report": {"registry", "contracts"},
-    "recipes": {
-        "checking",
-        "registry",
-        "contracts",
-        "datasets",
-        "mixers",
-        "models",
-        "report",
-        "training",
-    },
+    "recipes": {"checking", "registry", "contracts", "datasets", "mixers", "models", "training"},
     "experiments": _BELOW | {"recipes"},
     "figures": _BELOW | {"experiments", "recipes", "report"},
     "demo": _BELOW | {"experiments", "figures", "recipes", "report"},
@@ -61,7 +52,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "recipes",
         "report",
     },
-    "__init__": {"registry", "contracts", "evaluation", "experiments", "mixers", "ops"},
+    "__init__": _BELOW | {"experiments", "recipes"},
 }
 
 # Imported where they are needed, inside a function. Kernel files import triton at their top, and

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         ImageSet as ImageSet,
         Mixed as Mixed,
         Mixer as Mixer,
+        RecipeKey as RecipeKey,
         Result as Result,
     )
     from alignmixup.evaluation.effect import Effect as Effect, alignment_effect as alignment_effect
@@ -39,26 +40,39 @@ if TYPE_CHECKING:
     from alignmixup.mixers.saliencymix import SaliencyMix as SaliencyMix
     from alignmixup.mixers.stylecutmix import StyleCutMix as StyleCutMix
     from alignmixup.mixers.stylemix import StyleMix as StyleMix
+    from alignmixup.models.zoo import NetSpec as NetSpec
     from alignmixup.ops.align import align_mix as align_mix
     from alignmixup.ops.cost import pairwise_cost as pairwise_cost
     from alignmixup.ops.sinkhorn import Transport as Transport, sinkhorn as sinkhorn
+    from alignmixup.recipes.schema import DataSpec as DataSpec, Recipe as Recipe
     from alignmixup.registry import (
         register_dataset as register_dataset,
         register_mixer as register_mixer,
         register_model as register_model,
+        register_recipe as register_recipe,
         register_task as register_task,
     )
+    from alignmixup.training.settings import TrainSettings as TrainSettings
 
 # Where each public name is defined; mixers are found in their registry.
 _MODULES = {
-    "contracts": ("Draw", "ImageSet", "Mixed", "Mixer", "Result"),
+    "contracts": ("Draw", "ImageSet", "Mixed", "Mixer", "RecipeKey", "Result"),
     "evaluation.effect": ("Effect", "alignment_effect"),
     "experiments.run": ("train",),
     "experiments.scoring": ("evaluate",),
+    "models.zoo": ("NetSpec",),
     "ops.align": ("align_mix",),
     "ops.cost": ("pairwise_cost",),
     "ops.sinkhorn": ("Transport", "sinkhorn"),
-    "registry": ("register_dataset", "register_mixer", "register_model", "register_task"),
+    "recipes.schema": ("DataSpec", "Recipe"),
+    "registry": (
+        "register_dataset",
+        "register_mixer",
+        "register_model",
+        "register_recipe",
+        "register_task",
+    ),
+    "training.settings": ("TrainSettings",),
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
 

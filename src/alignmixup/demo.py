@@ -10,7 +10,7 @@ import html
 from pathlib import Path
 
 from alignmixup import datasets
-from alignmixup.contracts import Mixer
+from alignmixup.contracts import Mixer, RecipeKey
 from alignmixup.evaluation.effect import alignment_effect
 from alignmixup.experiments.run import Sets, open_run, train
 from alignmixup.figures.correspondences import aligned_pair, draw_pairs
@@ -25,13 +25,11 @@ from alignmixup.training import Summary, TrainSettings
 from alignmixup.training.ledger import read_ledger
 from alignmixup.training.trainer import LEDGER
 
-__all__ = ["demo"]
-
 LAYER = "layer4"
-METHODS: dict[str, Mixer] = {
-    "no mixing": NoMix(),
-    "input mixup": InputMixup(),
-    "AlignMixup": AlignMixup(LAYER),
+METHODS: dict[str, tuple[str, Mixer]] = {
+    "no mixing": ("baseline", NoMix()),
+    "input mixup": ("input", InputMixup()),
+    "AlignMixup": ("alignmixup", AlignMixup(LAYER)),
 }
 
 
@@ -40,10 +38,10 @@ def demo(out: Path, *, epochs: int = 12, num_train: int = 5000, num_test: int = 
     sets = Sets(datasets.shapes("train", num_train), datasets.shapes("test", num_test))
     summaries: dict[str, Summary] = {}
     curves: dict[str, list[tuple[int, float]]] = {}
-    for name, mixer in METHODS.items():
+    for name, (method, mixer) in METHODS.items():
         print(f"{name}:")
         folder = out / "runs" / name.replace(" ", "-").lower()
-        summaries[name] = train(recipe(name, mixer, epochs), folder, sets=sets)
+        summaries[name] = train(recipe(method, mixer, epochs), folder, sets=sets)
         curves[name] = _curve(folder)
         print(f"  {summaries[name]}")
     run = open_run(out / "runs" / "alignmixup", sets.test.num_classes, 32, device="cpu")
@@ -57,10 +55,10 @@ def demo(out: Path, *, epochs: int = 12, num_train: int = 5000, num_test: int = 
     return _write_page(out, _table(summaries, epochs, num_train), str(effect))
 
 
-def recipe(name: str, mixer: Mixer, epochs: int) -> Recipe:
-    """One network of the demo: narrow enough for two cores."""
+def recipe(method: str, mixer: Mixer, epochs: int) -> Recipe:
+    """Return the recipe of one network of the demo, narrow enough for two cores."""
     return Recipe(
-        name=f"demo-{name}",
+        key=RecipeKey("shapes", "r18-flatten", method, "demo"),
         data=DataSpec("shapes", flip=False),
         net=NetSpec("preact_resnet18", width=8, head="flatten"),
         mixer=mixer,

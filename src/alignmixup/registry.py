@@ -39,6 +39,7 @@ __all__ = [
     "register_dataset",
     "register_mixer",
     "register_model",
+    "register_recipe",
     "register_task",
     "suggestion",
 ]
@@ -336,6 +337,35 @@ def register_task(name: str, *, units: Mapping[str, str] | None = None) -> Calla
         return function
 
     return register
+
+
+def register_recipe(function: Callable[[], T]) -> Callable[[], T]:
+    """Register a function of one recipe, or of several; each is found by its name.
+
+    Args:
+        function: Takes no arguments and returns a ``Recipe`` or an iterable of them. It is called
+            when a recipe is first looked up.
+
+    Returns:
+        The function.
+
+    Example:
+        ```python
+        @am.register_recipe
+        def narrow() -> am.Recipe:
+            return am.Recipe(
+                am.RecipeKey("cifar10", "r18", "input", "narrow"),
+                am.DataSpec("cifar10"),
+                am.NetSpec("preact_resnet18", width=16),
+                am.InputMixup(alpha=0.2),
+                am.TrainSettings(epochs=30, schedule="cosine", milestones=()),
+            )
+
+
+        print(narrow().name)  # for am.train, or "alignmixup train"
+        ```
+    """
+    return RECIPES.add(f"{function.__module__}.{function.__qualname__}", function)  # type: ignore[no-any-return]
 
 
 _plugins: list[str] = []

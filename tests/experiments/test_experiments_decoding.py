@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from alignmixup.cli import main
+from alignmixup.contracts import RecipeKey
 from alignmixup.datasets import shapes
 from alignmixup.experiments import decoding
 from alignmixup.experiments.decoding import DECODER, DecoderSettings, open_painter, train_decoder
@@ -25,7 +26,7 @@ from alignmixup.mixers import AlignMixup, AlignMixupAE, AlignMixupVAE, NoMix
 from alignmixup.models import PreActResNet18, build
 from alignmixup.models.zoo import NetSpec
 from alignmixup.recipes.schema import DataSpec, Recipe
-from alignmixup.report.tables import read_results
+from alignmixup.report.reading import read_results
 from alignmixup.training import TrainSettings
 
 SMALL = DecoderSettings(epochs=3, batch_size=25, lr=1e-2, channels=16)
@@ -40,7 +41,8 @@ def sets():
 
 def run_of(folder, sets, net, mixer):
     settings = TrainSettings(epochs=1, batch_size=50, lr=0.01, milestones=(), device="cpu")
-    recipe = Recipe("tiny", DataSpec("shapes", flip=False), net, mixer, settings)
+    key = RecipeKey("shapes", "r18", "baseline")
+    recipe = Recipe(key, DataSpec("shapes", flip=False), net, mixer, settings)
     train(recipe, folder, sets=sets, quiet=True)
     return folder
 
@@ -83,7 +85,7 @@ def test_settings_and_errors_are_kept_with_the_run(decoded):
     results = {r.metric: r for r in read_results([folder]) if r.task == "reconstruction"}
     assert results["error"].value == measured.error
     assert results["mean_image_error"].value == measured.mean_image_error
-    assert (results["error"].recipe, results["error"].settings["layer"]) == ("tiny", "layer3")
+    assert (results["error"].key.data, results["error"].settings["layer"]) == ("shapes", "layer3")
 
 
 def test_asked_again_nothing_changes_and_other_settings_are_refused(decoded, sets):

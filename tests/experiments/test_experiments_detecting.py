@@ -4,7 +4,7 @@ import json
 import os
 import re
 import signal
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -18,7 +18,8 @@ from alignmixup.experiments.detecting import KINDS, Transfer, schedule, transfer
 from alignmixup.models import build
 from alignmixup.recipes.catalogue import find_recipe
 from alignmixup.recipes.schema import changed
-from alignmixup.report.tables import read_results, table
+from alignmixup.report.reading import read_results
+from alignmixup.report.tables import table
 from alignmixup.training.checkpoint import Checkpoint, CheckpointWriter, load_checkpoint
 from torchvision_ops import patch_torchvision_ops
 
@@ -148,7 +149,8 @@ def test_results_are_appended_once_with_what_they_are_of(run, root):
     lines = (run / "results.jsonl").read_text().splitlines()
     assert [json.loads(line)["metric"] for line in lines] == ["map", "map_area"]
     first = json.loads(lines[0])
-    assert (first["recipe"], first["task"]) == ("imagenet-r50-alignmixup", "detection")
+    assert first["key"] == asdict(find_recipe("imagenet-r50-alignmixup").key)
+    assert first["task"] == "detection"
     told = {"data": "voc07", "network": "ssd-r50", "num_images": 2, "num_trained": NUM_TRAIN - 1}
     assert told.items() <= first["settings"].items()
     assert first["settings"]["trained_on"] == "voc2007"

@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 
 import alignmixup as am
+from alignmixup.contracts import RecipeKey
 from alignmixup.datasets import shapes
 from alignmixup.experiments import run as run_module
 from alignmixup.experiments.batches import load_split, shortened
@@ -23,14 +24,14 @@ from alignmixup.mixers import AlignMixup, NoMix, StyleCutMix, StyleMix
 from alignmixup.models.zoo import NetSpec
 from alignmixup.ops.adain import load_adain, save_adain, small_adain
 from alignmixup.recipes.schema import DataSpec, Recipe, changed, limited, on_data
-from alignmixup.report.tables import read_results
+from alignmixup.report.reading import read_results
 from alignmixup.training import Stopped, TrainSettings
 from alignmixup.training.adain_fit import class_style_distances
 from alignmixup.training.ledger import read_ledger
 from alignmixup.training.trainer import LEDGER
 
 RECIPE = Recipe(
-    name="shapes-r18-alignmixup",
+    key=RecipeKey("shapes", "r18", "alignmixup"),
     data=DataSpec("shapes"),
     net=NetSpec("preact_resnet18", width=4),
     mixer=AlignMixup("layer4", num_iters=10),
@@ -57,7 +58,7 @@ def test_a_finished_run_has_its_accuracies_with_where_they_come_from(finished):
     figures = {r.metric: r for r in results if r.task == "accuracy" and r.metric != "top1"}
     assert set(figures) == {"top1_best", "top1_last"}  # too short for a median of ten epochs
     for result in figures.values():
-        assert (result.recipe, result.seed, result.epoch) == ("shapes-r18-alignmixup", 0, 2)
+        assert (result.key, result.seed, result.epoch) == (RECIPE.key, 0, 2)
         assert result.trained == {
             "mixer": "AlignMixup",
             "mixer.num_iters": 10,
@@ -155,8 +156,9 @@ def test_a_run_on_given_sets_is_recorded_as_theirs_and_scored_on_no_others(tmp_p
     mine = renamed(sets, "mine", tuple("abcdefghij"))
     train(ONE, tmp_path, sets=mine, quiet=True)
     record = json.loads((tmp_path / "run.json").read_text())
-    assert (record["name"], record["data"]["name"]) == ("mine-r18-alignmixup", "mine")
-    assert {r.recipe for r in read_results([tmp_path])} == {"mine-r18-alignmixup"}
+    assert (record["key"]["data"], record["data"]["name"]) == ("mine", "mine")
+    assert record["base"] == dataclasses.asdict(RECIPE.key)
+    assert {r.key.name for r in read_results([tmp_path])} == {"mine-r18-alignmixup"}
     assert {r.trained["data.name"] for r in read_results([tmp_path])} == {"mine"}
     with pytest.raises(ValueError, match=r"passed as sets= \('mine', 40 test images\), which no"):
         evaluate(tmp_path, device="cpu")
@@ -196,14 +198,21 @@ def test_a_run_of_an_older_version_opens_and_resumes(finished, sets, tmp_path):
     for file in finished.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     record = json.loads((tmp_path / "run.json").read_text())
-    del record["images"], record["data"]["limit"]
+    del record["images"], record["data"]["limit"], record["key"], record["base"]
+    record["name"] = "demo-alignmixup"
     record["train"] |= {"compile": True, "capture": False, "channels_last": True}
     record["train"]["precision"] = "float32"
     (tmp_path / "run.json").write_text(json.dumps(record))
     with pytest.raises(ValueError, match="recorded no classes: pass num_classes and image_size"):
         open_run(tmp_path, device="cpu")
-    assert open_run(tmp_path, 10, 32, device="cpu").data is None
+    run = open_run(tmp_path, 10, 32, device="cpu")
+    assert run.data is None
+    # Before there were keys: one of its settings, and its old name.
+    key = RecipeKey("shapes", "preact_resnet18", "AlignMixup", "demo-alignmixup")
+    assert (run.recipe.key, run.recipe.base) == (key, None)
     assert train(RECIPE, tmp_path, sets=sets, quiet=True).is_complete
+    done = evaluate(run.folder, sets.test, device="cpu")
+    assert {result.key for result in done.results} == {key}
 
 
 def make_folder(root, size=20):
@@ -260,7 +269,7 @@ def test_fewer_images_than_a_batch_are_refused(tmp_path, sets):
 def test_a_limit_shortens_any_set_and_is_in_the_name_of_its_results(tmp_path, sets):
     train(ONE, tmp_path, sets=sets, changes={"data.limit": 20}, quiet=True)
     results = read_results([tmp_path])
-    assert {r.recipe for r in results} == {"shapes-r18-alignmixup-limit20"}
+    assert {r.key.name for r in results} == {"shapes-r18-alignmixup-limit20"}
     assert {r.trained["data.limit"] for r in results} == {20}
     data = open_run(tmp_path, device="cpu").data
     assert (data.num_train, data.num_test) == (20, 20)
@@ -392,7 +401,7 @@ def test_evaluate_scores_a_run_and_appends(finished, sets):
     )
     assert done.value("fgsm", "top1_error") >= done.value("fgsm", "clean_error") - 1e-9
     assert len(read_results([finished])) == before + len(done.results)
-    assert {r.recipe for r in done.results} == {"shapes-r18-alignmixup"}
+    assert {r.key.name for r in done.results} == {"shapes-r18-alignmixup"}
 
 
 def test_localisation_cost_and_noise_come_with_the_data(finished, sets, tmp_path):

@@ -14,6 +14,7 @@ from torch import nn
 import alignmixup as am
 from alignmixup import datasets, models
 from alignmixup.cli import main
+from alignmixup.contracts import RecipeKey
 from alignmixup.datasets import shapes
 from alignmixup.datasets.tiny_imagenet import TinyLayout, load_tiny
 from alignmixup.evaluation import outliers
@@ -29,7 +30,8 @@ from alignmixup.mixers import NoMix, StyleMix
 from alignmixup.models.zoo import NetSpec
 from alignmixup.recipes.schema import DataSpec, Recipe
 from alignmixup.registry import DATASETS, TASKS
-from alignmixup.report.tables import read_results, table
+from alignmixup.report.reading import read_results
+from alignmixup.report.tables import table
 from alignmixup.training import TrainSettings
 from tiny_folder import LAYOUT, make_tiny
 
@@ -320,7 +322,7 @@ def test_networks_with_maps_of_their_own_are_localized(images):
 
 def recipe_on(name, mixer=None):
     return Recipe(
-        name="run",
+        key=RecipeKey(name, "r18", "baseline"),
         data=DataSpec(name),
         net=NetSpec("preact_resnet18", width=4),
         mixer=mixer or NoMix(),
@@ -417,7 +419,10 @@ def test_noise_has_its_seed_among_the_settings_and_seeds_are_still_averaged(two_
     ]
     runs = [
         dataclasses.replace(
-            uniform, recipe="cifar100-r18-input", seed=s, settings={**uniform.settings, "seed": s}
+            uniform,
+            key=RecipeKey("cifar100", "r18", "input"),
+            seed=s,
+            settings={**uniform.settings, "seed": s},
         )
         for s in (0, 1)
     ]

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from alignmixup.contracts import RecipeKey
 from alignmixup.datasets import shapes
 from alignmixup.experiments.run import Sets, train
 from alignmixup.figures import sources
@@ -57,7 +58,7 @@ def test_correspondences_join_each_position_to_its_strongest_match():
 def test_figures_of_a_run_use_its_network_and_its_settings(monkeypatch, tmp_path, images):
     monkeypatch.setattr(sources.datasets, "shapes", lambda split: images)
     recipe = Recipe(
-        name="tiny-run",
+        key=RecipeKey("shapes", "r18", "alignmixup", "run"),
         data=DataSpec("shapes"),
         net=NetSpec("preact_resnet18", width=4),
         mixer=AlignMixup("layer3", num_iters=7),
@@ -66,7 +67,7 @@ def test_figures_of_a_run_use_its_network_and_its_settings(monkeypatch, tmp_path
     train(recipe, tmp_path / "run", sets=Sets(shapes("train", 16), images), quiet=True)
     source = sources.run_source(tmp_path / "run", None)
     assert (source.layer, source.num_iters) == ("layer3", 7)
-    assert source.what == "run tiny-run, 1 epoch"
+    assert source.what == "run shapes-r18-alignmixup-run, 1 epoch"
     png, pdf = draw_figure("correspondences", tmp_path, run=tmp_path / "run")
     assert png.stat().st_size > 5000
     assert pdf.read_bytes().startswith(b"%PDF")

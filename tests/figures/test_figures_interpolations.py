@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from alignmixup.cli import main
+from alignmixup.contracts import RecipeKey
 from alignmixup.datasets import shapes
 from alignmixup.experiments import built_in, decoding
 from alignmixup.experiments.built_in import BuiltIn, DecodedSource, decoded_source, small_recipe
@@ -158,7 +159,7 @@ def test_the_built_in_network_is_trained_once_and_serves_every_figure(
     ways = {(r["settings"]["plan"], r["settings"].get("kept_share")) for r in lines}
     assert {(plan, share) for plan in ("aligned", "oracle") for share in (0.0, 0.2, 1.0)} <= ways
     assert {r["task"] for r in lines} == {"pose"}
-    assert lines[0]["recipe"] == "shapes-r18-baseline"
+    assert RecipeKey(**lines[0]["key"]).name == "shapes-r18-baseline"
     assert lines[0]["date"]
 
 
@@ -167,7 +168,7 @@ def test_figures_of_a_run_are_those_of_its_decoder(tmp_path, capsys, monkeypatch
     sets = {"train": shapes("train", 16), "test": images}
     monkeypatch.setattr(decoding, "load_split", lambda spec, split, root: sets[split])
     recipe = Recipe(
-        name="tiny-run",
+        key=RecipeKey("shapes", "r18", "baseline", "run"),
         data=DataSpec("shapes", flip=False),
         net=NetSpec("preact_resnet18", width=4),
         mixer=AlignMixup("layer3", num_iters=7),
@@ -182,8 +183,8 @@ def test_figures_of_a_run_are_those_of_its_decoder(tmp_path, capsys, monkeypatch
     assert main(["decoder", str(folder), *size]) == 0
     source = decoded_source(tmp_path, folder, 0, None)
     assert (source.painter.layer, source.num_iters) == ("layer3", 7)
-    assert source.what == "tiny-run, 1 epoch, decoder of layer3"
-    assert source.where()["recipe"] == "tiny-run"
+    assert source.what == "shapes-r18-baseline-run, 1 epoch, decoder of layer3"
+    assert source.where()["key"] == recipe.key
 
 
 def test_pose_is_measured_on_shapes_alone(tmp_path, monkeypatch, painter, images):

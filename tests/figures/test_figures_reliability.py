@@ -6,6 +6,7 @@ import re
 import numpy as np
 import pytest
 
+from alignmixup.contracts import RecipeKey
 from alignmixup.datasets import shapes
 from alignmixup.evaluation.tasks.calibration import Reliability
 from alignmixup.experiments.run import Sets, train
@@ -34,7 +35,7 @@ def images():
 @pytest.fixture(scope="module")
 def run(images, tmp_path_factory):
     recipe = Recipe(
-        name="small",
+        key=RecipeKey("shapes", "r18", "baseline", "small"),
         data=DataSpec("shapes"),
         net=NetSpec("wrn16_8", width=1),
         mixer=NoMix(),

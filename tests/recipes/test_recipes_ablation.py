@@ -8,39 +8,39 @@ import torch
 import torch.nn.functional as F
 
 from alignmixup import models
-from alignmixup.contracts import Result
+from alignmixup.contracts import RecipeKey, Result
 from alignmixup.models.autoencoder import AutoencodingClassifier
 from alignmixup.ops.align import align_mix
-from alignmixup.recipes.catalogue import find_recipe, published_cell, published_error, recipe_names
+from alignmixup.recipes.catalogue import find_recipe, recipe_names
 from alignmixup.recipes.schema import on_data
-from alignmixup.report.ablation import published
-from alignmixup.report.tables import RecipeName, parse_recipe, table
+from alignmixup.report.paper import cell_beside
+from alignmixup.report.tables import table
 from cases import draw_case, with_lam
 
 # The paper's table, typed once more: layers, accuracy unaligned, accuracy aligned.
 TABLE = {
-    "plain-x": ("x", None, None),
-    "plain-xe": ("x e", 80.81, None),
-    "plain-A": ("A", 79.07, 80.28),
-    "plain-e": ("e", 78.71, None),
-    "plain-xA": ("x A", 80.34, 81.71),
-    "plain-xAE": ("x A E", 80.46, 81.36),
-    "plain-xAe": ("x A e", 80.33, 81.92),
-    "ae-x": ("x", None, None),
-    "ae-xe": ("x e", 81.92, None),
-    "ae-A": ("A", 79.39, 81.04),
-    "ae-e": ("e", 79.49, None),
-    "ae-xA": ("x A", 81.78, 81.85),
-    "ae-xE": ("x E", 80.80, 81.54),
-    "ae-xAe": ("x A e", 81.61, 82.18),
-    "ae-xA2e": ("x A e", 81.47, 81.20),
-    "ae-xA4e": ("x A e", 81.61, 82.18),
-    "ae-xA8e": ("x A e", 80.49, 82.20),
-    "vae-x": ("x", None, None),
-    "vae-xmusigma": ("x e", 81.81, None),
-    "vae-xA": ("x A", 81.35, 81.85),
-    "vae-xMSigma": ("x E", 80.45, 81.10),
-    "vae-xAmusigma": ("x A e", 81.00, 81.89),
+    "alignmixup-x": ("x", None, None),
+    "alignmixup-xe": ("x e", 80.81, None),
+    "alignmixup-A": ("A", 79.07, 80.28),
+    "alignmixup-e": ("e", 78.71, None),
+    "alignmixup-xA": ("x A", 80.34, 81.71),
+    "alignmixup-xAE": ("x A E", 80.46, 81.36),
+    "alignmixup-xAe": ("x A e", 80.33, 81.92),
+    "alignmixup-ae-x": ("x", None, None),
+    "alignmixup-ae-xe": ("x e", 81.92, None),
+    "alignmixup-ae-A": ("A", 79.39, 81.04),
+    "alignmixup-ae-e": ("e", 79.49, None),
+    "alignmixup-ae-xA": ("x A", 81.78, 81.85),
+    "alignmixup-ae-xE": ("x E", 80.80, 81.54),
+    "alignmixup-ae-xAe": ("x A e", 81.61, 82.18),
+    "alignmixup-ae-xA2e": ("x A e", 81.47, 81.20),
+    "alignmixup-ae-xA4e": ("x A e", 81.61, 82.18),
+    "alignmixup-ae-xA8e": ("x A e", 80.49, 82.20),
+    "alignmixup-vae-x": ("x", None, None),
+    "alignmixup-vae-xmusigma": ("x e", 81.81, None),
+    "alignmixup-vae-xA": ("x A", 81.35, 81.85),
+    "alignmixup-vae-xMSigma": ("x E", 80.45, 81.10),
+    "alignmixup-vae-xAmusigma": ("x A e", 81.00, 81.89),
 }
 CASES = {"x": {"input"}, "A": {"feat", "feat'"}, "e": {"embed"}, "E": {"embed", "embed'"}}
 ITERATIONS = {
@@ -71,7 +71,7 @@ every_row = pytest.mark.parametrize(("name", "key", "aligned"), ROWS, ids=[r[0] 
 
 
 def recipe_of(name):
-    return find_recipe(f"ablation-cifar100-{name}")
+    return find_recipe(f"cifar100-r18-{name}")
 
 
 @cache
@@ -80,29 +80,30 @@ def network(spec):
 
 
 def test_the_tables_are_all_there_is():
-    competitors = {"baseline", "manifold", "stylecutmix"}
-    once = {name for name, _, _ in ROWS} | {f"iterations-{n}" for n in ITERATIONS} | competitors
-    expected = {f"ablation-cifar100-{name}{fast}" for name in once for fast in ("", "-fast")}
-    assert set(recipe_names("ablation")) == expected
+    layers = {key.rpartition("-")[2] for key in TABLE}
+    once = {name for name, _, _ in ROWS} | {f"alignmixup-iterations{n}" for n in ITERATIONS}
+    expected = {f"cifar100-r18-{name}{fast}" for name in once for fast in ("", "-fast")}
+    labels = layers | {f"iterations{n}" for n in ITERATIONS}
+    found = {name for name in recipe_names() if labels & set(find_recipe(name).key.labels)}
+    assert found == expected
 
 
 @every_row
 def test_the_figure_is_that_of_the_row(name, key, aligned):
     accuracy = TABLE[key][2 if aligned else 1]
     for twin in (name, f"{name}-fast"):
-        cell = published_cell(f"ablation-cifar100-{twin}")
+        cell = cell_beside(recipe_of(twin).key)
         if accuracy is None:
             assert cell is None
         else:
             assert (cell.table, cell.metric, cell.value) == ("ablation", "top1", accuracy)
-            error = published_error(f"ablation-cifar100-{twin}")
-            assert error == pytest.approx(100 - accuracy, abs=1e-9)
+            assert cell.top1_error == pytest.approx(100 - accuracy, abs=1e-9)
 
 
 @every_row
 def test_cases_are_those_of_the_layers(name, key, aligned):
     cases = set().union(*(CASES[layer] for layer in TABLE[key][0].split()))
-    if not key.startswith("plain"):
+    if key.startswith(("alignmixup-ae", "alignmixup-vae")):
         cases.add("clean")
     mixer = recipe_of(name).mixer
     assert dict(mixer.cases) == pytest.approx(dict.fromkeys(cases, 1 / len(cases)))
@@ -155,7 +156,7 @@ def by_hand(net, key, aligned, draw, x):
     e = net.embed(A)
     if draw.case.startswith("embed"):
         e = mix(e)
-    if key.startswith("vae"):
+    if key.startswith("alignmixup-vae"):
         mu, sigma = e.chunk(2, dim=1)
         e = mu + sigma * draw.noise.view(mu.shape)
     return net.classifier(e.flatten(1))
@@ -166,69 +167,62 @@ def test_networks_are_those_of_the_row(name, key, aligned):
     """At full width: 512 x 4 x 4 (2 x 2 or 8 x 8 where stated), e of 512, E of 128 x 2 x 2."""
     spec = recipe_of(name).net
     net = network(spec)
-    kind, layers = key.split("-")[0], TABLE[key][0]
-    if kind == "plain" and not {"e", "E"} & set(layers.split()):
+    kind, layers = recipe_of(name).key.method, TABLE[key][0]
+    if kind == "alignmixup" and not {"e", "E"} & set(layers.split()):
         assert spec == find_recipe("cifar100-r18-alignmixup").net
         return
     side = 8 if "A8" in key else 2 if "A2" in key else 4
     with torch.no_grad():
         assert net.encoder(torch.zeros(1, 3, 32, 32)).shape == (1, 512, side, side)
     assert net.code_shape == ((128, 2, 2) if "E" in layers.split() else (512,))
-    assert (net.decoder is None) == (kind == "plain")
-    assert net.variational == (kind == "vae")
-    if kind == "vae":
+    assert (net.decoder is None) == (kind == "alignmixup")
+    assert net.variational == (kind == "alignmixup-vae")
+    if kind == "alignmixup-vae":
         assert recipe_of(name).mixer.embedding_dim == net.code_dim
 
 
 @pytest.mark.parametrize("num_iters", ITERATIONS)
 def test_iterations_are_those_of_the_row(num_iters):
-    name = f"iterations-{num_iters}"
-    recipe = recipe_of(name)
+    recipe = recipe_of(f"alignmixup-iterations{num_iters}")
     headline = find_recipe("cifar100-r18-alignmixup")
     assert dataclasses.replace(recipe.mixer, num_iters=100) == headline.mixer
     assert recipe.mixer.num_iters == num_iters
     assert (recipe.net, recipe.train) == (headline.net, headline.train)
-    error = published_error(f"ablation-cifar100-{name}")
-    assert error == pytest.approx(100 - ITERATIONS[num_iters], abs=1e-9)
-
-
-@pytest.mark.parametrize("method", ["baseline", "manifold", "stylecutmix"])
-def test_competitors_are_the_rows_of_the_classification_table(method):
-    ours, theirs = recipe_of(method), find_recipe(f"cifar100-r18-{method}")
-    assert dataclasses.replace(ours, name=theirs.name) == theirs
-    ours, theirs = (published_error(n) for n in (ours.name, theirs.name))
-    assert ours == theirs is not None
+    cell = cell_beside(recipe.key)
+    assert cell.top1_error == pytest.approx(100 - ITERATIONS[num_iters], abs=1e-9)
 
 
 def test_headline_rows_are_those_of_the_classification_table():
     for ours, theirs in (
-        ("plain-xA", "alignmixup"),
-        ("plain-xA-unaligned", "alignmixup-unaligned"),
-        ("ae-xAe", "alignmixup-ae"),
-        ("ae-xA4e-unaligned-fast", "alignmixup-ae-unaligned-fast"),
+        ("alignmixup-xA", "alignmixup"),
+        ("alignmixup-xA-unaligned", "alignmixup-unaligned"),
+        ("alignmixup-ae-xAe", "alignmixup-ae"),
+        ("alignmixup-ae-xA4e-unaligned-fast", "alignmixup-ae-unaligned-fast"),
     ):
         there = find_recipe(f"cifar100-r18-{theirs}")
-        assert dataclasses.replace(recipe_of(ours), name=there.name) == there
+        assert dataclasses.replace(recipe_of(ours), key=there.key) == there
 
 
-def test_a_row_on_other_data_is_named_after_them_and_has_no_published_figure():
-    recipe = on_data(recipe_of("ae-xAe-fast"), "shapes")
-    assert (recipe.name, recipe.data.name) == ("ablation-shapes-ae-xAe-fast", "shapes")
-    assert parse_recipe(recipe.name) == RecipeName("ablation", "shapes", "ae-xAe", "fast")
-    assert published("cifar100", "ae-xAe") is not None
-    assert published("shapes", "ae-xAe") is None
-    result = Result("accuracy", "top1_median10", 60.0, recipe=recipe.name, seed=0)
+def test_a_row_on_other_data_has_them_in_its_key_and_no_published_figure():
+    own = recipe_of("alignmixup-ae-xAe-fast")
+    recipe = on_data(own, "shapes")
+    assert recipe.key == RecipeKey("shapes", "r18", "alignmixup-ae", "xAe-fast")
+    assert (recipe.name, recipe.data.name) == ("shapes-r18-alignmixup-ae-xAe-fast", "shapes")
+    assert recipe.base == own.key
+    assert cell_beside(own.key) is not None
+    assert cell_beside(recipe.key) is None
+    result = Result("accuracy", "top1_median10", 60.0, key=recipe.key, seed=0)
     shown = table([result], "accuracy")
     assert "shapes" in shown.title
-    assert [row for row in shown.rows if "40.00" in row[1]] == [
-        ("AlignMixup/AE {x, A, e} (fast)", "40.00")
-    ]
+    assert shown.rows == (("AlignMixup/AE ({x, A, e}, fast)", "40.00"),)
     again = on_data(on_data(recipe, "folder:my/images@64"), "tiny")
-    assert again.name == "ablation-tiny-ae-xAe-fast"
+    assert again.name == "tiny-r18-alignmixup-ae-xAe-fast"
+    assert again.base == own.key
+    assert on_data(again, "cifar100") == own
 
 
 def test_a_fast_twin_differs_in_its_schedule_alone():
-    paper, fast = recipe_of("vae-xMSigma"), recipe_of("vae-xMSigma-fast")
-    assert dataclasses.replace(fast, name=paper.name, train=paper.train) == paper
+    paper, fast = recipe_of("alignmixup-vae-xMSigma"), recipe_of("alignmixup-vae-xMSigma-fast")
+    assert dataclasses.replace(fast, key=paper.key, train=paper.train) == paper
     assert (paper.train.epochs, fast.train.epochs) == (2000, 300)
     assert fast.train == find_recipe("cifar100-r18-alignmixup-ae-fast").train

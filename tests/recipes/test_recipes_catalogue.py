@@ -13,13 +13,10 @@ from alignmixup.experiments.batches import load_split
 from alignmixup.experiments.bench import SHAPES, bench, check_rows, write_rows
 from alignmixup.experiments.run import Sets, train
 from alignmixup.mixers import AlignMixup
-from alignmixup.recipes.catalogue import (
-    find_recipe,
-    published_cell,
-    published_error,
-    recipe_names,
-)
+from alignmixup.recipes.catalogue import find_recipe, recipe_names
 from alignmixup.recipes.schema import Recipe, changed, on_data
+from alignmixup.registry import RECIPES, register_recipe
+from alignmixup.report.paper import cell_beside
 from torchvision_schemas import define_torchvision_schemas
 
 NAMES = recipe_names()
@@ -95,16 +92,15 @@ def test_a_recipe_comes_back_from_its_record(name):
         ("tiny-r18-input", 43.48),
         ("tiny-r18-alignmixup", 33.13),
         ("cifar100-r18-alignmixup-ae-fast", 17.82),
-        ("ablation-cifar100-baseline", 23.24),
-        ("ablation-cifar100-plain-xA", 18.29),
-        ("ablation-cifar100-plain-xA-unaligned", 19.66),
-        ("ablation-cifar100-ae-xAe-fast", 17.82),
-        ("ablation-cifar100-ae-xe", 18.08),
-        ("ablation-cifar100-ae-xE", 18.46),
-        ("ablation-cifar100-ae-xA8e-unaligned", 19.51),
-        ("ablation-cifar100-vae-xAmusigma", 18.11),
-        ("ablation-cifar100-ae-x", None),
-        ("ablation-cifar100-iterations-10", 19.04),
+        ("cifar100-r18-alignmixup-xA", 18.29),
+        ("cifar100-r18-alignmixup-xA-unaligned", 19.66),
+        ("cifar100-r18-alignmixup-ae-xAe-fast", 17.82),
+        ("cifar100-r18-alignmixup-ae-xe", 18.08),
+        ("cifar100-r18-alignmixup-ae-xE", 18.46),
+        ("cifar100-r18-alignmixup-ae-xA8e-unaligned", 19.51),
+        ("cifar100-r18-alignmixup-vae-xAmusigma", 18.11),
+        ("cifar100-r18-alignmixup-ae-x", None),
+        ("cifar100-r18-alignmixup-iterations10", 19.04),
         ("cifar100-r18-manifold-300", 21.64),
         ("cifar100-r18-alignmixup-300", 21.38),
         ("cifar100-r18-input-300", 20.21),
@@ -124,12 +120,63 @@ def test_a_recipe_comes_back_from_its_record(name):
     ],
 )
 def test_the_published_figure_is_that_of_the_table(name, error):
-    assert find_recipe(name).name == name
-    assert published_error(name) == error
+    recipe = find_recipe(name)
+    assert recipe.name == recipe.key.name == name
+    cell = cell_beside(recipe.key)
+    assert (None if cell is None else cell.top1_error) == error
 
 
-def test_a_name_that_is_no_recipe_has_no_figure():
-    assert published_error("cifar10-r18-nothing") is None
+def test_every_key_names_the_data_of_its_recipe():
+    for name in NAMES:
+        recipe = find_recipe(name)
+        assert (recipe.key.data, recipe.base) == (recipe.data.name, None)
+
+
+@pytest.fixture
+def registry(monkeypatch):
+    """What a test registers is gone afterwards."""
+    len(RECIPES)  # all built-in ones are there
+    monkeypatch.setattr(RECIPES, "_entries", dict(RECIPES._entries))
+
+
+def test_a_function_of_one_recipe_or_of_several_is_registered(registry):
+    base = find_recipe("cifar10-r18-cutmix")
+    one, two, three = (
+        dataclasses.replace(base, key=base.key.labeled("mine", label)) for label in "abc"
+    )
+
+    @register_recipe
+    def single():
+        return one
+
+    @register_recipe
+    def family():
+        yield from (two, three)
+
+    assert recipe_names("-mine-") == [recipe.name for recipe in (one, two, three)]
+    assert find_recipe("cifar10-r18-cutmix-mine-b") is two
+    assert single() is one
+
+    @register_recipe
+    def again():
+        return two
+
+    with pytest.raises(ValueError, match="two recipes are named cifar10-r18-cutmix-mine-b; give"):
+        find_recipe("cifar10-r18-cutmix")
+
+
+def test_recipes_are_made_once(registry):
+    calls = []
+
+    @register_recipe
+    def counted():
+        calls.append(1)
+        return []
+
+    for name in NAMES[:20]:
+        assert find_recipe(name) is find_recipe(name)
+        recipe_names(name)
+    assert calls == [1]
 
 
 def test_schedules_are_the_papers_and_the_short_one():
@@ -286,9 +333,11 @@ def test_shrunk_keeps_the_method():
 
 def test_what_reads_a_whole_map_of_raw_features_has_its_gradients_clipped():
     clipped = {name for name in recipe_names("cifar*") if find_recipe(name).train.clip_norm == 1.0}
-    expected = {n for n in recipe_names("cifar*") if "-ae" in n or "-flatten" in n}
-    assert clipped == expected
-    assert find_recipe("ablation-cifar100-ae-xAe-fast").train.clip_norm == 1.0
+    nets = {name: find_recipe(name).net for name in recipe_names("cifar*")}
+    reads = {n for n, net in nets.items() if net.head == "flatten" or net.autoencoder != "none"}
+    assert clipped == reads
+    assert "cifar100-r18-alignmixup-ae-xAe-fast" in reads
+    assert "cifar10-r18-flatten-baseline" in reads
 
 
 def test_settings_may_be_changed_together_and_epochs_by_themselves():
@@ -348,8 +397,8 @@ def test_methods_published_with_bce_have_a_recipe_with_it(place, method):
         table, bce = (find_recipe(f"{place}-{method}{loss}{suffix}") for loss in ("", "-bce"))
         assert (table.mixer.loss, bce.mixer.loss) == ("ce", "bce")
         same = dataclasses.replace(bce.mixer, loss="ce")
-        assert dataclasses.replace(bce, name=table.name, mixer=same) == table
-        assert published_cell(bce.name) == published_cell(table.name)
+        assert dataclasses.replace(bce, key=table.key, mixer=same) == table
+        assert cell_beside(bce.key) == cell_beside(table.key)
 
 
 @pytest.mark.parametrize(("data", "delta"), [("cifar10", 1.6), ("cifar100", 3.0), ("tiny", 3.0)])

@@ -3,15 +3,17 @@
 import pytest
 
 from alignmixup.cli import main
-from alignmixup.contracts import Result
+from alignmixup.contracts import RecipeKey, Result
 from alignmixup.experiments.provenance import origin, recipe_settings
 from alignmixup.recipes.catalogue import find_recipe, recipe_names
 from alignmixup.recipes.schema import changed, on_data
 from alignmixup.report.folding import SHORT
-from alignmixup.report.tables import KINDS, kinds_in, table
+from alignmixup.report.measures import KINDS, kinds_in
+from alignmixup.report.tables import table
 from alignmixup.training.summary import EPOCHS_FOR_MEDIAN
 
 NAME = "cifar10-r18-alignmixup-fast"
+KEY = RecipeKey("cifar10", "r18", "alignmixup", "fast")
 SMALL = {"net.width": 4, "train.epochs": 1, "train.weight_decay": 1e-4}
 
 
@@ -64,8 +66,9 @@ def test_a_run_scored_before_its_end_says_so():
 
 
 def test_style_weights_a_run_made_for_itself_are_no_difference():
-    settings = recipe_settings("cifar10-r18-stylemix-fast")
-    line = Result("accuracy", "top1_last", 90.0, recipe="cifar10-r18-stylemix-fast", seed=0)
+    key = find_recipe("cifar10-r18-stylemix-fast").key
+    settings = recipe_settings(key)
+    line = Result("accuracy", "top1_last", 90.0, key=key, seed=0)
     made_here = {**settings, "mixer.weights": "small", "style_weights": {"sha256": "1"}}
     line = line.stamped(epoch=300, trained=made_here)
     assert rows(line, which="last") == ["StyleMix (fast)"]
@@ -80,13 +83,29 @@ def test_a_run_on_other_data_is_compared_with_the_recipe_it_was_made_from():
     assert rows(line, which="last") == [
         "AlignMixup (fast, epochs=1, net.width=4, train.weight_decay=default)"
     ]
-    other = on_data(find_recipe("ablation-cifar100-ae-xAe"), "folder:/some/where@48")
-    assert recipe_settings(other.name) is not None
+    assert (line.key.name, line.base.name) == ("shapes-r18-alignmixup-fast", NAME)
+    again = Result.from_json(line.to_json())
+    assert (again.key, again.base) == (line.key, line.base)
+    # The same key from another recipe, with another batch size.
+    other = on_data(find_recipe("tiny-r18-alignmixup-fast"), "shapes")
+    where = origin(other, 300)
+    line = Result("accuracy", "top1_last", 90.0).stamped(**where)
+    assert line.key.name == "shapes-r18-alignmixup-fast"
+    assert rows(line, which="last") == ["AlignMixup (fast)"]
+
+
+def test_a_trial_on_few_images_is_compared_with_its_recipe():
+    assert rows(run({"data.limit": 20, "train.lr": 0.2}), which="last") == [
+        "AlignMixup (fast, limit20, train.lr=0.2)"
+    ]
 
 
 def test_a_recipe_that_is_not_known_has_no_settings():
-    assert recipe_settings("mine-r18-mymix") is None
-    assert all(recipe_settings(name) is not None for name in recipe_names("cifar10-*"))
+    assert recipe_settings(RecipeKey("mine", "r18", "mymix")) is None
+    # The same name in other parts is another key.
+    assert recipe_settings(RecipeKey("cifar10", "r18", "alignmixup-fast")) is None
+    for name in recipe_names("cifar10-*"):
+        assert recipe_settings(find_recipe(name).key) is not None
 
 
 def test_short_runs_show_their_last_epoch_and_say_so():
@@ -113,7 +132,7 @@ def test_short_runs_show_their_last_epoch_and_say_so():
 
 def test_every_column_has_its_unit():
     results = [
-        Result(m.task, m.metric.format(which="last"), 50.0, {"source": "isun"}, NAME, 0, epoch=1)
+        Result(m.task, m.metric.format(which="last"), 50.0, {"source": "isun"}, KEY, 0, epoch=1)
         for _, measures in KINDS.values()
         for m in measures
     ]
@@ -126,7 +145,7 @@ def test_every_column_has_its_unit():
 
 def test_the_papers_detection_accuracy_comes_before_odins():
     results = [
-        Result("ood", metric, 50.0, {"source": "isun"}, NAME, 0)
+        Result("ood", metric, 50.0, {"source": "isun"}, KEY, 0)
         for metric in ("det_acc_best", "auroc", "det_acc_half")
     ]
     columns = table(results, "ood").columns

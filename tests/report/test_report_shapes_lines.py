@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from alignmixup.report.tables import read_results
+from alignmixup.report.reading import read_results
 
 ROOT = Path(__file__).parents[2]
 LINES = read_results([ROOT / "results" / "shapes.jsonl"])
@@ -41,7 +41,7 @@ def test_the_table_of_poses(plan):
         found = {
             r.seed: r.value
             for r in LINES
-            if (r.task, r.metric, r.recipe) == ("pose", metric, "shapes-r18-baseline")
+            if (r.task, r.metric, r.key.name) == ("pose", metric, "shapes-r18-baseline")
             and r.settings["plan"] == plan
             and r.settings.get("kept_share", 0) == 0
         }
@@ -63,7 +63,7 @@ def test_the_table_of_heads(row):
 
 
 def test_what_is_said_of_the_networks():
-    own = [r for r in LINES if r.recipe == "shapes-r18-baseline"]
+    own = [r for r in LINES if r.key.name == "shapes-r18-baseline"]
     top1 = [r.value for r in own if r.metric == "top1_last"]
     assert f"top-1 {', '.join(map(str, top1))};" in PAGE
     error, mean_image = (

@@ -9,9 +9,12 @@ import sys
 
 import pytest
 
-from alignmixup.contracts import Result
+from alignmixup.contracts import RecipeKey, Result
+from alignmixup.report import paper
+from alignmixup.report.measures import kinds_in
+from alignmixup.report.reading import read_results
 from alignmixup.report.render import Table, in_width, to_html, to_latex, to_markdown, to_rich
-from alignmixup.report.tables import RecipeName, kinds_in, parse_recipe, read_results, table
+from alignmixup.report.tables import table
 
 AWKWARD = Table(
     title="Error (%) & <b>cost</b> of a_b | c",
@@ -21,8 +24,13 @@ AWKWARD = Table(
 )
 
 
-def accuracy(value, recipe="cifar10-r18-alignmixup", seed=0, which="median10", **more):
-    return Result("accuracy", f"top1_{which}", value, recipe=recipe, seed=seed, **more)
+def key(text):
+    """The key of these words: data, network, method and perhaps a variant."""
+    return RecipeKey(*text.split())
+
+
+def accuracy(value, recipe="cifar10 r18 alignmixup", seed=0, which="median10", **more):
+    return Result("accuracy", f"top1_{which}", value, key=key(recipe), seed=seed, **more)
 
 
 def cell(made, row, column=1):
@@ -104,6 +112,8 @@ def test_torn_in_the_middle_of_a_letter(tmp_path):
         ('{"task": "a", "metric": "b", "value": 3, "seed": [1]}', "seed must be an integer"),
         ('{"task": null, "metric": "b", "value": 3}', "task must be a string"),
         ('{"task": "a", "metric": "b", "value": 3, "colour": 1}', "colour"),
+        ('{"task": "a", "metric": "b", "value": 3, "key": "x"}', "key must be an object or null"),
+        ('{"task": "a", "metric": "b", "value": 3, "key": {"x": 1}}', "unexpected keyword"),
         ("[1, 2]", "expected a JSON object"),
         ("\\xff", "not a result line"),
     ],
@@ -120,47 +130,11 @@ def test_damaged_line_is_an_error_that_names_it(tmp_path, line, why):
         read_results([file])
 
 
-# Names
-
-
-@pytest.mark.parametrize(
-    ("name", "parts"),
-    [
-        ("cifar10-r18-alignmixup", ("cifar10", "r18", "alignmixup")),
-        ("cifar10-r18-alignmixup-fast", ("cifar10", "r18", "alignmixup", "fast")),
-        ("cifar10-r18-alignmixup-ae-fast", ("cifar10", "r18", "alignmixup-ae", "fast")),
-        ("cifar100-wrn16-8-cutmix", ("cifar100", "wrn16-8", "cutmix")),
-        ("cub200-vgg-gap-alignmixup", ("cub200", "vgg-gap", "alignmixup")),
-        ("imagenet-levit-128s-input-100-a", ("imagenet", "levit-128s", "input", "100-a")),
-        ("shapes-small-mymix-x", ("shapes", "small", "mymix", "x")),
-        ("table1/cifar10-r18-input", ("cifar10", "r18", "input")),
-        ("cifar10-r18-inputs", ("cifar10", "r18", "inputs")),
-        ("ablation-cifar100-ae-xAe", ("ablation", "cifar100", "ae-xAe")),
-        (
-            "ablation-cifar100-ae-xA-unaligned-fast",
-            ("ablation", "cifar100", "ae-xA-unaligned", "fast"),
-        ),
-        ("ablation-cifar100-vae-x-fast", ("ablation", "cifar100", "vae-x", "fast")),
-        ("ablation-cifar100-iterations-100", ("ablation", "cifar100", "iterations-100")),
-        ("ablation-cifar100-baseline-fast", ("ablation", "cifar100", "baseline", "fast")),
-        ("cifar100-r18-ae-xAe", ("cifar100", "r18", "ae", "xAe")),
-    ],
-)
-def test_recipe_names(name, parts):
-    assert parse_recipe(name) == RecipeName(*parts)
-
-
-@pytest.mark.parametrize("name", ["", "cifar10", "cifar10-r18", "cifar10-r18-", "-r18-input"])
-def test_recipe_names_that_do_not_read(name):
-    with pytest.raises(ValueError, match="data-network-method"):
-        parse_recipe(name)
-
-
 # Folding
 
 
 def test_ours_beside_theirs():
-    made = table([accuracy(96.98), accuracy(95.0, "cifar10-r18-baseline")], "accuracy")
+    made = table([accuracy(96.98), accuracy(95.0, "cifar10 r18 baseline")], "accuracy")
     assert cell(made, "AlignMixup") == "3.02 (2.95)"
     assert cell(made, "Baseline") == "5.00 (5.19)"
     assert cell(made, "PuzzleMix") == "(2.93)"
@@ -203,11 +177,11 @@ def test_it_always_says_which_accuracy():
 
 def test_columns_and_rows_in_the_papers_order():
     recipes = [
-        "tiny-r18-zebra",
-        "shapes-small-alignmixup",
-        "cifar100-wrn16-8-alignmixup-ae",
-        "cifar10-r18-alignmixup-fast",
-        "cifar100-r18-alignmixup",
+        "tiny r18 zebra",
+        "shapes small alignmixup",
+        "cifar100 wrn16-8 alignmixup-ae",
+        "cifar10 r18 alignmixup fast",
+        "cifar100 r18 alignmixup",
     ]
     made = table([accuracy(90, name) for name in recipes], "accuracy", paper_rows=False)
     assert made.columns == (
@@ -232,14 +206,14 @@ def test_columns_and_rows_in_the_papers_order():
 
 
 def test_levit_accuracy_is_shown_as_error():
-    made = table([accuracy(69.0, "imagenet-levit-128s-alignmixup")], "accuracy")
+    made = table([accuracy(69.0, "imagenet levit-128s alignmixup")], "accuracy")
     assert cell(made, "AlignMixup") == "31.00 (30.10)"
 
 
 def test_results_with_different_settings_are_never_averaged():
     def pgd(value, seed, **settings):
-        name = "cifar100-r18-alignmixup"
-        return Result("pgd", "top1_error", value, settings, recipe=name, seed=seed)
+        name = "cifar100 r18 alignmixup"
+        return Result("pgd", "top1_error", value, settings, key=key(name), seed=seed)
 
     mixed = [pgd(96, 0, steps=10), pgd(98, 0, steps=20), pgd(99, 1, steps=20)]
     made = table(mixed, "robustness", paper_rows=False)
@@ -257,7 +231,7 @@ def test_results_with_different_settings_are_never_averaged():
 
 def test_runs_of_different_length_are_rows_of_their_own():
     results = [
-        Result("fgsm", "top1_error", value, {}, recipe="cifar100-r18-alignmixup", seed=0, epoch=n)
+        Result("fgsm", "top1_error", value, {}, key=key("cifar100 r18 alignmixup"), seed=0, epoch=n)
         for value, n in ((80.0, 200), (70.0, 300))
     ]
     made = table(results, "robustness", paper_rows=False)
@@ -295,7 +269,7 @@ def test_runs_trained_otherwise_are_rows_of_their_own():
 def test_style_networks_that_runs_train_for_themselves_do_not_split_seeds():
     def styled(seed, **weights):
         trained = {"mixer.weights": "small", "style_weights": {"sha256": str(seed)}, **weights}
-        return accuracy(95.0 + seed, recipe="cifar10-r18-stylemix", seed=seed, trained=trained)
+        return accuracy(95.0 + seed, recipe="cifar10 r18 stylemix", seed=seed, trained=trained)
 
     made = table([styled(0), styled(1)], "accuracy", paper_rows=False)
     assert made.rows == (("StyleMix", "4.50 \u00b1 0.71, n=2 (3.76)"),)
@@ -310,7 +284,7 @@ def test_measured_curves_and_attack_seeds_do_not_split_seeds():
             "top1_error",
             value,
             {"num_steps": 2, "seed": seed, "errors_by_step": [value - 1, value]},
-            recipe="cifar100-r18-alignmixup",
+            key=key("cifar100 r18 alignmixup"),
             seed=seed,
         )
         for seed, value in enumerate((90.0, 92.0))
@@ -321,7 +295,7 @@ def test_measured_curves_and_attack_seeds_do_not_split_seeds():
 
 def test_settings_that_differ_between_columns_split_nothing():
     results = [
-        Result("fgsm", "top1_error", 60, {"batch": b}, recipe=f"{d}-r18-alignmixup", seed=0)
+        Result("fgsm", "top1_error", 60, {"batch": b}, RecipeKey(d, "r18", "alignmixup"), 0)
         for d, b in (("cifar10", 100), ("tiny", 50))
     ]
     made = table(results, "robustness", paper_rows=False)
@@ -331,7 +305,7 @@ def test_settings_that_differ_between_columns_split_nothing():
 
 def test_out_of_distribution_has_a_column_a_source_and_metric():
     results = [
-        Result("ood", metric, value, {"source": source}, "cifar100-r18-alignmixup", seed)
+        Result("ood", metric, value, {"source": source}, key("cifar100 r18 alignmixup"), seed)
         for source in ("svhn", "gaussian", "lsun-crop")
         for metric, value in (("fpr95", 70.0), ("auroc", 80.0))
         for seed in (0, 1)
@@ -356,69 +330,75 @@ def test_out_of_distribution_has_a_column_a_source_and_metric():
 @pytest.mark.parametrize(
     ("kind", "task", "metric", "recipe", "row", "text"),
     [
-        ("robustness", "fgsm", "top1_error", "tiny-r18-cutmix", "CutMix", "50.00 (88.68)"),
-        ("calibration", "calibration", "ece", "cifar100-r18-input", "Input mixup", "50.00 (18.50)"),
-        ("calibration", "calibration", "oe", "cifar10-r18-input", "Input mixup", "50.00"),
-        ("localization", "localization", "top1_loc", "cub200-r50-cutout", "Cutout", "50.0 (52.4)"),
-        ("detection", "detection", "map", "voc07-ssd-r50-cutmix", "CutMix", "50.00 (77.60)"),
-        ("cost", "cost", "ms_per_batch", "imagenet-r50-comixup", "Co-Mixup", "50.0 (1022.0)"),
+        ("robustness", "fgsm", "top1_error", "tiny r18 cutmix", "CutMix", "50.00 (88.68)"),
+        ("calibration", "calibration", "ece", "cifar100 r18 input", "Input mixup", "50.00 (18.50)"),
+        ("calibration", "calibration", "oe", "cifar10 r18 input", "Input mixup", "50.00"),
+        ("localization", "localization", "top1_loc", "cub200 r50 cutout", "Cutout", "50.0 (52.4)"),
+        ("detection", "detection", "map", "voc07 ssd-r50 cutmix", "CutMix", "50.00 (77.60)"),
+        ("cost", "cost", "ms_per_batch", "imagenet r50 comixup", "Co-Mixup", "50.0 (1022.0)"),
     ],
 )
 def test_every_kind_finds_its_published_figure(kind, task, metric, recipe, row, text):
-    results = [Result(task, metric, 50, recipe=recipe, seed=0)]
+    results = [Result(task, metric, 50, key=key(recipe), seed=0)]
     assert kinds_in(results) == [kind]
     assert cell(table(results, kind), row) == text
 
 
 def test_ablations_stand_beside_their_own_rows_of_the_paper():
-    names = ["baseline", "plain-xA", "plain-xA-unaligned", "plain-xe", "ae-x"]
-    names += ["ae-xAe-fast", "iterations-10", "iterations-1000"]
-    results = [accuracy(80, f"ablation-cifar100-{name}") for name in reversed(names)]
-    made = table([*results, accuracy(80, "cifar100-r18-baseline")], "accuracy", paper_rows=False)
-    assert made.columns == ("Method", "CIFAR-100 R-18 (%)", "ablation CIFAR-100 (%)")
+    names = ["baseline", "alignmixup xA", "alignmixup xA-unaligned", "alignmixup xe"]
+    names += ["alignmixup-ae x", "alignmixup-ae xAe-fast", "alignmixup"]
+    names += ["alignmixup iterations10", "alignmixup iterations1000"]
+    results = [accuracy(80, f"cifar100 r18 {name}") for name in reversed(names)]
+    made = table(results, "accuracy", paper_rows=False)
+    assert made.title.startswith("Top-1 error, CIFAR-100 R-18")
     assert made.rows == (
-        ("Baseline", "20.00 (23.24)", "20.00 (23.24)"),
-        ("AlignMixup {x, e}", "-", "20.00 (19.19)"),
-        ("AlignMixup {x, A}", "-", "20.00 (18.29)"),
-        ("AlignMixup {x, A}, unaligned", "-", "20.00 (19.66)"),
-        ("AlignMixup/AE {x}", "-", "20.00"),
-        ("AlignMixup/AE {x, A, e} (fast)", "-", "20.00 (17.82)"),
-        ("AlignMixup, 10 iterations", "-", "20.00 (19.04)"),
-        ("AlignMixup, 1000 iterations", "-", "20.00 (18.72)"),
+        ("Baseline", "20.00 (23.24)"),
+        ("AlignMixup", "20.00 (18.29)"),
+        ("AlignMixup ({x, e})", "20.00 (19.19)"),
+        ("AlignMixup ({x, A})", "20.00 (18.29)"),
+        ("AlignMixup ({x, A}, unaligned)", "20.00 (19.66)"),
+        ("AlignMixup (10 iterations)", "20.00 (19.04)"),
+        ("AlignMixup (1000 iterations)", "20.00 (18.72)"),
+        ("AlignMixup/AE ({x, A, e}, fast)", "20.00 (17.82)"),
+        ("AlignMixup/AE ({x})", "20.00"),
     )
-    beside = table([accuracy(80, "ablation-cifar100-vae-xA")], "accuracy")
-    assert beside.rows == (
-        ("Baseline", "(23.24)"),
-        ("Manifold mixup", "(19.80)"),
-        ("StyleCutMix", "(19.34)"),
-        ("AlignMixup/VAE {x, A}", "20.00 (18.15)"),
-    )
-
-
-def test_ablations_agree_with_the_catalogue():
-    from alignmixup.recipes.catalogue import published_error, recipe_names
-
-    names = recipe_names("ablation-*")
-    labels = set()
-    for name in names:
-        ((label, text),) = table([accuracy(80, name)], "accuracy", paper_rows=False).rows
-        printed = published_error(name)
-        assert text == ("20.00" if printed is None else f"20.00 ({printed:.2f})"), name
-        assert label.endswith(" (fast)") == name.endswith("-fast")
-        labels.add(label)
-    assert len(labels) == len(names) > 90
 
 
 def test_other_figures_and_other_data_of_an_ablation_have_none_beside_them():
-    attacked = Result("fgsm", "top1_error", 50, recipe="ablation-cifar100-baseline", seed=0)
-    assert table([attacked], "robustness").rows == (("Baseline", "50.00"),)
-    elsewhere = table([accuracy(80, "ablation-tiny-plain-xA")], "accuracy")
-    assert elsewhere.rows == (("AlignMixup {x, A}", "20.00"),)
+    attacked = Result("fgsm", "top1_error", 50, key=key("cifar100 r18 alignmixup xA"), seed=0)
+    made = table([attacked], "robustness", paper_rows=False)
+    assert made.rows == (("AlignMixup ({x, A})", "50.00"),)
+    elsewhere = table([accuracy(80, "tiny r18 alignmixup xA")], "accuracy", paper_rows=False)
+    assert elsewhere.rows == (("AlignMixup ({x, A})", "20.00"),)
+
+
+@pytest.mark.parametrize("network", ["r18-flatten", "wrn28-10", "my net"])
+def test_parts_that_the_paper_does_not_know_have_their_own_names(network):
+    """A network with a dash was taken for a method when names were parsed."""
+    mine = accuracy(80).stamped(key=RecipeKey("my-data", network, "my-mix", "a-b"))
+    made = table([mine, accuracy(80)], "accuracy", paper_rows=False)
+    assert made.columns[2] == f"my-data {network} (%)"
+    assert made.rows[1] == ("my-mix (a, b)", "-", "20.00")
+
+
+def test_a_result_without_a_key_is_an_error_with_its_remedy():
+    with pytest.raises(ValueError, match=r"has no recipe key; add one with result\.stamped"):
+        table([accuracy(80).stamped(key=None)], "accuracy")
+
+
+def test_every_cell_is_found_by_its_own_key():
+    for cell in paper.FIGURES:
+        if cell.value is not None and cell.table != "logs":
+            metric = cell.metric if cell.top1_error is None else "top1_error"
+            found = paper.cell_beside(paper.key_of(cell), metric, cell.source)
+            assert (found.value, found.top1_error) == (cell.value, cell.top1_error) or (
+                found.table == "cls" and found.top1_error == cell.top1_error
+            )
 
 
 def test_an_unaligned_twin_does_not_borrow_the_aligned_figure():
-    names = ("alignmixup", "alignmixup-fast", "alignmixup-unaligned", "alignmixup-unaligned-fast")
-    results = [accuracy(80, f"cifar100-r18-{name}") for name in names]
+    names = ("alignmixup", "alignmixup fast", "alignmixup unaligned", "alignmixup unaligned-fast")
+    results = [accuracy(80, f"cifar100 r18 {name}") for name in names]
     made = table(results, "accuracy", paper_rows=False)
     texts = [row[1] for row in made.rows]
     assert sorted("(" in text for text in texts) == [False, False, True, True]
@@ -535,20 +515,20 @@ def test_rich_is_loaded_only_to_render():
 
 def test_shorter_schedules_stand_beside_the_figures_of_their_own_tables():
     lines = [
-        accuracy(78.0, "cifar100-r18-alignmixup"),
-        accuracy(78.0, "cifar100-r18-alignmixup-300"),
-        accuracy(78.0, "cifar100-r18-input-300"),
-        accuracy(78.0, "cifar100-r18-baseline-300"),
-        accuracy(78.0, "cifar100-r18-alignmixup-unaligned-300"),
+        accuracy(78.0, "cifar100 r18 alignmixup"),
+        accuracy(78.0, "cifar100 r18 alignmixup 300"),
+        accuracy(78.0, "cifar100 r18 input 300"),
+        accuracy(78.0, "cifar100 r18 baseline 300"),
+        accuracy(78.0, "cifar100 r18 alignmixup unaligned-300"),
     ]
     made = table(lines, "accuracy")
     assert cell(made, "AlignMixup") == "22.00 (18.29)"
     assert cell(made, "AlignMixup (300)") == "22.00 (21.38)"
     assert cell(made, "Input mixup (300)") == "22.00 (20.21)"
     # The paper prints neither after 300 epochs.
-    assert cell(made, "Baseline (300)") == cell(made, "AlignMixup (unaligned-300)") == "22.00"
-    lines = [accuracy(78.0, f"imagenet-r50-alignmixup{end}") for end in ("", "-100")]
-    made = table([*lines, accuracy(70.0, "imagenet-levit-128s-alignmixup")], "accuracy")
+    assert cell(made, "Baseline (300)") == cell(made, "AlignMixup (unaligned, 300)") == "22.00"
+    lines = [accuracy(78.0, f"imagenet r50 alignmixup {end}") for end in ("", "100")]
+    made = table([*lines, accuracy(70.0, "imagenet levit-128s alignmixup")], "accuracy")
     assert cell(made, "AlignMixup") == "22.00 (20.68)"
     assert cell(made, "AlignMixup (100)") == "22.00 (22.00)"
     assert cell(made, "AlignMixup", 2) == "30.00 (30.10)"

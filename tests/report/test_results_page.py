@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from alignmixup.contracts import RecipeKey
 from alignmixup.report import paper
-from alignmixup.report.tables import read_results
+from alignmixup.report.reading import read_results
 
 RESULTS = Path(__file__).parents[2] / "results"
 LINES = read_results([RESULTS / "cifar10.jsonl"])
@@ -38,8 +39,8 @@ def measured(method, epochs, task, metric, source=None):
     found = [
         r.value
         for r in LINES
-        if (r.recipe, r.epoch, r.task, r.metric)
-        == (f"cifar10-r18-{METHODS[method]}-fast", epochs, task, metric)
+        if (r.key, r.epoch, r.task, r.metric)
+        == (RecipeKey("cifar10", "r18", METHODS[method], "fast"), epochs, task, metric)
         and r.settings.get("source") == source
         and r.commit not in FAILED
     ]

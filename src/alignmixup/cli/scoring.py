@@ -93,9 +93,10 @@ class Report:
 
     def __call__(self) -> None:
         from alignmixup.experiments.provenance import recipe_settings
-        from alignmixup.report.page import write_tables
-        from alignmixup.report.render import in_width, to_rich
-        from alignmixup.report.tables import kinds_in, read_results, table
+        from alignmixup.report.measures import kinds_in
+        from alignmixup.report.reading import read_results
+        from alignmixup.report.render import in_width, to_rich, write_tables
+        from alignmixup.report.tables import table
 
         results = read_results(self.runs)
         tables = [

@@ -45,7 +45,7 @@ class Recipes:
     """A table of the paper instead: each of its figures with the commands that measure it."""
 
     def __call__(self) -> None:
-        from alignmixup.recipes.catalogue import find_recipe, published_cell, recipe_names
+        from alignmixup.recipes.catalogue import find_recipe, recipe_names
         from alignmixup.report import paper
 
         if self.table is not None:
@@ -56,9 +56,10 @@ class Recipes:
             raise ValueError(f"no recipe matches {self.pattern!r}; 'alignmixup recipes' lists all")
         table = Table("recipe", "epochs", "batch", "mixer", "published top-1 error", box=None)
         for name in names:
-            recipe, cell = find_recipe(name), published_cell(name)
-            figure = "" if cell is None or cell.value is None else f"{cell.value} ({cell.metric})"
-            if cell is not None and cell.top1_error is not None:
+            recipe = find_recipe(name)
+            cell, located = (paper.cell_beside(recipe.key, m) for m in ("top1_error", "top1_loc"))
+            figure = "" if located is None else f"{located.value} ({located.metric})"
+            if cell is not None:
                 figure = f"{cell.top1_error:.2f}"
             table.add_row(
                 name,
@@ -74,8 +75,8 @@ class Recipes:
 
 def _print_paper_table(name: str, pattern: str) -> None:
     from alignmixup.recipes.catalogue import recipe_names
-    from alignmixup.recipes.reproduce import steps_of
     from alignmixup.report import paper
+    from alignmixup.report.reproduce import steps_of
 
     names = set(recipe_names(pattern))
     table = Table("row", "column", "published", "recipe", "then", box=None)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from alignmixup import datasets
-from alignmixup.contracts import ImageSet, Mixer, Result
+from alignmixup.contracts import ImageSet, Mixer, RecipeKey, Result
 from alignmixup.experiments.decoding import DecoderSettings, open_painter, train_decoder
 from alignmixup.experiments.painters import OwnDecoder, Painter
 from alignmixup.experiments.provenance import origin, provenance
@@ -124,7 +124,7 @@ def localizer(out: Path, seed: int = 0) -> tuple[Path, ImageSet]:
     )
     # Narrow, for a CPU; its last map is 8 x 8.
     net, data = NetSpec("wrn16_8", width=1), DataSpec("shapes", flip=False)
-    recipe = Recipe("shapes-wrn16-8-baseline", data, net, NoMix(), settings)
+    recipe = Recipe(RecipeKey("shapes", "wrn16-8", "baseline"), data, net, NoMix(), settings)
     sets = BUILT_IN.sets(BUILT_IN.num_train)
     return train_built_in(recipe, out, sets), sets.test
 
@@ -133,7 +133,9 @@ def _decoded_run(out: Path, seed: int) -> Path:
     """The folder of the small network with its decoder."""
     settings = BUILT_IN
     net = NetSpec("preact_resnet18", width=settings.width)
-    recipe = small_recipe("r18-baseline", net, NoMix(), settings.epochs, seed)
+    recipe = small_recipe(
+        RecipeKey("shapes", "r18", "baseline"), net, NoMix(), settings.epochs, seed
+    )
     sets = settings.sets(settings.num_train)
     folder = train_built_in(recipe, out, sets)
     decoder = DecoderSettings(
@@ -143,8 +145,8 @@ def _decoded_run(out: Path, seed: int) -> Path:
     return folder
 
 
-def small_recipe(name: str, net: NetSpec, mixer: Mixer, epochs: int, seed: int) -> Recipe:
-    """A recipe for shapes and one core; ``name`` without that of the data."""
+def small_recipe(key: RecipeKey, net: NetSpec, mixer: Mixer, epochs: int, seed: int) -> Recipe:
+    """Return a recipe for the built-in shapes and one core."""
     settings = TrainSettings(
         epochs=epochs,
         batch_size=64,
@@ -157,7 +159,7 @@ def small_recipe(name: str, net: NetSpec, mixer: Mixer, epochs: int, seed: int) 
         seed=seed,
         device="cpu",
     )
-    return Recipe(f"shapes-{name}", DataSpec("shapes", flip=False), net, mixer, settings)
+    return Recipe(key, DataSpec("shapes", flip=False), net, mixer, settings)
 
 
 def decoded_source(out: Path, run: Path | None, seed: int, data_root: Path | None) -> DecodedSource:

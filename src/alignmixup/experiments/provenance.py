@@ -1,4 +1,4 @@
-"""Where a figure comes from: the run; versions, hardware, commit, date and command."""
+"""The origin of a result: the run; versions, hardware, commit, date and command."""
 
 from __future__ import annotations
 
@@ -15,17 +15,16 @@ from typing import Any, cast
 
 import torch
 
+from alignmixup.contracts import RecipeKey
 from alignmixup.mixers import StyleCutMix, StyleMix
 from alignmixup.recipes.catalogue import find_recipe, recipe_names
 from alignmixup.recipes.schema import Recipe
 from alignmixup.training.ledger import read_ledger
 from alignmixup.training.trainer import LEDGER
 
-__all__ = ["origin", "provenance", "recipe_settings"]
-
 
 def origin(recipe: Recipe, epoch: int, folder: Path | None = None) -> dict[str, object]:
-    """What a figure says of its run: recipe, seed, epoch, and the settings it was trained with.
+    """Return what a result records of its run: recipe, seed, epoch and settings of training.
 
     The ledger in ``folder`` has the precision it was computed in, and the style network's weights.
     """
@@ -39,38 +38,30 @@ def origin(recipe: Recipe, epoch: int, folder: Path | None = None) -> dict[str, 
         for used in (event for event in events if event["event"] == "style_weights"):
             trained["mixer.weights"] = used["kind"]
             trained["style_weights"] = {k: used[k] for k in ("kind", "sha256", "metadata")}
-    return {"recipe": recipe.name, "seed": recipe.train.seed, "epoch": epoch, "trained": trained}
+    return {
+        "key": recipe.key,
+        "base": recipe.base,
+        "seed": recipe.train.seed,
+        "epoch": epoch,
+        "trained": trained,
+    }
 
 
-def recipe_settings(name: str) -> dict[str, object] | None:
-    """What ``origin`` records as ``trained`` for an unchanged run of the recipe of that name.
+def recipe_settings(key: RecipeKey) -> dict[str, object] | None:
+    """Return what ``origin`` records as ``trained`` for an unchanged run of the recipe of this key.
 
-    The name of a run on other data is that of its recipe with the data exchanged: the first recipe
-    of the catalogue that it can come from stands for it. None if there is none.
+    None if no registered recipe has it.
     """
-    base = name if name in recipe_names() else _recipe_on_other_data(name)
-    if base is None:
+    if key.name not in recipe_names() or (recipe := find_recipe(key.name)).key != key:
         return None
-    recipe = find_recipe(base)
     settings = recipe.chosen()
     if isinstance(recipe.mixer, StyleMix | StyleCutMix) and not recipe.mixer.weights:
         settings["mixer.weights"] = "small"  # the run trains its own
     return settings
 
 
-def _recipe_on_other_data(name: str) -> str | None:
-    """The first recipe that has this name but for the word of its data."""
-    mine = name.split("-")
-    for other in recipe_names():
-        words = other.split("-")
-        k = words.index(find_recipe(other).data.name)
-        if len(words) == len(mine) and words[:k] + words[k + 1 :] == mine[:k] + mine[k + 1 :]:
-            return other
-    return None
-
-
 def _computed(events: Sequence[Mapping[str, Any]]) -> dict[str, object]:
-    """The precision of a run and its memory layout, where they are not float32 and torch's own.
+    """Return the precision and memory layout of a run, where they are not torch's defaults.
 
     A run that was resumed in another precision names both.
     """
@@ -89,9 +80,9 @@ def _computed(events: Sequence[Mapping[str, Any]]) -> dict[str, object]:
 
 
 def provenance(device: torch.device | None = None) -> dict[str, object]:
-    """Where a figure comes from: versions, hardware, commit, date, command.
+    """Return versions, hardware, commit, date and command of a measurement.
 
-    The hardware is that of ``device``; unless it is given, a GPU where there is one.
+    The hardware is that of ``device``; defaults to a GPU where there is one.
     """
     hardware = platform.processor() or platform.machine()
     is_gpu = device.type == "cuda" if device is not None else torch.cuda.is_available()
@@ -126,7 +117,7 @@ def _commit() -> str:
 
 
 def _command() -> str:
-    """The command line that is being run; nothing where we are a library in another program."""
+    """Return the command line of ``alignmixup``; empty in another program."""
     program = Path(sys.argv[0])
     is_ours = program.name == "alignmixup" or program.parent.name == "cli"
     return shlex.join(["alignmixup", *sys.argv[1:]]) if is_ours else ""

@@ -71,7 +71,7 @@ def _read(folder: Path) -> tuple[Recipe, DataRecord | None]:
 
 
 def check_folder(folder: Path, recipe: Recipe) -> Recipe:
-    """Return the recipe to train in the folder, under the name that a run of it there has.
+    """Return the recipe to train in the folder, under the key that a run of it there has.
 
     A run that has saved no step has nothing to protect: another one may take its place.
 
@@ -90,14 +90,14 @@ def check_folder(folder: Path, recipe: Recipe) -> Recipe:
         return recipe
     there = read_recipe(folder)
     # The same folder of images has other names from other directories.
-    ours = dataclasses.replace(recipe, name=there.name).to_json()
+    ours = dataclasses.replace(recipe, key=there.key, base=there.base).to_json()
     found = differences(there.to_json(), ours)
     if found:
         raise ValueError(
             f"{folder} holds a run of {there.name} with other settings "
             f"({'; '.join(found)}); choose another --out"
         )
-    return dataclasses.replace(recipe, name=there.name)
+    return dataclasses.replace(recipe, key=there.key, base=there.base)
 
 
 def claim(folder: Path, recipe: Recipe, images: DataRecord) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from alignmixup.contracts import ImageSet
+from alignmixup.contracts import ImageSet, RecipeKey
 from alignmixup.datasets.folder import BoxedFileSet, FileSet
 from alignmixup.datasets.loading.box_lists import boxes_in_view
 from alignmixup.datasets.loading.stream import CENTER_FRACTION
@@ -34,7 +34,9 @@ def _of_module(run: nn.Module, images: Any, data_root: Path | str | None, device
         raise ValueError("a module is scored on images: pass an ImageSet, or batches (x, y)")
     model = run if device == "auto" else run.to(pick_device(device))
     place = model_device(model) or torch.device("cpu")
-    return Subject(model, images, {"recipe": type(run).__name__, **provenance(place)})
+    data = getattr(images, "name", "unknown")
+    key = RecipeKey(data, type(run).__name__, "unknown")
+    return Subject(model, images, {"key": key, **provenance(place)})
 
 
 @open_subject.register(str)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from alignmixup.contracts import Mixer, Result
+from alignmixup.contracts import Mixer, RecipeKey, Result
 from alignmixup.evaluation.effect import Effect, alignment_effect
 from alignmixup.experiments import built_in
 from alignmixup.experiments.built_in import small_recipe, train_built_in, write_lines
@@ -39,8 +39,7 @@ def heads(
     found: dict[str, list[Effect]] = {}
     results = []
     for title, network in _networks(small.width).items():
-        name = title.replace(" ", "-").lower()
-        recipe = small_recipe(name, network.net, network.mixer, small.head_epochs, seed)
+        recipe = small_recipe(network.key, network.net, network.mixer, small.head_epochs, seed)
         found[title], top1 = _measured_effects(recipe, out, sets, network.layers)
         where = {**origin(recipe, small.head_epochs), **provenance()}
         settings = {"network": title, "num_images": NUM_IMAGES, "top1": top1}
@@ -72,6 +71,7 @@ def _measured_effects(
 class _Network:
     """How a network is made and trained, and where it is looked at."""
 
+    key: RecipeKey
     net: NetSpec
     mixer: Mixer
     layers: tuple[str, ...]
@@ -80,9 +80,16 @@ class _Network:
 def _networks(width: int) -> dict[str, _Network]:
     plain, inner = ("layer3", "layer4"), ("encoder.layer3", "encoder")
     net = NetSpec("preact_resnet18", width=width)
+    flat, pooled_f, flat_f = (
+        replace(net, head="flatten"),
+        replace(net, autoencoder="pooled"),
+        replace(net, autoencoder="vector"),
+    )
+    key = RecipeKey("shapes", "r18", "alignmixup")
+    ae = replace(key, method="alignmixup-ae")
     return {
-        "pooled head": _Network(net, AlignMixup(), plain),
-        "flattened head": _Network(replace(net, head="flatten"), AlignMixup(), plain),
-        "AE pooled f": _Network(replace(net, autoencoder="pooled"), AlignMixupAE(), inner),
-        "AE flattened f": _Network(replace(net, autoencoder="vector"), AlignMixupAE(), inner),
+        "pooled head": _Network(key, net, AlignMixup(), plain),
+        "flattened head": _Network(replace(key, network="r18-flatten"), flat, AlignMixup(), plain),
+        "AE pooled f": _Network(ae.labeled("pooled"), pooled_f, AlignMixupAE(), inner),
+        "AE flattened f": _Network(ae, flat_f, AlignMixupAE(), inner),
     }

@@ -33,18 +33,30 @@ from alignmixup.registry import MODELS, ModelEntry, suggestion
 
 @dataclass(frozen=True)
 class NetSpec:
-    """A model by name and its options; an option that the model does not have is an error.
+    """A network by name, with its options; an option that a network does not have is an error.
 
-    ``width`` is the number of channels of the first convolution; None is the published width.
-    ``last_stride`` is the stride of the last stage, 2 by default. ``block`` is the residual block
-    of the CIFAR networks: the one released with AlignMixup, or the standard one. ``pretrained``
-    starts from ImageNet weights and uses ImageNet's mean and std. ``zero_norms`` starts the last
-    norm of each residual branch at zero, so that every block begins as its shortcut.
+    Args:
+        name: Network of this package, or ``"timm:NAME"`` or ``"torchvision:NAME"``.
+        width: Channels of the first convolution; None: as published.
+        stem_stride: Stride of the first convolution of the CIFAR networks.
+        stem_norm: Whether the first convolution is followed by a norm and ReLU.
+        block: Residual block of the CIFAR networks: the one released with AlignMixup, or the
+            standard one.
+        head: Classifier of the CIFAR networks: of the pooled or of the flattened map.
+        last_stride: Stride of the last stage; None: 2.
+        pretrained: Start from ImageNet weights, with ImageNet's mean and deviation.
+        zero_norms: Start the last norm of each residual branch at zero, so that every block begins
+            as its shortcut.
+        autoencoder: Embedding, with a decoder, in place of the head: a vector of the flattened or
+            of the pooled map, or a tensor.
+        variational: Whether the autoencoder is variational.
+        decoder: Whether the autoencoder has its decoder.
+        map_size: Side the map is averaged down to before the embedding; None: its own.
 
-    ``autoencoder`` replaces the head by an embedding of that kind (a vector that reads the
-    flattened or the pooled map, or a tensor), a classifier and a decoder. ``variational``,
-    ``decoder`` and ``map_size``, the side that the map is averaged down to before the embedding,
-    apply only with it.
+    Example:
+        ```python
+        net = am.NetSpec("preact_resnet18", width=16, head="flatten")
+        ```
     """
 
     name: str

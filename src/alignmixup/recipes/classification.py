@@ -16,7 +16,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator
 
-from alignmixup.contracts import Mixer
+from alignmixup.contracts import Mixer, RecipeKey
 from alignmixup.mixers import (
     AlignMixup,
     AlignMixupAE,
@@ -32,12 +32,9 @@ from alignmixup.mixers import (
     StyleMix,
 )
 from alignmixup.models.zoo import NetSpec
-from alignmixup.recipes.schema import DataSpec, Recipe, Row
-from alignmixup.report import paper
-from alignmixup.report.paper import Published
+from alignmixup.recipes.schema import DataSpec, Recipe
+from alignmixup.registry import register_recipe
 from alignmixup.training.settings import TrainSettings
-
-__all__ = ["CIFAR", "METHODS", "NETWORKS", "both_schedules", "classification", "short"]
 
 # The paper mixes at the network's last map: raw stage 4, or the final BN and ReLU.
 NETWORKS: dict[str, tuple[NetSpec, str]] = {
@@ -61,29 +58,28 @@ TABLE = {
     "cifar100": ("r18", "r18-flatten", "wrn16-8", "wrn16-8-flatten"),
     "tiny": ("r18", "r18-flatten"),
 }
-FLATTENED = ("baseline", "alignmixup", "alignmixup-unaligned")
+FLATTENED = (("baseline", ""), ("alignmixup", ""), ("alignmixup", "unaligned"))
 MEANS = (0.4914, 0.4822, 0.4465)
-BCE = "-bce"
 
 
-def classification() -> Iterator[Row]:
-    """Every row of the table whose method exists, on the paper's schedule and on the short one."""
+@register_recipe
+def classification() -> Iterator[Recipe]:
+    """Every row of the table, on the paper's schedule and on the short one."""
     for data, networks in TABLE.items():
         for network in networks:
             spec, layer = NETWORKS[network]
-            for method, make in METHODS.items():
+            for (method, variant), make in METHODS.items():
                 # A flattened head is there to study alignment; the table has none.
-                if network.endswith("-flatten") and method not in FLATTENED:
+                if network.endswith("-flatten") and (method, variant) not in FLATTENED:
                     continue
-                name = f"{data}-{network}-{method}"
-                net = dataclasses.replace(spec, autoencoder="vector") if "-ae" in method else spec
-                recipe = Recipe(name, DataSpec(data), net, make(data, layer), SCHEDULES[data])
-                row = method.removesuffix(BCE)
-                printed = paper.cell(table="cls", data=data, network=network, method=row)
-                yield from both_schedules(recipe, printed)
+                key = RecipeKey(data, network, method, variant)
+                is_ae = method == "alignmixup-ae"
+                net = dataclasses.replace(spec, autoencoder="vector") if is_ae else spec
+                recipe = Recipe(key, DataSpec(data), net, make(data, layer), SCHEDULES[data])
+                yield from both_schedules(recipe)
 
 
-def both_schedules(recipe: Recipe, printed: Published | None) -> Iterator[Row]:
+def both_schedules(recipe: Recipe) -> Iterator[Recipe]:
     """The recipe, and its ``-fast`` twin on the short schedule."""
     if recipe.net.autoencoder != "none" or recipe.net.head == "flatten":
         # What reads a whole map of raw features takes steps far larger than a pooled head does.
@@ -91,9 +87,8 @@ def both_schedules(recipe: Recipe, printed: Published | None) -> Iterator[Row]:
         # epoch; clipped at 1 it stayed calm, and fell faster than clipped at 5.
         clipped = dataclasses.replace(recipe.train, clip_norm=1.0)
         recipe = dataclasses.replace(recipe, train=clipped)
-    fast = dataclasses.replace(recipe, name=f"{recipe.name}-fast", train=short(recipe.train))
-    yield Row(recipe, printed)
-    yield Row(fast, printed)
+    yield recipe
+    yield dataclasses.replace(recipe, key=recipe.key.labeled("fast"), train=short(recipe.train))
 
 
 def short(settings: TrainSettings) -> TrainSettings:
@@ -134,24 +129,25 @@ def _cutout(data: str, layer: str) -> Mixer:
     return Cutout(length={"cifar10": 16, "cifar100": 8, "tiny": 32}[data], fill=MEANS)
 
 
-METHODS: dict[str, Callable[[str, str], Mixer]] = {
-    "baseline": lambda data, layer: NoMix(),
-    "input": _input,
-    "cutout": _cutout,
-    "cutmix": lambda data, layer: CutMix(alpha=1.0, prob=0.5),
-    "manifold": _manifold,
-    "puzzlemix": _puzzlemix,
-    "comixup": lambda data, layer: CoMixup(loss="ce"),
-    "saliencymix": lambda data, layer: SaliencyMix(),
+# By method and variant: the mixer for a data set and the layer to mix at.
+METHODS: dict[tuple[str, str], Callable[[str, str], Mixer]] = {
+    ("baseline", ""): lambda data, layer: NoMix(),
+    ("input", ""): _input,
+    ("cutout", ""): _cutout,
+    ("cutmix", ""): lambda data, layer: CutMix(alpha=1.0, prob=0.5),
+    ("manifold", ""): _manifold,
+    ("puzzlemix", ""): _puzzlemix,
+    ("comixup", ""): lambda data, layer: CoMixup(loss="ce"),
+    ("saliencymix", ""): lambda data, layer: SaliencyMix(),
     # Without weights of their own they train a small AdaIN network first, on the same images.
-    "stylemix": lambda data, layer: StyleMix(),
-    "stylecutmix": _stylecutmix,
-    "alignmixup": lambda data, layer: AlignMixup(layer),
-    "alignmixup-ae": lambda data, layer: AlignMixupAE(),
-    "alignmixup-ae-unaligned": lambda data, layer: AlignMixupAE(aligned=False),
-    "alignmixup-unaligned": lambda data, layer: AlignMixup(layer, aligned=False),
-    "alignmixup-released": lambda data, layer: AlignMixup.released(layer),
+    ("stylemix", ""): lambda data, layer: StyleMix(),
+    ("stylecutmix", ""): _stylecutmix,
+    ("alignmixup", ""): lambda data, layer: AlignMixup(layer),
+    ("alignmixup-ae", ""): lambda data, layer: AlignMixupAE(),
+    ("alignmixup-ae", "unaligned"): lambda data, layer: AlignMixupAE(aligned=False),
+    ("alignmixup", "unaligned"): lambda data, layer: AlignMixup(layer, aligned=False),
+    ("alignmixup", "released"): lambda data, layer: AlignMixup.released(layer),
 }
 METHODS |= {
-    f"{name}{BCE}": _with_bce(METHODS[name]) for name in ("manifold", "puzzlemix", "comixup")
+    (name, "bce"): _with_bce(METHODS[name, ""]) for name in ("manifold", "puzzlemix", "comixup")
 }

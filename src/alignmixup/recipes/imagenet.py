@@ -27,17 +27,15 @@ and draws PuzzleMix's partners within quarters of the batch.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from alignmixup.contracts import Mixer
+from alignmixup.contracts import Mixer, RecipeKey
 from alignmixup.mixers import CoMixup, CutMix, PuzzleMix, SaliencyMix
 from alignmixup.models.zoo import NetSpec
 from alignmixup.recipes.classification import METHODS
-from alignmixup.recipes.schema import DataSpec, Phase, Recipe, Row
-from alignmixup.report import paper
+from alignmixup.recipes.schema import DataSpec, Phase, Recipe
+from alignmixup.registry import register_recipe
 from alignmixup.training.settings import TrainSettings
-
-__all__ = ["IMAGES", "OWN_SETTINGS", "imagenet", "imagenet_100"]
 
 IMAGES = DataSpec("imagenet", stream=True, image_size=224, jitter=0.4, lighting=0.1)
 NET, LAYER = NetSpec("resnet50"), "layer4"
@@ -52,12 +50,12 @@ SCHEDULE = TrainSettings(
     eval_every=10,
 )
 
-# The rows of the table, and the unaligned twins of ours.
+# The rows of the table, some with an unaligned twin.
 ROWS = (
     *("baseline", "input", "cutmix", "manifold", "puzzlemix", "comixup", "saliencymix"),
     *("stylemix", "stylecutmix", "alignmixup", "alignmixup-ae"),
-    *("alignmixup-unaligned", "alignmixup-ae-unaligned"),
 )
+ALIGNED = ("alignmixup", "alignmixup-ae")
 # Settings of the methods' own ImageNet runs, where these are not those of the other data.
 OWN_SETTINGS: dict[str, Callable[[], Mixer]] = {
     "cutmix": lambda: CutMix(alpha=1.0, prob=1.0),
@@ -67,18 +65,26 @@ OWN_SETTINGS: dict[str, Callable[[], Mixer]] = {
 }
 
 
-def imagenet() -> Iterator[Row]:
+@register_recipe
+def imagenet() -> Iterator[Recipe]:
     """Every row of the 300-epoch table, on the paper's schedule."""
-    for method in ROWS:
-        own = OWN_SETTINGS.get(method)
-        mixer = own() if own is not None else METHODS[method]("imagenet", LAYER)
+    for key, mixer in _rows(ROWS, OWN_SETTINGS):
         net, train = NET, SCHEDULE
-        if "-ae" in method:
+        if key.method == "alignmixup-ae":
             net = dataclasses.replace(NET, autoencoder="vector")
             train = dataclasses.replace(SCHEDULE, classifier="classifier.")
-        recipe = Recipe(f"imagenet-r50-{method}", IMAGES, net, mixer, train)
-        printed = paper.cell(table="cls-imgnet", method=method, metric="top1_error")
-        yield Row(recipe, printed)
+        yield Recipe(key, IMAGES, net, mixer, train)
+
+
+def _rows(
+    methods: Sequence[str], own_settings: Mapping[str, Callable[[], Mixer]]
+) -> Iterator[tuple[RecipeKey, Mixer]]:
+    """The key and the mixer of each method, then of the unaligned twins."""
+    twins = [(method, "unaligned") for method in methods if method in ALIGNED]
+    for method, variant in [*((method, "") for method in methods), *twins]:
+        own = own_settings.get(method)
+        mixer = own() if own else METHODS[method, variant]("imagenet", LAYER)
+        yield RecipeKey("imagenet", "r50", method, variant), mixer
 
 
 FAST_IMAGES = DataSpec("imagenet", stream=True, image_size=224, area=(0.087, 1.0))
@@ -110,7 +116,7 @@ FAST_PHASES: dict[str, tuple[Phase, ...]] = {
 }
 FAST_ROWS = (
     *("baseline", "input", "manifold", "cutmix", "puzzlemix", "comixup", "stylemix"),
-    *("stylecutmix", "alignmixup", "alignmixup-unaligned"),
+    *("stylecutmix", "alignmixup"),
 )
 # Co-Mixup's configuration names alpha 2, but its code for ImageNet draws from Dirichlet(1).
 FAST_SETTINGS: dict[str, Callable[[], Mixer]] = {
@@ -120,11 +126,9 @@ FAST_SETTINGS: dict[str, Callable[[], Mixer]] = {
 }
 
 
-def imagenet_100() -> Iterator[Row]:
+@register_recipe
+def imagenet_100() -> Iterator[Recipe]:
     """Every row of the 100-epoch table and the unaligned twin of ours, in three phases."""
-    for method in FAST_ROWS:
-        own = FAST_SETTINGS.get(method)
-        mixer = own() if own is not None else METHODS[method]("imagenet", LAYER)
-        phases = FAST_PHASES.get(method, (Phase(15, SMALL_CROPS),))
-        recipe = Recipe(f"imagenet-r50-{method}-100", FAST_IMAGES, FAST_NET, mixer, FAST, phases)
-        yield Row(recipe, paper.cell(table="imgnet", method=method))
+    for key, mixer in _rows(FAST_ROWS, FAST_SETTINGS):
+        phases = FAST_PHASES.get(key.method, (Phase(15, SMALL_CROPS),))
+        yield Recipe(key.labeled("100"), FAST_IMAGES, FAST_NET, mixer, FAST, phases)

@@ -17,15 +17,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator
 
-from alignmixup.contracts import Mixer
+from alignmixup.contracts import Mixer, RecipeKey
 from alignmixup.mixers import AlignMixup, CutMix, InputMixup, ManifoldMixup, NoMix
 from alignmixup.models.zoo import NetSpec
 from alignmixup.recipes.imagenet import IMAGES
-from alignmixup.recipes.schema import Recipe, Row
-from alignmixup.report import paper
+from alignmixup.recipes.schema import Recipe
+from alignmixup.registry import register_recipe
 from alignmixup.training.settings import TrainSettings
-
-__all__ = ["levit"]
 
 NET, STEM = NetSpec("timm:levit_128s"), "model.stem"
 STAGES = ("model.stages.0", "model.stages.1")
@@ -41,19 +39,20 @@ SCHEDULE = TrainSettings(
     warmup_epochs=5.0,
     eval_every=10,
 )
-METHODS: dict[str, Callable[[], Mixer]] = {
-    "baseline": NoMix,
-    "input": lambda: InputMixup(alpha=0.2),
-    "manifold": lambda: ManifoldMixup(("input", *STAGES), alpha=0.2),
-    "cutmix": lambda: CutMix(alpha=1.0, prob=1.0),
-    "alignmixup": lambda: AlignMixup(STEM),
-    "alignmixup-unaligned": lambda: AlignMixup(STEM, aligned=False),
+METHODS: dict[tuple[str, str], Callable[[], Mixer]] = {
+    ("baseline", ""): NoMix,
+    ("input", ""): lambda: InputMixup(alpha=0.2),
+    ("manifold", ""): lambda: ManifoldMixup(("input", *STAGES), alpha=0.2),
+    ("cutmix", ""): lambda: CutMix(alpha=1.0, prob=1.0),
+    ("alignmixup", ""): lambda: AlignMixup(STEM),
+    ("alignmixup", "unaligned"): lambda: AlignMixup(STEM, aligned=False),
 }
 
 
-def levit() -> Iterator[Row]:
+@register_recipe
+def levit() -> Iterator[Recipe]:
     """The five rows, and the unaligned twin of ours."""
     images = dataclasses.replace(IMAGES, lighting=0.0)
-    for method, make in METHODS.items():
-        recipe = Recipe(f"imagenet-levit-128s-{method}", images, NET, make(), SCHEDULE)
-        yield Row(recipe, paper.cell(table="levit", method=method))
+    for (method, variant), make in METHODS.items():
+        key = RecipeKey("imagenet", "levit-128s", method, variant)
+        yield Recipe(key, images, NET, make(), SCHEDULE)

@@ -1,4 +1,4 @@
-"""The localisation table: VGG-GAP and ResNet-50, fine-tuned on CUB-200-2011, by method.
+"""The localization table: VGG-GAP and ResNet-50, fine-tuned on CUB-200-2011, by method.
 
     alignmixup train cub200-r50-alignmixup --data DIR
     alignmixup evaluate runs/cub200-r50-alignmixup-seed0 --tasks accuracy localization --data DIR
@@ -18,16 +18,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
-from alignmixup.contracts import Mixer
+from alignmixup.contracts import Mixer, RecipeKey
 from alignmixup.datasets.loading.layout import IMAGENET_MEAN
 from alignmixup.mixers import AlignMixup, CutMix, Cutout, InputMixup, NoMix
 from alignmixup.models.wsol import ErasingLoss
 from alignmixup.models.zoo import NetSpec
-from alignmixup.recipes.schema import DataSpec, Recipe, Row
-from alignmixup.report import paper
+from alignmixup.recipes.schema import DataSpec, Recipe
+from alignmixup.registry import register_recipe
 from alignmixup.training.settings import TrainSettings
-
-__all__ = ["localisation"]
 
 BIRDS = DataSpec("cub200", stream=True, image_size=224, resize=256, eval_resize=224, squash=True)
 R50 = TrainSettings(
@@ -42,41 +40,36 @@ R50 = TrainSettings(
 )
 VGG = dataclasses.replace(R50, lr=0.0001, classifier_lr=0.001)
 
-# The name in a recipe, that in the paper's tables, the network, the layer to mix at, the schedule.
+# The network, its twin with ADL, the layer to mix at, the schedule.
 NETWORKS = {
-    "vgg": ("vgg-gap", NetSpec("vgg_gap", pretrained=True), "conv6", VGG),
-    "r50": ("r50", NetSpec("resnet50", last_stride=1, pretrained=True), "layer4", R50),
+    "vgg": (NetSpec("vgg_gap", pretrained=True), "adl_vgg", "conv6", VGG),
+    "r50": (NetSpec("resnet50", last_stride=1, pretrained=True), "adl_resnet50", "layer4", R50),
 }
 
 
-def localisation() -> Iterator[Row]:
+@register_recipe
+def localization() -> Iterator[Recipe]:
     """Every row of the table, the text's Cutout, and the unaligned twin of ours."""
-    for network, (printed_name, net, layer, settings) in NETWORKS.items():
-        for method, mixer in _mixers(layer).items():
-            yield _row(f"cub200-{network}-{method}", net, mixer, settings, printed_name, method)
-        adl = dataclasses.replace(net, name={"vgg": "adl_vgg", "r50": "adl_resnet50"}[network])
-        yield _row(f"cub200-{network}-adl", adl, NoMix(), settings, printed_name, "adl")
+    for network, (net, adl_name, layer, settings) in NETWORKS.items():
+        for (method, variant), mixer in _mixers(layer).items():
+            key = RecipeKey("cub200", network, method, variant)
+            yield Recipe(key, BIRDS, net, mixer, settings)
+        adl = dataclasses.replace(net, name=adl_name)
+        yield Recipe(RecipeKey("cub200", network, "adl"), BIRDS, adl, NoMix(), settings)
     # On ResNet-50 the table has none. Both branches are new and take the classifier's rate.
     acol = NetSpec("acol_vgg", pretrained=True)
     branches = dataclasses.replace(VGG, classifier="branch_")
-    yield _row("cub200-vgg-acol", acol, ErasingLoss(), branches, "vgg-gap", "acol")
+    yield Recipe(RecipeKey("cub200", "vgg", "acol"), BIRDS, acol, ErasingLoss(), branches)
 
 
-def _mixers(layer: str) -> dict[str, Mixer]:
+def _mixers(layer: str) -> dict[tuple[str, str], Mixer]:
     return {
-        "baseline": NoMix(),
-        "input": InputMixup(alpha=1.0),
+        ("baseline", ""): NoMix(),
+        ("input", ""): InputMixup(alpha=1.0),
         # Half of the image's side, as 16 is on CIFAR-10; what the paper took is not known.
-        "cutout": Cutout(length=112, fill=IMAGENET_MEAN),
+        ("cutout", ""): Cutout(length=112, fill=IMAGENET_MEAN),
         # At every step, as in its authors' ImageNet runs; what the paper took is not known.
-        "cutmix": CutMix(alpha=1.0, prob=1.0),
-        "alignmixup": AlignMixup(layer),
-        "alignmixup-unaligned": AlignMixup(layer, aligned=False),
+        ("cutmix", ""): CutMix(alpha=1.0, prob=1.0),
+        ("alignmixup", ""): AlignMixup(layer),
+        ("alignmixup", "unaligned"): AlignMixup(layer, aligned=False),
     }
-
-
-def _row(
-    name: str, net: NetSpec, mixer: Mixer, settings: TrainSettings, network: str, method: str
-) -> Row:
-    printed = paper.cell(table="wsol", network=network, method=method, metric="top1_loc")
-    return Row(Recipe(name, BIRDS, net, mixer, settings), printed)

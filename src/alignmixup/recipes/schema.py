@@ -14,28 +14,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, get_type_hints
 
-from alignmixup import mixers
 from alignmixup.checking import check_kind
-from alignmixup.contracts import Mixer
+from alignmixup.contracts import Mixer, RecipeKey
 from alignmixup.datasets.folder import absolute
 from alignmixup.models.wsol import ErasingLoss
 from alignmixup.models.zoo import NetSpec
-from alignmixup.report.paper import Published
+from alignmixup.recipes.records import default_of, read_record, with_block
+from alignmixup.registry import MIXERS
 from alignmixup.training.settings import FREE_SETTINGS, TrainSettings
 
-__all__ = [
-    "DataSpec",
-    "Phase",
-    "Recipe",
-    "Row",
-    "changed",
-    "check_kind",
-    "limited",
-    "mixer_names",
-    "on_data",
-]
-
-
+PARTS = ("data", "net", "mixer", "train")
 # Settings of training that do not change what is trained, beside the seed.
 UNTRAINED = (*FREE_SETTINGS, "compile", "capture", "seed")
 # Values that say nothing of what was trained.
@@ -49,19 +37,31 @@ PLAIN: dict[str, tuple[object, ...]] = {
 class DataSpec:
     """A data set by name and how its images are prepared.
 
-    A set in memory is augmented by a random crop of the image padded by ``pad``, and by a flip; it
-    is evaluated as it is.
+    A set in memory is augmented by a random crop of the padded image and a flip, and evaluated
+    unchanged. With ``stream``, a set whose source has one file per image is decoded batch by batch
+    instead: in training to random parts of the image (or windows of the resized image), flipped and
+    with changed colors, in evaluation to the center of the resized image. A source without files is
+    in memory in any case.
 
-    With ``stream``, a set whose source has one file an image is decoded batch by batch instead, to
-    squares of ``image_size`` (None: the source's). In training they are random parts of ``area`` of
-    the surface or, with ``resize``, random windows of the image resized to that, flipped, their
-    colours changed by ``jitter`` and ``lighting``. In evaluation they are the centre of the image
-    resized to ``eval_resize`` (None: 8/7 of ``image_size``). Resizing is that of the shorter side,
-    or with ``squash`` of both. ``StreamLoader`` says more. A source without files is in memory
-    whatever ``stream`` says.
+    Args:
+        name: Data set: ``"cifar10"``, ``"folder:PATH@64"``. A relative path becomes absolute, so
+            that a run can be opened from other directories.
+        pad: Pixels by which an image in memory is padded before the random crop.
+        flip: Flip training images at random.
+        stream: Decode files batch by batch, where the source has files.
+        image_size: Side of streamed images; None: the source's.
+        area: Smallest and largest share of the image that a random part has.
+        resize: Side to resize to for random windows in place of random parts.
+        eval_resize: Side to resize to in evaluation; None: 8/7 of ``image_size``.
+        squash: Resize both sides, not only the shorter one.
+        jitter: Strength of the random change of brightness, contrast and saturation.
+        lighting: Strength of the random change along the principal axes of color.
+        limit: Number of images of a trial, at most, of each split.
 
-    A relative ``folder:PATH`` becomes absolute: a run is opened from other directories, too.
-    ``limit`` is the number of images of a trial, of each split at most.
+    Example:
+        ```python
+        data = am.DataSpec("cifar10", flip=False)
+        ```
     """
 
     name: str
@@ -104,18 +104,38 @@ class Phase:
 
 @dataclass(frozen=True)
 class Recipe:
-    """What to train on what, how.
+    """Everything a training run depends on.
 
-    ``phases`` are the beginnings of training that have other settings, in order; from the end of
-    the last on, the settings are those of the recipe, which evaluation always has.
+    Args:
+        key: Identity of the recipe; its name is rendered from it.
+        data: Data set, and how its images are prepared.
+        net: Network.
+        mixer: Method.
+        train: Optimizer, schedule, seed and device.
+        phases: Parts at the start of training that have other settings, in order. After the last
+            one, and always in evaluation, the settings are those of the recipe.
+        base: Key of the recipe this one was made from by a change of data or of ``data.limit``.
+
+    Example:
+        ```python
+        recipe = am.Recipe(
+            am.RecipeKey("cifar10", "r18", "cutmix", "mine"),
+            am.DataSpec("cifar10"),
+            am.NetSpec("preact_resnet18"),
+            am.CutMix(alpha=1.0, prob=0.5),
+            am.TrainSettings(epochs=30, schedule="cosine", milestones=()),
+        )
+        assert recipe.name == "cifar10-r18-cutmix-mine"
+        ```
     """
 
-    name: str
+    key: RecipeKey
     data: DataSpec
     net: NetSpec
     mixer: Mixer
     train: TrainSettings
     phases: tuple[Phase, ...] = ()
+    base: RecipeKey | None = None
 
     def __post_init__(self) -> None:
         ends = [0, *(phase.until for phase in self.phases)]
@@ -129,8 +149,13 @@ class Recipe:
                     # JSON has no such number, so no result could be written at the end.
                     raise ValueError(f"{part}.{setting.name} must be finite, got {value}")
 
+    @property
+    def name(self) -> str:
+        """The name on the command line and of the run's folder."""
+        return self.key.name
+
     def stages(self) -> list[tuple[range, Recipe]]:
-        """The epochs of each phase, counted from 0, with the recipe as it is then."""
+        """Return the epochs of each phase, counted from 0, with the recipe as it is then."""
         end = self.train.epochs
         whole = dataclasses.replace(self, phases=())
         stages, begin = [], 0
@@ -141,10 +166,7 @@ class Recipe:
         return stages + ([(range(begin, end), whole)] if begin < end else [])
 
     def shrunk(self) -> Self:
-        """The same recipe as a run of two steps on a CPU: a narrow network, tiny batches.
-
-        Phases are left out: two steps would see the first alone.
-        """
+        """Return the recipe as a run of two steps on a CPU: narrow, tiny batches, no phases."""
         settings = dataclasses.replace(
             self.train,
             epochs=1,
@@ -161,28 +183,27 @@ class Recipe:
         return dataclasses.replace(self, net=net, train=settings, phases=())
 
     def to_json(self) -> dict[str, Any]:
-        """Everything, as plain values."""
+        """Return every setting as plain values."""
         record = dataclasses.asdict(self)
         record["mixer"]["kind"] = type(self.mixer).__name__
         return record
 
     def chosen(self) -> dict[str, object]:
-        """The settings that are not the defaults, by the names they have on the command line.
+        """Return the settings that are not defaults, by their names on the command line.
 
-        Not those that say where and how often rather than what, nor the seed; the number of epochs
-        always: a run may not have come to its end. Of precision and layout the plain ones are the
-        default here, whatever "auto" has chosen: the run's ledger has that.
+        The number of epochs is always among them, the seed and the settings that do not change what
+        is trained never. Precision and layout are recorded in the run's ledger.
         """
         found: dict[str, object] = {"mixer": type(self.mixer).__name__}
         found["train.epochs"] = self.train.epochs
-        for part in ("data", "net", "mixer", "train"):
+        for part in PARTS:
             owner = getattr(self, part)
             for setting in dataclasses.fields(owner):
                 value = getattr(owner, setting.name)
                 is_left = part == "train" and (
                     setting.name in UNTRAINED or value in PLAIN.get(setting.name, ())
                 )
-                if not is_left and value != _default(setting):
+                if not is_left and value != default_of(setting):
                     found[f"{part}.{setting.name}"] = value
         if self.phases:
             found["phases"] = [dataclasses.asdict(phase) for phase in self.phases]
@@ -190,39 +211,21 @@ class Recipe:
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Self:
-        """Undo ``to_json``; a setting this version does not know is an error that names it."""
+        """Read what ``to_json`` returned; an unknown setting raises a ``ValueError``."""
         mixer = dict(record["mixer"])
         kind = mixer.pop("kind")
-        if kind not in mixer_names():
-            raise ValueError(f"unknown mixer {kind!r}; this version has {mixer_names()}")
+        # ACoL has a loss of its own, which takes the place of a mixer.
+        mixer_class = ErasingLoss if kind == ErasingLoss.__name__ else MIXERS[kind]
+        trained = {"data.name": record["data"]["name"], "net.name": record["net"]["name"]}
         return cls(
-            name=record["name"],
-            data=_read(DataSpec, record["data"]),
-            net=_read(NetSpec, _with_block(record["net"])),
-            mixer=_read(_mixers()[kind], mixer),
-            train=_read(TrainSettings, record["train"]),
-            phases=tuple(_read(Phase, phase) for phase in record.get("phases", ())),
+            key=RecipeKey.from_record(record, {**trained, "mixer": kind}, record.get("name", "")),
+            data=read_record(DataSpec, record["data"]),
+            net=read_record(NetSpec, with_block(record["net"])),
+            mixer=read_record(mixer_class, mixer),
+            train=read_record(TrainSettings, record["train"]),
+            phases=tuple(read_record(Phase, phase) for phase in record.get("phases", ())),
+            base=RecipeKey(**record["base"]) if record.get("base") else None,
         )
-
-
-def _with_block(net: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A record from before ``block`` was a setting is of a network with the standard block."""
-    has_blocks = net["name"] in ("preact_resnet18", "wrn16_8")
-    return {"block": "standard", **net} if has_blocks else net
-
-
-def _default(setting: dataclasses.Field[Any]) -> object:
-    if setting.default_factory is not dataclasses.MISSING:
-        return setting.default_factory()
-    return setting.default  # where there is none, MISSING, which equals no value
-
-
-@dataclass(frozen=True)
-class Row:
-    """A recipe and the cell of the paper's tables it stands beside, if there is one."""
-
-    recipe: Recipe
-    published: Published | None = None
 
 
 def changed(recipe: Recipe, changes: Mapping[str, object]) -> Recipe:
@@ -231,28 +234,23 @@ def changed(recipe: Recipe, changes: Mapping[str, object]) -> Recipe:
     All at once: fewer epochs and a shorter warm-up may only be right together. A setting that a
     phase would change holds in that phase too.
     """
-    parts: dict[str, dict[str, object]] = {}
+    parts: dict[str, dict[str, Any]] = {}
     for path, value in changes.items():
         part, _, name = str(path).partition(".")
         if path == "data.name":
             raise ValueError("data.name cannot be overridden; use --dataset (dataset=)")
-        known = [f.name for f in dataclasses.fields(recipe) if f.name not in ("name", "phases")]
-        if part not in known or not name:
-            raise ValueError(f"unknown setting {path!r}; write PART.NAME with PART from {known}")
+        if part not in PARTS or not name:
+            raise ValueError(f"unknown setting {path!r}; write PART.NAME with PART from {PARTS}")
         owner = getattr(recipe, part)
-        names = [f.name for f in dataclasses.fields(owner)]
-        if name not in names:
+        if name not in (names := [f.name for f in dataclasses.fields(owner)]):
             raise ValueError(f"unknown setting {path!r}; {part} has {names}")
         check_kind(path, value, get_type_hints(type(owner))[name])
         parts.setdefault(part, {})[name] = value
-    if not parts:
-        return recipe
+    if "limit" in parts.get("data", {}):
+        recipe = limited(recipe, parts["data"]["limit"])
     replaced = {
         part: dataclasses.replace(getattr(recipe, part), **values) for part, values in parts.items()
     }
-    limit = replaced["data"].limit if "data" in replaced else recipe.data.limit
-    if limit != recipe.data.limit:
-        recipe = limited(recipe, limit)
     phases = tuple(
         Phase(phase.until, {k: v for k, v in phase.changes.items() if k not in changes})
         for phase in recipe.phases
@@ -261,24 +259,15 @@ def changed(recipe: Recipe, changes: Mapping[str, object]) -> Recipe:
 
 
 def limited(recipe: Recipe, limit: int | None) -> Recipe:
-    """Return the recipe for a trial on ``limit`` images, under a name that ends in ``-limitN``."""
-    name = recipe.name.removesuffix(f"-limit{recipe.data.limit}")
-    name += "" if limit is None else f"-limit{limit}"
-    return dataclasses.replace(
-        recipe, name=name, data=dataclasses.replace(recipe.data, limit=limit)
-    )
+    """Return the recipe for a trial on ``limit`` images, with a label ``limitN`` in its key."""
+    kept = (label for label in recipe.key.labels if label != f"limit{recipe.data.limit}")
+    key = dataclasses.replace(recipe.key, variant="-".join(kept))
+    key = key if limit is None else key.labeled(f"limit{limit}")
+    return _made_from(recipe, key, data=dataclasses.replace(recipe.data, limit=limit))
 
 
 def on_data(recipe: Recipe, name: str) -> Recipe:
-    """Return the recipe for other data, under a name that says so: a figure must not say it is for
-    the recipe's own."""
-    ours, theirs = (_word(data) for data in (recipe.data.name, name))
-    words = recipe.name.split("-")
-    # The data come first, or after the family: ablation-cifar100-ae-xAe.
-    if ours in words:
-        words[words.index(ours)] = theirs
-    else:
-        words.insert(0, theirs)
+    """Return the recipe for other data, with these in its key."""
     spec, phases = dataclasses.replace(recipe.data, name=name), recipe.phases
     size = re.fullmatch(r"folder:.+@(\d+)", name)
     if size and spec.image_size:  # else it is the folder's already
@@ -287,48 +276,24 @@ def on_data(recipe: Recipe, name: str) -> Recipe:
         phases = tuple(
             Phase(p.until, {**p.changes, **_scaled(p.changes, "data.", scale)}) for p in phases
         )
-    return dataclasses.replace(recipe, name="-".join(words), data=spec, phases=phases)
+    key = dataclasses.replace(recipe.key, data=_word(name))
+    return _made_from(recipe, key, data=spec, phases=phases)
+
+
+def _made_from(recipe: Recipe, key: RecipeKey, **changes: Any) -> Recipe:
+    """Return the recipe under another key, with the key it was made from as ``base``."""
+    base = recipe.base or recipe.key
+    return dataclasses.replace(recipe, key=key, base=None if base == key else base, **changes)
 
 
 def _word(data: str) -> str:
-    """The name of the data as part of a recipe's: of a folder its last part, wherever it lies."""
+    """Return the name of the data as part of a key: of a folder, the last part of its path."""
     if data.startswith("folder:"):
         data = f"folder:{Path(absolute(data)).name}"
     return re.sub("[^A-Za-z0-9]+", "_", data)
 
 
 def _scaled(settings: Mapping[str, Any], prefix: str, scale: float) -> dict[str, Any]:
-    """The sides of images among these settings, in another size."""
+    """Return the sides of images among these settings, scaled."""
     names = [prefix + side for side in ("image_size", "resize", "eval_resize")]
     return {name: round(scale * settings[name]) for name in names if settings.get(name)}
-
-
-def mixer_names() -> list[str]:
-    """The class names of all mixers."""
-    return list(_mixers())
-
-
-def _mixers() -> dict[str, type[Mixer]]:
-    public = {name: getattr(mixers, name) for name in mixers.__all__}
-    # ACoL has a loss of its own, which takes the place of a mixer.
-    public["ErasingLoss"] = ErasingLoss
-    return {n: v for n, v in public.items() if isinstance(v, type) and issubclass(v, Mixer)}
-
-
-def _read(kind: Any, record: Mapping[str, Any]) -> Any:
-    names = {f.name for f in dataclasses.fields(kind)}
-    unknown = sorted(set(record) - names)
-    if unknown:
-        raise ValueError(f"{kind.__name__} has no settings {unknown}; it has {sorted(names)}")
-    values = {name: _with_tuples(value) for name, value in record.items()}
-    hints = get_type_hints(kind)
-    for name, value in values.items():
-        check_kind(name, value, hints[name])
-    return kind(**values)
-
-
-def _with_tuples(value: Any) -> Any:
-    """JSON has no tuples; no setting is a list."""
-    if isinstance(value, dict):
-        return {name: _with_tuples(inner) for name, inner in value.items()}
-    return tuple(map(_with_tuples, value)) if isinstance(value, list) else value

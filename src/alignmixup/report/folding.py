@@ -1,11 +1,10 @@
-"""Results folded into cells: which belong together, and which must not be averaged.
+"""Results folded into cells: which are averaged, and which must not be.
 
-A result's settings are part of what it is, and so are those its network was trained with: results
-that differ in them are never averaged. A row names every setting of training in which it differs
-from its recipe, and the settings of its evaluation in which the results of one cell differ. Of a
-recipe that is not known, rows name the settings of training in which the results of one cell
-differ. Of a result's own settings only plain values count: a list or an object there is a curve
-that was measured on the way.
+Results that differ in a setting of their evaluation, or of the training of their network, are never
+averaged. A row names every training setting in which it differs from its recipe, and the evaluation
+settings in which the results of one cell differ. If the recipe is not known, rows name the training
+settings in which the results of one cell differ. Of the evaluation settings only plain values
+count: a list or an object is a measured curve.
 """
 
 from __future__ import annotations
@@ -15,27 +14,24 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from alignmixup.contracts import Result
+from alignmixup.contracts import RecipeKey, Result
 from alignmixup.report.measures import Measure
-from alignmixup.report.names import RecipeName, parse_recipe
 
-__all__ = ["SHORT", "Cells", "Column", "Folded", "RecipeSettings", "Row", "fold"]
-
-# The settings that a recipe of this name trains with, as results record them; None: not known.
-RecipeSettings = Callable[[str], Mapping[str, object] | None]
+# The settings that the recipe of a key trains with, as results record them; None: not known.
+RecipeSettings = Callable[[RecipeKey], Mapping[str, object] | None]
 Facts = dict[str, str]
 
 # A setting of training that a result does not name has its default.
 DEFAULT = "default"
-# The last ten of so few epochs are no plateau: such runs show their last epoch.
+# Runs of fewer epochs have no plateau: their last epoch is shown.
 SHORT = 30
 LAST_EPOCH = "last epoch"
-_COLUMN = {"data.name"}  # a column says it
+_IN_KEY = {"data.name", "data.limit"}  # shown as column, or as label of the variant
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """What a column shows, of which data and network; a source for out-of-distribution images."""
+    """Data, network and measure of a column; the source of out-of-distribution images."""
 
     data: str
     network: str
@@ -45,10 +41,10 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A method, or a variant of it; ``settings`` are the names and values that tell it apart."""
+    """A method, the labels of its variant, and the settings in which it differs from its recipe."""
 
     method: str
-    suffix: str
+    labels: tuple[str, ...] = ()
     settings: tuple[tuple[str, str], ...] = ()
 
 
@@ -59,9 +55,8 @@ Cells = dict[tuple[Row, Column], dict[object, float]]
 class Folded:
     """The values of each cell by seed, and how many measurements a newer one has replaced.
 
-    ``usual`` has the settings of training in which rows of recipes that are not known differ, as
-    most of them have them: their rows do not name them. ``has_differences`` says whether a row
-    differs from a recipe that is known.
+    ``usual`` has the training settings in which rows of unknown recipes differ, with their most
+    common values, which rows do not name. ``has_differences``: a row differs from its recipe.
     """
 
     cells: Cells
@@ -72,26 +67,26 @@ class Folded:
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """A result in its place, with all that must agree for another to be of the same thing."""
+    """A result in its place, with all that must be equal in results that are averaged."""
 
     result: Result
-    name: RecipeName
+    key: RecipeKey
     column: Column
     trained: Facts
     evaluated: Facts
     recipe: Facts | None
 
     def row(self, usual: Mapping[str, str], split: set[str]) -> Row:
-        """Its row, named by what differs in training and what is ``split`` in evaluation."""
-        told = self.differences(usual) | {k: v for k, v in self.evaluated.items() if k in split}
+        """Return its row, with what differs in training and what is ``split`` in evaluation."""
+        named = self.differences(usual) | {k: v for k, v in self.evaluated.items() if k in split}
         is_short = self.result.metric == "top1_median10" and _is_short(self.result)
-        settings = (*sorted(told.items()), *([(LAST_EPOCH, "")] if is_short else []))
-        return Row(self.name.method, self.name.suffix, settings)
+        settings = (*sorted(named.items()), *([(LAST_EPOCH, "")] if is_short else []))
+        return Row(self.key.method, self.key.labels, settings)
 
     def differences(self, usual: Mapping[str, str]) -> Facts:
-        """In what it was trained otherwise than its recipe says, or else than is usual."""
+        """Return the training settings that are not those of its recipe, or not the usual ones."""
         base = usual if self.recipe is None else self.recipe
-        names = {*usual} if self.recipe is None else {*self.trained, *self.recipe} - _COLUMN
+        names = {*usual} if self.recipe is None else {*self.trained, *self.recipe} - _IN_KEY
         facts = {name: self.trained.get(name, DEFAULT) for name in names}
         return {k: v for k, v in facts.items() if v != base.get(k, DEFAULT)}
 
@@ -123,7 +118,7 @@ def fold(
 
 
 def _shown(result: Result, which: str) -> Result | None:
-    """The result as a table of this accuracy shows it: a short run has no median of ten epochs."""
+    """Return the result as this table shows it; the last epoch in place of a short run's median."""
     if which != "median10" or not _is_short(result):
         return result
     if result.metric == "top1_median10":
@@ -140,7 +135,12 @@ def _is_short(result: Result) -> bool:
 def _entry(
     result: Result, measure: Measure, ignore: Sequence[str], recipe_settings: RecipeSettings
 ) -> _Entry:
-    name = parse_recipe(result.recipe)
+    key = result.key
+    if key is None:
+        raise ValueError(
+            f"the result {result.task} {result.metric} = {result.value} has no recipe key; add one "
+            "with result.stamped(key=RecipeKey(data, network, method))"
+        )
     source = str(result.settings.get("source", "")) if result.task == "ood" else ""
     ignored = {*ignore, "source"} if source else set(ignore)
     evaluated = {
@@ -148,8 +148,8 @@ def _entry(
         for key, value in result.settings.items()
         if not isinstance(value, list | tuple | dict)
     }
-    trained, known = dict(result.trained), recipe_settings(result.recipe)
-    # Results of before have not recorded how they were trained: their length alone is known.
+    trained, known = dict(result.trained), recipe_settings(result.base or key)
+    # Old results have not recorded how they were trained: their length alone is known.
     recipe = dict(known) if known and trained else {}
     if result.epoch is not None:
         (evaluated if known is None else trained).setdefault("epochs", result.epoch)
@@ -157,13 +157,13 @@ def _entry(
         if trained.get("train.epochs") == result.epoch:  # else it has not been trained to its end
             del trained["train.epochs"]
             recipe.pop("train.epochs", None)
-    data, network = name.data, name.network
-    if result.task == "detection":  # on other data than the backbone's, by another network
+    data, network = key.data, key.network
+    if result.task == "detection":  # not the data and network of the backbone
         data = str(result.settings.get("data", data))
         network = str(result.settings.get("network", network))
     return _Entry(
         result,
-        name,
+        key,
         Column(data, network, source, measure),
         _facts(trained, ignored),
         _facts(evaluated, ignored),
@@ -181,12 +181,12 @@ def _newest(entries: list[_Entry]) -> list[_Entry]:
     latest: dict[tuple[object, ...], _Entry] = {}
     for e in sorted(entries, key=lambda entry: entry.result.date):
         facts = tuple(sorted({**e.trained, **e.evaluated}.items()))
-        latest[e.name, e.column, e.result.seed, facts] = e
+        latest[e.key, e.column, e.result.seed, facts] = e
     return list(latest.values())
 
 
 def _usual(entries: Sequence[_Entry]) -> Facts:
-    """The settings of training that differ within a cell, each as most results have it."""
+    """Return the training settings that differ within a cell, with their most common values."""
     unknown = [e for e in entries if e.recipe is None]
     split = _split(unknown, lambda entry: entry.trained)
     return {
@@ -196,7 +196,7 @@ def _usual(entries: Sequence[_Entry]) -> Facts:
 
 
 def _cells(entries: Sequence[_Entry], usual: Mapping[str, str]) -> Cells:
-    """The values of each cell by seed; rows are split where settings differ within a cell."""
+    """Return the values of each cell by seed; rows are split where settings differ in a cell."""
     split = _split(entries, lambda entry: entry.evaluated)
     cells: Cells = {}
     for e in entries:
@@ -206,10 +206,10 @@ def _cells(entries: Sequence[_Entry], usual: Mapping[str, str]) -> Cells:
 
 
 def _split(entries: Sequence[_Entry], facts: Callable[[_Entry], Facts]) -> set[str]:
-    """The settings in which the results of one cell differ."""
+    """Return the settings in which the results of one cell differ."""
     groups: dict[tuple[Column, str, str], list[Facts]] = {}
     for e in entries:
-        groups.setdefault((e.column, e.name.method, e.name.suffix), []).append(facts(e))
+        groups.setdefault((e.column, e.key.method, e.key.variant), []).append(facts(e))
     return {
         key
         for group in groups.values()

@@ -6,10 +6,11 @@ that stand only in the text have tables of their own (``cls-300``, ``levit``, ``
 not print. Values are as printed, in percent except where ``METRICS`` says otherwise: an error
 stays an error, an accuracy an accuracy, a dash is ``None``.
 
-Names are those of recipes: data ``cifar10``, network ``r18``, method ``alignmixup-ae``. A set of
-mixed layers is written ``x-A-e``: x the image, A the feature tensor (A2, A4, A8 at a stated
+Names are those of recipe keys: data ``cifar10``, network ``r18``, method ``alignmixup-ae``. A set
+of mixed layers is written ``x-A-e``: x the image, A the feature tensor (A2, A4, A8 at a stated
 resolution), e its vector embedding, E its tensor embedding, ``musigma`` and ``MSigma`` the pairs
-(mu, sigma) and (M, Sigma) of the variational form.
+(mu, sigma) and (M, Sigma) of the variational form. ``key_of`` returns the key of the recipe that a
+cell is measured with, ``cell_beside`` the cell that a recipe's result stands beside.
 """
 
 from __future__ import annotations
@@ -18,21 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, TypedDict, Unpack
 
-__all__ = [
-    "DATA",
-    "DISCREPANCIES",
-    "FIGURES",
-    "METHODS",
-    "METRICS",
-    "NETWORKS",
-    "SOURCES",
-    "TABLES",
-    "Metric",
-    "Published",
-    "cell",
-    "find",
-    "published",
-]
+from alignmixup.contracts import RecipeKey
 
 Better = Literal["lower", "higher"]
 
@@ -104,7 +91,7 @@ NETWORKS: Mapping[str, str] = {
     "r18": "R-18",
     "wrn16-8": "WRN16-8",
     "r50": "R-50",
-    "vgg-gap": "VGG-GAP",
+    "vgg": "VGG-GAP",
     "levit-128s": "LeViT-128S",
     "ssd-r50": "SSD R-50",
     "faster-rcnn-r50": "Faster R-CNN R-50",
@@ -143,7 +130,7 @@ TABLES: Mapping[str, str] = {
     "adv": "Robustness: FGSM at 8/255, PGD at 4/255 with steps of 2/255",
     "ood": "Out-of-distribution detection against CIFAR-100",
     "ood_extra": "Out-of-distribution detection, further sources and noise",
-    "wsol": "Weakly supervised localisation on CUB200-2011",
+    "wsol": "Weakly supervised localization on CUB200-2011",
     "ablation": "Mixed layers, alignment and autoencoder on CIFAR-100",
     "imgnet": "Image classification on ImageNet, 100 epochs",
     "levit": "LeViT-128S on ImageNet, 100 epochs (text)",
@@ -154,41 +141,10 @@ TABLES: Mapping[str, str] = {
 }
 
 
-def find(
-    *,
-    table: str | None = None,
-    data: str | None = None,
-    network: str | None = None,
-    method: str | None = None,
-    metric: str | None = None,
-    source: str | None = None,
-    layers: str | None = None,
-    aligned: bool | None = None,
-    num_iters: int | None = None,
-) -> list[Published]:
-    """Return every cell that agrees with all that is given, in the paper's order."""
-    if table is not None and table not in TABLES:
-        raise ValueError(f"the paper has no table {table!r}; choose from {', '.join(TABLES)}")
-    if metric is not None and metric not in METRICS:
-        raise ValueError(f"the paper has no metric {metric!r}; choose from {', '.join(METRICS)}")
-    wanted = {
-        "table": table,
-        "data": data,
-        "network": network,
-        "method": method,
-        "metric": metric,
-        "source": source,
-        "layers": layers,
-        "aligned": aligned,
-        "num_iters": num_iters,
-    }
-    asked = {name: value for name, value in wanted.items() if value is not None}
-    return [f for f in FIGURES if all(getattr(f, name) == v for name, v in asked.items())]
-
-
 class Place(TypedDict, total=False):
-    """What tells the cells of a table apart: the fields of ``Published``."""
+    """What sets the cells of a table apart: the fields of ``Published``."""
 
+    table: str
     data: str
     network: str
     method: str
@@ -199,23 +155,33 @@ class Place(TypedDict, total=False):
     num_iters: int
 
 
-def cell(*, table: str, **place: Unpack[Place]) -> Published | None:
-    """Return the one printed cell that agrees, or ``None`` where the paper prints none.
+def find(**place: Unpack[Place]) -> list[Published]:
+    """Return every cell that has all these values, in the paper's order."""
+    asked = (("table", place.get("table"), TABLES), ("metric", place.get("metric"), METRICS))
+    for name, value, known in asked:
+        if value is not None and value not in known:
+            raise ValueError(f"the paper has no {name} {value!r}; choose from {', '.join(known)}")
+    return [f for f in FIGURES if all(getattr(f, k) == v for k, v in place.items())]
 
-    A question with several answers is an error, so that no figure is picked by chance.
+
+def cell(**place: Unpack[Place]) -> Published | None:
+    """Return the one printed cell that has these values, or ``None`` where there is none.
+
+    Raises:
+        ValueError: If several cells have them.
     """
-    printed = [found for found in find(table=table, **place) if found.value is not None]
+    printed = [found for found in find(**place) if found.value is not None]
     if len(printed) > 1:
         raise ValueError(
-            f"{len(printed)} figures of table {table!r} agree, the first two {printed[0]} and "
-            f"{printed[1]}; give what tells them apart"
+            f"{len(printed)} figures have {place}, the first two {printed[0]} and {printed[1]}; "
+            "give what tells them apart"
         )
     return printed[0] if printed else None
 
 
-def published(*, table: str, **place: Unpack[Place]) -> float | None:
-    """Return the value of the one printed cell that agrees, or ``None`` (see ``cell``)."""
-    found = cell(table=table, **place)
+def published(**place: Unpack[Place]) -> float | None:
+    """Return the value of the one printed cell that has these values (see ``cell``)."""
+    found = cell(**place)
     return None if found is None else found.value
 
 
@@ -383,7 +349,7 @@ alignmixup-ae  77.0 85.8 87.9 83.7   76.2 84.8 87.2 82.3   88.0 90.6 94.0 80.8  
 
 _WSOL = """
 metric         top1_loc top1_loc maxboxacc_v2 maxboxacc_v2
-network        vgg-gap  r50      vgg-gap      r50
+network        vgg      r50      vgg          r50
 acol           45.9     --       57.4         --
 adl            52.4     --       61.3         58.4
 baseline       37.1     49.4     59.0         59.7
@@ -393,7 +359,7 @@ alignmixup     53.1     56.2     63.8         65.4
 """
 
 _WSOL_TEXT = """
-network        vgg-gap  r50
+network        vgg      r50
 cutout         45.8~    52.4~
 """
 
@@ -502,6 +468,55 @@ FIGURES: tuple[Published, ...] = (
     *_read("logs", _LOGS, metric="top1_median10", note="median of the last ten epochs"),
 )
 
+# Schedules that have tables of their own, by the label of their recipes.
+_SCHEDULES = {"cls-300": "300", "imgnet": "100"}
+_ALIGNED = {(f.method, f.layers) for f in FIGURES if f.aligned and f.value is not None}
+
+
+def key_of(cell: Published) -> RecipeKey:
+    """Return the key of a cell; a set of vectors, with nothing to align, has no ``unaligned``."""
+    is_twin = cell.aligned is False and (cell.method, cell.layers) in _ALIGNED
+    return RecipeKey(cell.data, cell.network, cell.method).labeled(
+        _SCHEDULES.get(cell.table, ""),
+        cell.layers.replace("-", ""),
+        "" if cell.num_iters is None else f"iterations{cell.num_iters}",
+        "unaligned" if is_twin else "",
+    )
+
+
+# How reports write the labels of variants that the paper's tables vary, in the paper's order.
+# The set {x} is not in the paper, but there is a recipe.
+LABELS: Mapping[str, str] = {
+    **{
+        f.layers.replace("-", ""): f"{{{f.layers.replace('-', ', ')}}}" for f in FIGURES if f.layers
+    },
+    "x": "{x}",
+    **{f"iterations{f.num_iters}": f"{f.num_iters} iterations" for f in find(table="iterations")},
+    **{label: label for label in (*_SCHEDULES.values(), "unaligned")},
+}
+_Where = tuple[str, str, str, frozenset[str], str, str]
+
+
+def _where(key: RecipeKey, metric: str, source: str) -> _Where:
+    labels = frozenset(label for label in key.labels if label in LABELS)
+    return key.data, key.network, key.method, labels, metric, source
+
+
+_CELLS = {
+    _where(key_of(f), "top1_error" if f.top1_error is not None else f.metric, f.source): f
+    for f in reversed(FIGURES)  # the first table that prints a figure wins
+    if f.value is not None
+}
+
+
+def cell_beside(key: RecipeKey, metric: str = "top1_error", source: str = "") -> Published | None:
+    """Return the printed cell that a result of this recipe stands beside, if there is one.
+
+    Labels that no table varies, such as ``fast`` or ``bce``, are ignored.
+    """
+    return _CELLS.get(_where(key, metric, source))
+
+
 # Where the paper disagrees with itself, or prints what looks like a slip; each checked by a test.
 DISCREPANCIES: Mapping[str, str] = {
     "gain-tiny-crop-aupr-ood": (
@@ -562,7 +577,7 @@ DISCREPANCIES: Mapping[str, str] = {
         "Input mixup has the larger overconfidence error, the largest of the table."
     ),
     "cutout-missing": (
-        "The text compares localisation with CutOut (7.3 and 3.8 behind AlignMixup); the table has "
+        "The text compares localization with CutOut (7.3 and 3.8 behind AlignMixup); the table has "
         "no such row. The figures here, 45.8 and 52.4, are those differences."
     ),
     "layer4-stride": (

@@ -1,4 +1,4 @@
-"""Result lines read from disk: what is damaged is an error that says where."""
+"""Result lines read from disk; a damaged line is an error with its place."""
 
 from __future__ import annotations
 
@@ -9,17 +9,23 @@ from pathlib import Path
 
 from alignmixup.contracts import Result
 
-__all__ = ["read_results"]
-
 LEDGER = "ledger.jsonl"
+# What fields of a line must be.
+KINDS: dict[str, tuple[str, tuple[type, ...]]] = {
+    "value": ("a number", (int, float)),
+    "seed": ("an integer or null", (int, type(None))),
+    **dict.fromkeys(("settings", "trained"), ("an object", (dict,))),
+    **dict.fromkeys(("key", "base"), ("an object or null", (dict, type(None)))),
+    **dict.fromkeys(("task", "metric", "date", "recipe"), ("a string", (str,))),
+}
 
 
 def read_results(paths: Iterable[str | Path]) -> list[Result]:
     """Read result lines from files, and from all ``results*.jsonl`` below folders.
 
-    A folder without such files is read for its own ``*.jsonl``. A damaged line is an error; a last
-    line that was never finished (the writer was stopped) is skipped with a warning, and so is what
-    holds no results where several paths are named.
+    A folder without such files is read for its own ``*.jsonl``. An unfinished last line (the writer
+    was stopped) is skipped with a warning. So is a path without results among others: ``runs/*``
+    names logs beside the runs, and runs that are not scored yet.
     """
     named = [Path(path) for path in paths]
     # By resolved path, so that a file named twice, or within a named folder, is read once.
@@ -28,33 +34,21 @@ def read_results(paths: Iterable[str | Path]) -> list[Result]:
 
 
 def _found(path: Path, among_others: bool) -> list[Path]:
-    """The files of results that ``path`` stands for; ``among_others``, what has none is skipped,
-    as ``runs/*`` names logs beside the runs, and runs that are not scored yet."""
+    """Return the files of results that ``path`` stands for."""
     if among_others and path.is_file() and (path.suffix != ".jsonl" or path.name == LEDGER):
         warnings.warn(f"{path} is no file of results: skipped", stacklevel=3)
         return []
-    try:
-        return _result_files(path)
-    except FileNotFoundError as error:
-        if not among_others or not path.exists():
-            raise
-        warnings.warn(f"{error}: skipped", stacklevel=3)
-        return []
-
-
-def _result_files(path: Path) -> list[Path]:
     if path.is_file():
         return [path]
     if not path.is_dir():
         raise FileNotFoundError(f"{path} does not exist; give a run folder or a results file")
-    files = sorted(path.rglob("results*.jsonl")) or sorted(
-        # The ledger of a run that has no results yet is no file of results.
-        file
-        for file in path.glob("*.jsonl")
-        if file.name != LEDGER
-    )
+    own = (file for file in path.glob("*.jsonl") if file.name != LEDGER)
+    files = sorted(path.rglob("results*.jsonl")) or sorted(own)
     if not files:
-        raise FileNotFoundError(f"{path} holds no results (*.jsonl); evaluate the run first")
+        message = f"{path} holds no results (*.jsonl); evaluate the run first"
+        if not among_others:
+            raise FileNotFoundError(message)
+        warnings.warn(f"{message}: skipped", stacklevel=3)
     return files
 
 
@@ -65,7 +59,7 @@ def _read_file(file: Path) -> list[Result]:
         if not line.strip():
             continue
         try:
-            results.append(_read_line(line))
+            results.append(_read_line(line.decode("utf-8")))
         except (TypeError, ValueError) as error:
             if number == len(lines):  # no line end behind it: the writer was stopped in the middle
                 warnings.warn(f"{file}:{number}: skipped an unfinished last line", stacklevel=3)
@@ -74,19 +68,12 @@ def _read_file(file: Path) -> list[Result]:
     return results
 
 
-def _read_line(line: bytes) -> Result:
-    text = line.decode("utf-8")
-    if not isinstance(json.loads(text), dict):
+def _read_line(text: str) -> Result:
+    record = json.loads(text)
+    if not isinstance(record, dict):
         raise ValueError("expected a JSON object")
-    result = Result.from_json(text)
-    if isinstance(result.value, bool) or not isinstance(result.value, int | float):
-        raise ValueError(f"value must be a number, got {result.value!r}")
-    if not isinstance(result.seed, int | None):
-        raise ValueError(f"seed must be an integer or null, got {result.seed!r}")
-    for name in ("settings", "trained"):
-        if not isinstance(getattr(result, name), dict):
-            raise ValueError(f"{name} must be an object, got {getattr(result, name)!r}")
-    for name in ("task", "metric", "recipe", "date"):
-        if not isinstance(getattr(result, name), str):
-            raise ValueError(f"{name} must be a string, got {getattr(result, name)!r}")
-    return result
+    for name in record.keys() & KINDS.keys():
+        kind, types = KINDS[name]
+        if not isinstance(record[name], types) or isinstance(record[name], bool):
+            raise ValueError(f"{name} must be {kind}, got {record[name]!r}")
+    return Result.from_json(text)

@@ -1,17 +1,17 @@
-"""A table as a record, and its renderings: Markdown, LaTeX, HTML, the terminal."""
+"""A table as a record, and its renderings: Markdown, LaTeX, HTML, the terminal, files."""
 
 from __future__ import annotations
 
 import html
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
-__all__ = ["Table", "in_width", "to_html", "to_latex", "to_markdown", "to_rich"]
-
+STYLE = "body{font:16px/1.5 sans-serif;margin:2em}td,th{padding:.2em .8em;text-align:left}"
 HEADER_WIDTH = 12  # of a column on the terminal: longer names are wrapped
 ROW_NAME_WIDTH = 64  # likewise, of the names of the rows
 
@@ -149,3 +149,17 @@ def to_rich(table: Table) -> RichTable:
     for row in table.rows:
         shown.add_row(*[Text(cell) for cell in row])
     return shown
+
+
+def write_tables(tables: Sequence[Table], out: Path) -> list[Path]:
+    """Write all tables into ``out`` as tables.md, tables.tex and tables.html; return the paths."""
+    out.mkdir(parents=True, exist_ok=True)
+    body = "".join(to_html(table) for table in tables)
+    pages = {
+        "tables.md": "\n\n".join(to_markdown(table) for table in tables) + "\n",
+        "tables.tex": "\n\n".join(to_latex(table) for table in tables) + "\n",
+        "tables.html": f"<!doctype html><meta charset='utf-8'><style>{STYLE}</style>{body}\n",
+    }
+    for name, text in pages.items():
+        (out / name).write_text(text, encoding="utf-8")
+    return [out / name for name in pages]

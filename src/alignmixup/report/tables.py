@@ -1,9 +1,10 @@
 """Result lines folded into the paper's tables, ours beside the published figure.
 
-A table has a row a method and a column a (data, network), an out-of-distribution source or a
+A table has one row per method and one column per data and network, out-of-distribution source or
 metric, with its unit. A cell reads ``3.02 +/- 0.08, n=3 (2.95)`` (with a proper sign): mean and
 standard deviation over three seeds, then in brackets what the paper prints; one seed has neither
-spread nor n. Results with different settings are never averaged (see ``folding``).
+spread nor n. Data, networks and methods that the paper does not know have their own names. Results
+with different settings are never averaged (see ``folding``).
 """
 
 from __future__ import annotations
@@ -11,23 +12,11 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
-from alignmixup.contracts import Result
-from alignmixup.report import ablation, paper
+from alignmixup.contracts import RecipeKey, Result
+from alignmixup.report import paper
 from alignmixup.report.folding import SHORT, Column, Folded, RecipeSettings, Row, fold
-from alignmixup.report.measures import ACCURACIES, KINDS, Measure, kinds_in
-from alignmixup.report.names import RecipeName, parse_recipe
-from alignmixup.report.reading import read_results
+from alignmixup.report.measures import ACCURACIES, KINDS, Measure
 from alignmixup.report.render import Table
-
-__all__ = [
-    "ACCURACIES",
-    "KINDS",
-    "RecipeName",
-    "kinds_in",
-    "parse_recipe",
-    "read_results",
-    "table",
-]
 
 
 def table(
@@ -38,7 +27,7 @@ def table(
     settings: Mapping[str, object] | None = None,
     ignore: Sequence[str] = ("seed", "note", "style_weights"),
     paper_rows: bool = True,
-    recipe_settings: RecipeSettings = lambda name: None,
+    recipe_settings: RecipeSettings = lambda key: None,
 ) -> Table:
     """Fold results into one of the paper's tables.
 
@@ -46,13 +35,12 @@ def table(
         results: Result lines, as ``read_results`` returns them.
         kind: One of ``KINDS``.
         which: The accuracy: best, last or median10. A run of fewer than 30 epochs has no median of
-            ten; its row shows the last epoch and is called so.
-        settings: Keeps the results that have these settings.
-        ignore: Settings that do not tell results apart: the seed of an attack's random start, a
-            note, the checksum of a style network that each run trains for itself.
-        paper_rows: Shows the methods we have not run as well, with their published figure alone; of
-            an ablation table only the competitors at its head.
-        recipe_settings: The settings a recipe trains with, by its name; rows name what differs.
+            ten; its row shows the last epoch and is labeled so.
+        settings: Keep only results that have these settings.
+        ignore: Settings that do not separate results: the seed of an attack's random start, a note,
+            the checksum of a style network that each run trains for itself.
+        paper_rows: Show methods without results as well, with their published figure alone.
+        recipe_settings: The settings that the recipe of a key trains with; rows name what differs.
 
     Returns:
         The table, to be rendered by ``render``.
@@ -72,7 +60,8 @@ def table(
     columns = sorted({column for _, column in cells}, key=lambda c: _column_order(c, measures))
     rows = {row for row, _ in cells}
     if paper_rows:
-        rows |= {Row(m, "") for m in paper.METHODS if _is_printed(m, columns)}
+        printed = [Row(method) for method in paper.METHODS]
+        rows |= {row for row in printed if any(_printed(row, c) is not None for c in columns)}
     body = [
         (_row_label(row), *(_cell_text(row, c, cells.get((row, c))) for c in columns))
         for row in sorted(rows, key=_row_order)
@@ -82,12 +71,9 @@ def table(
     return Table(_full_title(title, kind, which, columns), shown, tuple(body), tuple(notes))
 
 
-def _printed(method: str, column: Column, suffix: str = "") -> float | None:
-    return column.measure.published(column.data, column.network, method, column.source, suffix)
-
-
-def _is_printed(method: str, columns: Iterable[Column]) -> bool:
-    return any(_printed(method, column) is not None for column in columns)
+def _printed(row: Row, column: Column) -> float | None:
+    key = RecipeKey(column.data, column.network, row.method).labeled(*row.labels)
+    return column.measure.published(key, column.source)
 
 
 def _column_order(column: Column, measures: Sequence[Measure]) -> tuple[object, ...]:
@@ -101,25 +87,20 @@ def _column_order(column: Column, measures: Sequence[Measure]) -> tuple[object, 
 
 
 def _place(name: str, known: Mapping[str, str]) -> tuple[int, str]:
-    """The paper's order first, then the alphabet."""
+    """Return a sort key: the paper's order first, then the alphabet."""
     names = list(known)
     return (names.index(name), "") if name in known else (len(names), name)
 
 
-_LABELS: Mapping[str, str] = {
-    **paper.METHODS,
-    **{name: row.label for name, row in ablation.ROWS.items()},
-}
-
-
 def _row_order(row: Row) -> tuple[object, ...]:
-    return (*_place(row.method, _LABELS), row.suffix, row.settings)
+    labels = [_place(label, paper.LABELS) for label in row.labels]
+    return (*_place(row.method, paper.METHODS), labels, row.settings)
 
 
 def _row_label(row: Row) -> str:
-    extra = [row.suffix] if row.suffix else []
+    extra = [paper.LABELS.get(label, label) for label in row.labels]
     extra += [f"{key}={value}" if value else key for key, value in row.settings]
-    name = _LABELS.get(row.method, row.method)
+    name = paper.METHODS.get(row.method, row.method)
     return f"{name} ({', '.join(extra)})" if extra else name
 
 
@@ -136,8 +117,7 @@ def _column_labels(columns: Sequence[Column]) -> list[str]:
 
 
 def _pair(data: str, network: str) -> str:
-    known = paper.DATA if data == ablation.FAMILY else paper.NETWORKS
-    return f"{paper.DATA.get(data, data)} {known.get(network, network)}"
+    return f"{paper.DATA.get(data, data)} {paper.NETWORKS.get(network, network)}"
 
 
 def _full_title(title: str, kind: str, which: str, columns: Sequence[Column]) -> str:
@@ -148,12 +128,11 @@ def _full_title(title: str, kind: str, which: str, columns: Sequence[Column]) ->
 
 def _cell_text(row: Row, column: Column, seeds: Mapping[object, float] | None) -> str:
     digits = column.measure.digits
-    # An unaligned twin is another method than the one the paper prints under this name.
-    printed = None if "unaligned" in row.suffix else _printed(row.method, column, row.suffix)
+    printed = _printed(row, column)
     theirs = "" if printed is None else f"({printed:.{digits}f})"
     if not seeds:
         # A variant of ours is not in the paper: without a figure of ours its cell is empty.
-        return "-" if row.suffix or row.settings else theirs or "-"
+        return "-" if row.labels or row.settings else theirs or "-"
     values = list(seeds.values())
     text = f"{statistics.fmean(values):.{digits}f}"
     if len(values) > 1:

@@ -22,47 +22,70 @@ Switch = bool | Literal["auto"]
 class TrainSettings:
     """Settings of one training run; the defaults are the paper's for CIFAR.
 
-    ``precision``, ``channels_last``, ``compile`` and ``capture`` default to "auto": on a GPU bf16
-    (where it is native), compiled, in CUDA graphs; on a CPU float32 and none of these.
+    Args:
+        epochs: Number of epochs.
+        batch_size: Images per step, of all processes together.
+        lr: Largest learning rate.
+        classifier_lr: Learning rate of the parameters whose names start with `classifier`; None:
+            the same.
+        classifier: Start of the names of the classifier's parameters.
+        optimizer: sgd or adamw.
+        momentum: Of SGD; with AdamW the first of its two betas, the second being 0.999.
+        nesterov: Nesterov momentum; SGD only.
+        weight_decay: Weight decay of all parameters.
+        decay_vectors: False: biases and the scales of norms (one-dimensional parameters) have no
+            weight decay.
+        schedule: Learning rate that falls at `milestones`, by a cosine, or through `points`.
+        milestones: Epochs at which the step schedule multiplies the learning rate by `decay`.
+        decay: Factor of the step schedule.
+        points: (epoch, share of `lr`) between which the linear schedule interpolates; an epoch that
+            stands twice is a jump.
+        warmup_epochs: Epochs in which the learning rate rises from zero; cut to half of a run too
+            short for it.
+        clip_norm: Largest norm of the gradient; None: no clipping.
+        seed: Seed of weights, order, augmentation and mixing.
+        precision: auto: bf16 on a GPU that has it, else float32; a resumed run keeps the precision
+            it has.
+        channels_last: The memory layout of tensor cores; CUDA only, ignored elsewhere. auto: on
+            CUDA.
+        compile: Compile the network with torch.compile. auto: on CUDA with Triton.
+        capture: Replay each case of the mixer as a CUDA graph where possible; CUDA only. auto: on
+            CUDA.
+        eval_every: Epochs between evaluations; each of the last ten epochs is always evaluated.
+        device: cuda, cpu, ...; auto: a GPU if there is one.
+
+    Raises:
+        ValueError: If a setting is out of range, or settings contradict each other.
+
+    Example:
+        ```python
+        settings = am.TrainSettings(epochs=100, lr=0.05, schedule="cosine", milestones=())
+        ```
     """
 
     epochs: int = 2000
     batch_size: int = 128
     lr: float = 0.1
     classifier_lr: float | None = None
-    """Learning rate of the parameters whose names start with `classifier`; None: the same."""
     classifier: str = "head."
     optimizer: Literal["sgd", "adamw"] = "sgd"
     momentum: float = 0.9
-    """Of SGD; with AdamW the first of its two betas, the second being 0.999."""
     nesterov: bool = False
     weight_decay: float = 1e-4
     decay_vectors: bool = True
-    """False: biases and the scales of norms (one-dimensional parameters) have no weight decay."""
     schedule: Literal["step", "cosine", "linear"] = "step"
     milestones: tuple[int, ...] = (500, 1000, 1500)
-    """Epochs at which the step schedule multiplies the learning rate by `decay`."""
     decay: float = 0.1
     points: tuple[tuple[float, float], ...] = ()
-    """(epoch, share of `lr`) between which the linear schedule interpolates; an epoch that stands
-    twice is a jump."""
     warmup_epochs: float = 0.0
-    """Epochs in which the learning rate rises from zero; cut to half of a run too short for it."""
     clip_norm: float | None = None
-    """Largest norm of the gradient; None: no clipping."""
     seed: int = 0
     precision: Literal["auto", "float32", "bf16"] = "auto"
-    """auto: bf16 on a GPU that has it, else float32; a resumed run keeps the precision it has."""
     channels_last: Switch = "auto"
-    """The memory layout of tensor cores; CUDA only, ignored elsewhere. auto: on CUDA."""
     compile: Switch = "auto"
-    """Compile the network with torch.compile. auto: on CUDA with Triton."""
     capture: Switch = "auto"
-    """Replay each case of the mixer as a CUDA graph where possible; CUDA only. auto: on CUDA."""
     eval_every: int = 1
-    """Epochs between evaluations; each of the last ten epochs is always evaluated."""
     device: str = "auto"
-    """cuda, cpu, ...; auto: a GPU if there is one."""
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batch_size", "eval_every"):
