@@ -15,7 +15,7 @@ from torch import nn
 from alignmixup.cli import main
 from alignmixup.experiments import detecting, detector_fit
 from alignmixup.experiments.detecting import KINDS, Transfer, schedule, transfer
-from alignmixup.experiments.run_folder import claim
+from alignmixup.experiments.run_folder import RunRecord, claim
 from alignmixup.models import build
 from alignmixup.recipes.catalogue import find_recipe
 from alignmixup.recipes.schema import changed
@@ -73,7 +73,7 @@ def weights():
 
 def finished_run(folder, weights, epochs=1, name="imagenet-r50-alignmixup"):
     """The folder of a run, as training leaves it after one epoch."""
-    claim(folder, changed(find_recipe(name), {"train.epochs": epochs}))
+    claim(folder, RunRecord(changed(find_recipe(name), {"train.epochs": epochs})))
     writer = CheckpointWriter(folder / "checkpoint.safetensors")
     tensors = {f"model.{k}": v for k, v in weights.state_dict().items()}
     writer.save(Checkpoint(tensors, {"epoch": 1}))

@@ -17,7 +17,7 @@ from alignmixup.cli import main
 from alignmixup.datasets import shapes, sources
 from alignmixup.datasets.tiny_imagenet import TinyLayout, load_tiny
 from alignmixup.evaluation.tasks.localization import localization
-from alignmixup.experiments import outliers, run, run_folder
+from alignmixup.experiments import outliers, run_folder, styling
 from alignmixup.experiments.outliers import find_outliers, sources_for
 from alignmixup.experiments.provenance import provenance
 from alignmixup.experiments.run import Sets, train
@@ -353,7 +353,7 @@ def test_localisation_of_a_run_on_a_folder_with_a_list_of_boxes(tmp_path, capsys
 
 
 def test_a_style_mixer_is_timed_with_the_weights_of_its_run(tmp_path, monkeypatch, images):
-    monkeypatch.setattr(run, "ADAIN_STEPS", 2)
+    monkeypatch.setattr(styling, "ADAIN_STEPS", 2)
     few = Sets(shapes("train", 8), shapes("test", 8))
     train(recipe_on("shapes", StyleMix()), tmp_path / "run", sets=few, quiet=True)
     done = evaluate(tmp_path / "run", few.test, tasks=["cost"], device="cpu")

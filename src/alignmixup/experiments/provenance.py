@@ -15,6 +15,7 @@ from typing import Any, cast
 
 import torch
 
+from alignmixup.experiments.run_folder import read_run
 from alignmixup.mixers import StyleCutMix, StyleMix
 from alignmixup.recipes.catalogue import find_recipe, recipe_names
 from alignmixup.recipes.schema import Recipe
@@ -29,7 +30,7 @@ def origin(recipe: Recipe, epoch: int, folder: Path | None = None) -> dict[str, 
 
     The ledger in ``folder`` has the precision it was computed in, and the style network's weights.
     """
-    trained = recipe.chosen()
+    trained = recipe.chosen() | ({} if folder is None else _beginnings(folder))
     ledger = None if folder is None else folder / LEDGER
     events: list[dict[str, Any]] = []
     if ledger is not None and ledger.exists():
@@ -40,6 +41,17 @@ def origin(recipe: Recipe, epoch: int, folder: Path | None = None) -> dict[str, 
             trained["mixer.weights"] = used["kind"]
             trained["style_weights"] = {k: used[k] for k in ("kind", "sha256", "metadata")}
     return {"recipe": recipe.name, "seed": recipe.train.seed, "epoch": epoch, "trained": trained}
+
+
+def _beginnings(folder: Path) -> dict[str, object]:
+    """What else was trained, where a run began with another's weights or was extended."""
+    record = read_run(folder)
+    found: dict[str, object] = {}
+    if record.init_from is not None:
+        found["init_from"] = record.init_from["recipe"]
+    if record.extended:
+        found["extended"] = list(record.extended)
+    return found
 
 
 def recipe_settings(name: str) -> dict[str, object] | None:

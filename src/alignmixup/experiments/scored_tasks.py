@@ -35,6 +35,7 @@ from alignmixup.evaluation.tasks.ood import ood_from_logits
 from alignmixup.experiments.outliers import Outliers
 from alignmixup.experiments.subjects import Pictures, Subject
 from alignmixup.recipes.schema import check_kind
+from alignmixup.registry import suggestion
 
 __all__ = ["DETECTION", "TASKS", "LeftOut", "OnImages", "Scene", "check_options", "task_names"]
 
@@ -131,7 +132,8 @@ def task_names(tasks: Sequence[str]) -> list[str]:
     unknown = sorted(set(tasks) - {*TASKS, "all"})
     if unknown or not tasks:
         what = f"unknown tasks {unknown}" if unknown else "no task is named"
-        raise ValueError(f"{what}; there are {[*TASKS, 'all']}")
+        near = suggestion(unknown[0], [*TASKS]) if unknown else ""
+        raise ValueError(f"{what}{near or f'; there are {[*TASKS]}'}")
     return list(TASKS) if "all" in tasks else list(dict.fromkeys(tasks))
 
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from alignmixup.contracts import ImageSet, Result
 from alignmixup.datasets.folder import FileSet
 from alignmixup.evaluation.forward import Batches, Normalisation
+from alignmixup.experiments.load import Run
 from alignmixup.experiments.outliers import Outliers, find_outliers, sources_for
 from alignmixup.experiments.provenance import provenance
 from alignmixup.experiments.run_folder import append_results
@@ -71,9 +72,10 @@ class Evaluation:
 
 
 def evaluate(
-    run: Path | str | nn.Module,
+    run: Run | Path | str | nn.Module,
     images: ImageSet | FileSet | Batches | None = None,
     *,
+    model: nn.Module | None = None,
     tasks: Sequence[str] = ("accuracy",),
     options: Mapping[str, Mapping[str, object]] | None = None,
     ood: Sequence[str] = ("all",),
@@ -90,9 +92,10 @@ def evaluate(
     """Score a run, or any module that returns logits, by the named tasks.
 
     Args:
-        run: Folder of a run, or a module.
+        run: A run or its folder, or a module.
         images: An ``ImageSet``, or batches ``(x, y)`` that can be read again, such as a DataLoader.
             A run defaults to the test split of its own data.
+        model: The module to load the weights into, for a run that trained a module of yours.
         tasks: Names of tasks; ``["all"]`` for everything the data allow.
         options: Settings of tasks that differ from the defaults, ``{"pgd": {"num_steps": 40}}``.
         ood: Out-of-distribution sources; ``["all"]`` for those that are available.
@@ -124,7 +127,7 @@ def evaluate(
     names, options = task_names(tasks), options or {}
     check_options(options, names)
     demanded = _demanded(ood, names)
-    subject, own = open_subject(run, images, data_root, device)
+    subject, own = open_subject(run, images, data_root, device, model)
     pictures = open_pictures(subject, own, boxes, normalised_by, batch_size)
     done = Evaluation([], {"detection": DETECTION} if "all" in tasks else {})
     outliers: list[Outliers] = []

@@ -26,11 +26,12 @@ from alignmixup.evaluation.forward import (
 from alignmixup.evaluation.tasks.localization import check_boxes
 from alignmixup.experiments.batches import eval_batches, load_split, side_of
 from alignmixup.experiments.data_record import check_classes, own_test_set
+from alignmixup.experiments.load import Run, load_run
 from alignmixup.experiments.provenance import origin
-from alignmixup.experiments.run import ADAIN, open_run, pick_device
-from alignmixup.experiments.run_folder import read_data_record, read_recipe
+from alignmixup.experiments.run_folder import ADAIN, read_recipe, read_run
 from alignmixup.mixers import StyleCutMix, StyleMix
 from alignmixup.recipes.schema import Recipe, on_data
+from alignmixup.training.device import pick_device
 
 __all__ = ["Pictures", "Subject", "open_pictures", "open_subject", "other_images"]
 
@@ -66,32 +67,42 @@ class Pictures:
 
 
 def open_subject(
-    run: Path | str | nn.Module,
+    run: Run | Path | str | nn.Module,
     images: ImageSet | FileSet | Batches | None,
     data_root: Path | str | None,
     device: str,
+    model: nn.Module | None = None,
 ) -> tuple[Subject, ImageSet | FileSet | Batches]:
     """Return the network on its device, and the images it is scored on: those given or its own."""
     if isinstance(run, nn.Module):
         if images is None:
             raise ValueError("a module is scored on images: pass an ImageSet, or batches (x, y)")
-        model = run if device == "auto" else run.to(pick_device(device))
-        return Subject(model, None, {"recipe": type(run).__name__}), images
-    if not isinstance(run, str | Path):
+        net = run if device == "auto" else run.to(pick_device(device))
+        return Subject(net, None, {"recipe": type(run).__name__}), images
+    if not isinstance(run, str | Path | Run):
         raise ValueError(f"pass the folder of a run or an nn.Module, got {type(run).__name__}")
-    folder = Path(run)
-    recipe, record = read_recipe(folder), read_data_record(folder)
+    folder = run.folder if isinstance(run, Run) else Path(run)
+    there = read_run(folder)
+    recipe, record = there.recipe, there.images
     is_given = images is not None
     own = images if is_given else own_test_set(folder, recipe.data, record, data_root)
     if not isinstance(own, ImageSet | FileSet):
         raise ValueError("a run is scored on an ImageSet, whose classes it must know")
     check_classes(folder, record, own, is_given=is_given)
-    opened = open_run(run, own.num_classes, side_of(recipe.data, own), device)
+    if isinstance(run, Run):
+        opened = run
+        if device != "auto":
+            opened.model.to(pick_device(device))
+    else:
+        size = side_of(recipe.data, own)
+        opened = load_run(
+            folder, model=model, num_classes=own.num_classes, image_size=size, device=device
+        )
     mixer = recipe.mixer
     if isinstance(mixer, StyleMix | StyleCutMix) and not mixer.weights:
         mixer = dataclasses.replace(mixer, weights=str(opened.folder / ADAIN))
     where = origin(recipe, opened.epoch, opened.folder)
-    return Subject(opened.net, mixer, where, recipe, opened.folder), own
+    return Subject(opened.model, mixer, where, recipe, opened.folder), own
 
 
 def other_images(run: Path | str, dataset: str, root: Path | str | None) -> ImageSet | FileSet:

@@ -15,11 +15,11 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Self, Union, get_args, get_origin, get_type_hints
 
-from alignmixup import mixers
 from alignmixup.contracts import Mixer
 from alignmixup.datasets.sources import absolute
 from alignmixup.models.wsol import ErasingLoss
 from alignmixup.models.zoo import NetSpec
+from alignmixup.registry import MIXERS, suggestion
 from alignmixup.report.paper import Published
 from alignmixup.training.settings import FREE_SETTINGS, TrainSettings
 
@@ -194,7 +194,8 @@ class Recipe:
         mixer = dict(record["mixer"])
         kind = mixer.pop("kind")
         if kind not in mixer_names():
-            raise ValueError(f"unknown mixer {kind!r}; this version has {mixer_names()}")
+            hint = suggestion(kind, mixer_names())
+            raise ValueError(f"unknown mixer {kind!r}{hint} (--plugin MODULE registers others)")
         return cls(
             name=record["name"],
             data=_read(DataSpec, record["data"]),
@@ -242,7 +243,8 @@ def changed(recipe: Recipe, changes: Mapping[str, object]) -> Recipe:
         owner = getattr(recipe, part)
         names = [f.name for f in dataclasses.fields(owner)]
         if name not in names:
-            raise ValueError(f"unknown setting {path!r}; {part} has {names}")
+            near = suggestion(str(path), [f"{part}.{each}" for each in names])
+            raise ValueError(f"unknown setting {path!r}{near or f'; {part} has {names}'}")
         check_kind(path, value, get_type_hints(type(owner))[name])
         parts.setdefault(part, {})[name] = value
     if not parts:
@@ -309,10 +311,8 @@ def mixer_names() -> list[str]:
 
 
 def _mixers() -> dict[str, type[Mixer]]:
-    public = {name: getattr(mixers, name) for name in mixers.__all__}
     # ACoL has a loss of its own, which takes the place of a mixer.
-    public["ErasingLoss"] = ErasingLoss
-    return {n: v for n, v in public.items() if isinstance(v, type) and issubclass(v, Mixer)}
+    return {**MIXERS, "ErasingLoss": ErasingLoss}
 
 
 def _read(kind: Any, record: Mapping[str, Any]) -> Any:
