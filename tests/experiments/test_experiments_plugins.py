@@ -1,5 +1,6 @@
 """Classes and recipes of a user's file: trained, killed, resumed, evaluated, reported, opened."""
 
+import importlib
 import json
 import multiprocessing
 import os
@@ -153,3 +154,20 @@ def test_a_run_of_a_sweep_imports_the_plugins_before_its_recipe(plugin, tmp_path
     assert str(plugin) in plugins
     assert Recipe.from_json(json.loads(json.dumps(recipe))) == job.recipe
     assert folder == tmp_path / "out" / "shapes-r18-outside-seed0"
+
+
+def test_the_module_of_a_mixer_is_recorded_like_a_plugin(tmp_path, monkeypatch):
+    """A script that imports its mixer from a module leaves a run that can be opened elsewhere."""
+    source = PLUGIN.replace("OutsideMixup", "ImportedMixup")
+    (tmp_path / "my_mixers.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    recipe = importlib.import_module("my_mixers").outside()
+    run = am.train(recipe, tmp_path / "run", changes={"train.epochs": 1}, quiet=True)
+    assert "my_mixers" in read_run(run.folder).plugins
+    assert type(am.load_run(run.folder).recipe.mixer).__name__ == "ImportedMixup"
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "my_mixers.py").write_text(source.replace("Imported", "Moved"))
+    am.registry.import_plugin(str(tmp_path / "elsewhere" / "my_mixers.py"))
+    monkeypatch.delitem(sys.modules, "my_mixers")
+    (tmp_path / "my_mixers.py").unlink()
+    read_run(run.folder)  # a plugin of that name is imported already

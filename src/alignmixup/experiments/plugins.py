@@ -39,9 +39,23 @@ def import_recorded(names: Iterable[str], run: Path) -> None:
         try:
             import_plugin(name)
         except (ValueError, ImportError, OSError) as error:
-            moved = [each for each in imported_plugins() if Path(each).name == Path(name).name]
-            if not moved:
+            if _stem(name) not in map(_stem, imported_plugins()):
                 raise ValueError(
                     f"{run} was trained with the plugin {name}, which cannot be imported "
                     f"({error}): name its new path with --plugin"
                 ) from None
+
+
+def plugins_of(recipe: Recipe) -> tuple[str, ...]:
+    """Return what to import before this recipe is read again: plugins, and its mixer's module.
+
+    A script that is being run cannot be imported without running it again: it is left out.
+    """
+    home = type(recipe.mixer).__module__
+    is_ours = home == "__main__" or home.startswith(("alignmixup.", "alignmixup_plugin_"))
+    return tuple(dict.fromkeys([*imported_plugins(), *([] if is_ours else [home])]))
+
+
+def _stem(plugin: str) -> str:
+    """The last part of a module's name, or the name of a file without its suffix."""
+    return Path(plugin.removesuffix(".py")).name.rpartition(".")[2]

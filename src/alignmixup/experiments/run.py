@@ -30,13 +30,12 @@ from alignmixup.experiments.batches import (
 from alignmixup.experiments.data_record import DataRecord, Sets, is_named
 from alignmixup.experiments.load import Run, load_run
 from alignmixup.experiments.networks import build_net, for_module, initialize
-from alignmixup.experiments.plugins import open_recipe
+from alignmixup.experiments.plugins import open_recipe, plugins_of
 from alignmixup.experiments.provenance import provenance
 from alignmixup.experiments.run_folder import alone_in, check_folder, claim
 from alignmixup.experiments.styling import with_style_weights
 from alignmixup.mixers import AlignMixup, AlignMixupAE, StyleCutMix, StyleMix
 from alignmixup.recipes.schema import Recipe, changed, on_data
-from alignmixup.registry import imported_plugins
 from alignmixup.training import TrainSettings, fit, join_team
 from alignmixup.training.checkpoint import CHECKPOINT
 from alignmixup.training.device import pick_device
@@ -129,7 +128,7 @@ def train(
     plan = dataclasses.replace(recipe, train=resumed_settings(recipe.train, folder))
     net = build_net(plan, used.train, device, model)
     if not (folder / CHECKPOINT).exists():
-        record = dataclasses.replace(record, plugins=imported_plugins())
+        record = dataclasses.replace(record, plugins=plugins_of(recipe))
         if source is not None:
             begun = initialize(net, source, used.train.num_classes)
             record = dataclasses.replace(record, init_from=begun)

@@ -23,13 +23,13 @@ from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any
 
-from alignmixup.experiments.plugins import open_recipe
+from alignmixup.experiments.plugins import open_recipe, plugins_of
 from alignmixup.experiments.run import train
 from alignmixup.experiments.run_folder import write_json
 from alignmixup.experiments.scoring import evaluate, task_names
 from alignmixup.recipes.catalogue import recipe_names
 from alignmixup.recipes.schema import Recipe, changed, on_data
-from alignmixup.registry import import_plugin, imported_plugins
+from alignmixup.registry import import_plugin
 from alignmixup.training.ledger import LEDGER
 from alignmixup.training.signals import Stopped, stop_signals
 from alignmixup.training.summary import summarise
@@ -182,7 +182,7 @@ class _Crew:
     def _start(self, number: int) -> None:
         job = self.jobs[number]
         # As plain values: a class of a plugin is known there once the plugin is imported.
-        told = (job.recipe.to_json(), job.folder, self.order, imported_plugins())
+        told = (job.recipe.to_json(), job.folder, self.order, plugins_of(job.recipe))
         process = self.context.Process(target=_do, args=told, daemon=False)
         process.start()
         self.running[number] = process
