@@ -13,9 +13,12 @@ import pytest
 from PIL import Image
 
 from alignmixup.cli import main
+from alignmixup.cli.parsing import take_plugins, take_settings, typed_settings
 from alignmixup.cli.program import COMMANDS
-from alignmixup.cli.training import _with_values
 from alignmixup.contracts import RecipeKey, Result
+from alignmixup.experiments.scoring import task_names
+from alignmixup.recipes.catalogue import find_recipe
+from alignmixup.recipes.schema import changed
 from picture_folder import make_pictures
 
 KEY = RecipeKey("cifar10", "r18", "alignmixup")
@@ -59,6 +62,17 @@ def test_recipes_lists_the_published_figure(capsys):
     ("args", "named"),
     [
         (["fly"], "unknown command 'fly'"),
+        (["trian"], "did you mean 'train'"),
+        (["data", "fech", "tiny"], "did you mean 'fetch'"),
+        (["evaluate", "nowhere", "--taks", "accuracy"], "--tasks"),
+        (["evaluate", "nowhere", "--tasks", "acuracy"], "did you mean 'accuracy'"),
+        (["train", "cifar10-r18-baseline", "--train.epoch", "3"], "did you mean 'train.epochs'"),
+        (["train", "cifar10-r18-baseline", "--train.lr", "fast"], "train.lr must be float, got"),
+        (["sweep", "cifar10-r18-baseline", "--out", "{tmp}/s", "--net.widht", "3"], "'net.width'"),
+        (["train", "{tmp}/gone.py:mine"], "gone.py does not exist"),
+        (["--plugin", "no_such_module", "report", "x"], "no module 'no_such_module' to import"),
+        (["predict", "nowhere", "cat.png"], "not the folder of a run"),
+        (["export", "nowhere", "w.safetensors"], "not the folder of a run"),
         (["recipes", "nothing-like-this"], "no recipe matches 'nothing-like-this'"),
         (["train", "cifar10-r18-alignmix"], "did you mean 'cifar10-r18-alignmixup'"),
         (["data", "check", "mnist"], "unknown data set 'mnist'"),
@@ -218,8 +232,8 @@ def test_a_sweep_trains_by_pattern_with_settings_for_all(tmp_path, capsys):
     out_folder = tmp_path / "out"
     words = ["sweep", "cifar10-r18-inp?t-fast", "--out", str(out_folder), "--tasks", "accuracy"]
     words += ["--dataset", make_pictures(tmp_path / "pictures"), "--limit", "16"]
-    small = ["net.width=4", "train.epochs=1", "train.batch_size=8", "train.device=cpu"]
-    assert main([*words, "--set", *small]) == 0
+    small = ["--net.width", "4", "--train.epochs", "1", "--train.device", "cpu"]
+    assert main([*words, *small, "--set", "train.batch_size=8"]) == 0
     out = capsys.readouterr().out
     assert "-r18-input-fast-limit16-seed0: running" in out
     assert f"1 of 1 done in {out_folder}" in out
@@ -274,11 +288,71 @@ def test_a_signal_ends_training_with_its_own_exit_status(tmp_path, capsys, numbe
     assert "top-1 after" not in said
 
 
-def test_switches_of_older_commands_are_flags_with_values():
-    old = ["r", "--train.no-compile", "--train.capture", "--train.channels-last", "--out", "x"]
-    new = ["r", "--train.compile", "False", "--train.capture", "True", "--train.channels-last"]
-    assert _with_values(old) == [*new, "True", "--out", "x"]
-    assert _with_values([*new, "auto"]) == [*new, "auto"]
+def test_settings_are_flags_with_the_names_of_train_changes():
+    """The same names and values on the command line, in ``train(changes=)`` and in a sweep."""
+    words = ["r", "--train.no-compile", "--train.capture", "--train.epochs=3", "--out", "x"]
+    words += ["--train.milestones", "2", "--net.width", "None", "--mixer.layers", "input", "layer1"]
+    rest, settings = take_settings([*words, "--data.limit", "8", "--seeds", "1", "2"])
+    assert rest == ["r", "--out", "x", "--seeds", "1", "2"]
+    recipe = find_recipe("cifar10-r18-manifold")
+    changes = typed_settings(settings, [recipe])
+    assert changes == {
+        "train.compile": False,
+        "train.capture": True,
+        "train.epochs": 3,
+        "train.milestones": (2,),
+        "net.width": None,
+        "mixer.layers": ("input", "layer1"),
+        "data.limit": 8,
+    }
+    assert changed(recipe, changes).train.milestones == (2,)
+    assert typed_settings({"train.milestones": []}, [recipe]) == {"train.milestones": ()}
+
+
+def test_plugins_are_taken_from_anywhere():
+    words = ["--plugin", "a", "train", "r", "--plugin=b.py", "--out", "x", "--plugin", "c"]
+    assert take_plugins(words) == (["train", "r", "--out", "x"], ["a", "b.py", "c"])
+    for bad in (["train", "--plugin"], ["train", "--plugin", "--out"]):
+        with pytest.raises(ValueError, match="--plugin needs the name of a module"):
+            take_plugins(bad)
+
+
+HELP = """
+import contextlib, io, sys
+from alignmixup.cli.program import COMMANDS, main
+for words in [["--help"], ["data", "fetch", "--help"], *([c, "--help"] for c in COMMANDS)]:
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
+        main(words)
+    assert "usage: alignmixup" in said.getvalue(), words
+    assert "torch" not in sys.modules, words
+"""
+
+
+def test_help_loads_no_torch():
+    done = subprocess.run([sys.executable, "-c", HELP], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_help_of_train_names_its_flags_and_where_settings_are_listed(capsys):
+    with pytest.raises(SystemExit):
+        main(["train", "--help"])
+    out = capsys.readouterr().out
+    for words in (
+        "--out",
+        "--dataset",
+        "--init-from",
+        "--extend",
+        "alignmixup train RECIPE --help",
+    ):
+        assert words in out
+
+
+def test_the_help_of_evaluate_names_every_task(capsys):
+    with pytest.raises(SystemExit):
+        main(["evaluate", "--help"])
+    out = capsys.readouterr().out
+    assert [name for name in task_names(["all"]) if name not in out] == []
 
 
 def test_a_run_is_scored_on_other_images_that_are_named(tmp_path, capsys):

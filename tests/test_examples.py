@@ -3,6 +3,8 @@
 import ast
 import importlib
 import json
+import os
+import signal
 import sys
 from pathlib import Path
 
@@ -10,6 +12,9 @@ import pytest
 import torch
 
 import alignmixup as am
+from alignmixup.cli import main
+from alignmixup.experiments.accuracies import Evaluator
+from alignmixup.registry import plugin_module
 from torchvision_schemas import define_torchvision_schemas
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -19,7 +24,9 @@ SCRIPTS = sorted(path.stem for path in EXAMPLES.glob("*.py"))
 # Arguments of a run of a few steps.
 SMALL = {
     "custom_mixer": ["--steps", "8"],
+    "own_recipe": ["--epochs", "1", "--limit", "64"],
     "plain_loop": ["--epochs", "1", "--num-train", "128"],
+    "resume_and_export": ["--epochs", "2", "--num-train", "32", "--width", "4"],
     "timm_model": ["--steps", "2", "--batch-size", "4", "--image-size", "32"],
     "vit_tokens": ["--steps", "2", "--batch-size", "8", "--dim", "32", "--depth", "3"],
 }
@@ -87,6 +94,36 @@ def test_custom_mixer_keeps_the_contract(load):
     assert torch.equal(mixed.targets[0], torch.tensor([0.75, 0.25, 0, 0]))
     mixer.apply(Spy(), x, y, am.Draw("bands", draw.perm, torch.tensor(1.0)))
     assert torch.equal(shown[1], x)
+
+
+def test_own_recipe_trains_by_its_file_and_from_python(tmp_path):
+    path = EXAMPLES / "own_recipe.py"
+    words = ["train", f"{path}:own_recipe", "--out", str(tmp_path / "a"), "--limit", "64"]
+    assert main([*words, "--train.epochs", "1", "--mixer.strength", "0.5"]) == 0
+    record = json.loads((tmp_path / "a" / "run.json").read_text())
+    assert record["mixer"] == {"kind": "FaintMix", "strength": 0.5}
+    assert record["plugins"] == [str(path)]
+    script = plugin_module(str(path))
+    run = script.main([*SMALL["own_recipe"], "--out", str(tmp_path / "b")])
+    assert run.recipe.mixer == script.FaintMix()
+
+
+def test_resume_and_export_resumes_what_was_stopped(load, tmp_path, monkeypatch):
+    script = load("resume_and_export")
+    args = [*SMALL["resume_and_export"], "--out", str(tmp_path / "run")]
+
+    def stop(self, net):
+        os.kill(os.getpid(), signal.SIGINT)
+        return {"top1": 0.0}
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Evaluator, "__call__", stop)
+        with pytest.raises(KeyboardInterrupt):
+            script.main(args)
+    assert am.load_run(tmp_path / "run").epoch == 1
+    written = script.main(args)
+    assert [path.name for path in written] == ["net.safetensors", "net.json"]
+    assert am.load_run(tmp_path / "run").epoch == 2
 
 
 def code_cells():

@@ -13,6 +13,7 @@ import torch
 
 import alignmixup as am
 from alignmixup import datasets, models
+from alignmixup.contracts import RecipeKey
 from alignmixup.experiments.scoring import evaluate
 from alignmixup.mixers import AlignMixup
 from alignmixup.models import NetSpec, default_tap

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
         Result as Result,
     )
     from alignmixup.evaluation.effect import Effect as Effect, alignment_effect as alignment_effect
+    from alignmixup.experiments.data_record import Sets as Sets
+    from alignmixup.experiments.load import Run as Run, load_run as load_run
     from alignmixup.experiments.run import train as train
     from alignmixup.experiments.scoring import evaluate as evaluate
     from alignmixup.mixers.alignmixup import AlignMixup as AlignMixup
@@ -58,6 +60,8 @@ if TYPE_CHECKING:
 _MODULES = {
     "contracts": ("Draw", "ImageSet", "Mixed", "Mixer", "RecipeKey", "Result"),
     "evaluation.effect": ("Effect", "alignment_effect"),
+    "experiments.data_record": ("Sets",),
+    "experiments.load": ("Run", "load_run"),
     "experiments.run": ("train",),
     "experiments.scoring": ("evaluate",),
     "models.zoo": ("NetSpec",),

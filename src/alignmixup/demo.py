@@ -12,7 +12,9 @@ from pathlib import Path
 from alignmixup import datasets
 from alignmixup.contracts import Mixer, RecipeKey
 from alignmixup.evaluation.effect import alignment_effect
-from alignmixup.experiments.run import Sets, open_run, train
+from alignmixup.experiments.data_record import Sets
+from alignmixup.experiments.load import load_run
+from alignmixup.experiments.run import train
 from alignmixup.figures.correspondences import aligned_pair, draw_pairs
 from alignmixup.figures.curves import training_curves
 from alignmixup.figures.sources import different_pairs
@@ -41,14 +43,14 @@ def demo(out: Path, *, epochs: int = 12, num_train: int = 5000, num_test: int = 
     for name, (method, mixer) in METHODS.items():
         print(f"{name}:")
         folder = out / "runs" / name.replace(" ", "-").lower()
-        summaries[name] = train(recipe(method, mixer, epochs), folder, sets=sets)
+        summaries[name] = train(recipe(method, mixer, epochs), folder, sets=sets).summary
         curves[name] = _curve(folder)
         print(f"  {summaries[name]}")
-    run = open_run(out / "runs" / "alignmixup", sets.test.num_classes, 32, device="cpu")
-    effect = alignment_effect(run.net, LAYER, sets.test.images[:64].float() / 255)
+    run = load_run(out / "runs" / "alignmixup", device="cpu")
+    effect = alignment_effect(run.model, LAYER, sets.test.images[:64].float() / 255)
     save(training_curves(curves, "Built-in shapes: test accuracy"), out / "curves.png")
     pairs = [
-        aligned_pair(run.net, LAYER, sets.test, i, j) for i, j in different_pairs(sets.test, 5)
+        aligned_pair(run.model, LAYER, sets.test, i, j) for i, j in different_pairs(sets.test, 5)
     ]
     title = f"Correspondences and features at {LAYER} (first three PCA axes)"
     save(draw_pairs(pairs, title), out / "pairs.png")

@@ -19,6 +19,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Generic, TypeVar
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "TaskEntry",
     "import_plugin",
     "imported_plugins",
+    "plugin_module",
     "register_dataset",
     "register_mixer",
     "register_model",
@@ -368,7 +370,7 @@ def register_recipe(function: Callable[[], T]) -> Callable[[], T]:
     return RECIPES.add(f"{function.__module__}.{function.__qualname__}", function)  # type: ignore[no-any-return]
 
 
-_plugins: list[str] = []
+_plugins: dict[str, ModuleType] = {}
 
 
 def import_plugin(name: str) -> str:
@@ -385,12 +387,12 @@ def import_plugin(name: str) -> str:
     if recorded in _plugins:
         return recorded
     if is_file:
-        _import_file(Path(recorded))
+        _plugins[recorded] = _import_file(Path(recorded))
     else:
         if "" not in sys.path and str(Path.cwd()) not in sys.path:
             sys.path.insert(0, str(Path.cwd()))
         try:
-            importlib.import_module(name)
+            _plugins[recorded] = importlib.import_module(name)
         except ModuleNotFoundError as error:
             if error.name is None or not f"{name}.".startswith(f"{error.name}."):
                 raise  # the plugin was found; something that it imports was not
@@ -398,7 +400,6 @@ def import_plugin(name: str) -> str:
                 f"there is no module {name!r} to import as a plugin; start where it can be "
                 "imported, or give the path of its file"
             ) from None
-    _plugins.append(recorded)
     return recorded
 
 
@@ -407,7 +408,12 @@ def imported_plugins() -> tuple[str, ...]:
     return tuple(_plugins)
 
 
-def _import_file(path: Path) -> None:
+def plugin_module(recorded: str) -> ModuleType:
+    """Return an imported plugin by the name that ``import_plugin`` returned."""
+    return _plugins[recorded]
+
+
+def _import_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise ValueError(f"the plugin {path} does not exist")
     name = f"alignmixup_plugin_{path.stem}"
@@ -417,3 +423,4 @@ def _import_file(path: Path) -> None:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     spec.loader.exec_module(module)
+    return module

@@ -218,7 +218,7 @@ def test_an_autoencoder_is_decoded_by_its_own_decoder_until_it_gets_another(
     opened, painter = open_painter(folder, 10, SIDE, "cpu")
     x = sets.test.images[:8] / 255
     with torch.no_grad():
-        expected = opened.net(x, decode=True).image
+        expected = opened.model(x, decode=True).image
         torch.testing.assert_close(painter.paint(painter.features(x)), expected)
     assert isinstance(painter, OwnDecoder)
     assert 0 < measured.error < 2 * measured.mean_image_error

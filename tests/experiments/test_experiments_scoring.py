@@ -21,7 +21,7 @@ from alignmixup.evaluation import outliers
 from alignmixup.evaluation.evaluate import task_options
 from alignmixup.evaluation.outliers import find_outliers, sources_for
 from alignmixup.evaluation.tasks.localization import localization
-from alignmixup.experiments import run, run_folder
+from alignmixup.experiments import run_folder, styling
 from alignmixup.experiments.provenance import provenance
 from alignmixup.experiments.run import Sets, train
 from alignmixup.experiments.run_folder import append_results
@@ -362,7 +362,7 @@ def test_localization_of_a_run_on_a_folder_with_a_list_of_boxes(tmp_path, capsys
 
 
 def test_a_style_mixer_is_timed_with_the_weights_of_its_run(tmp_path, monkeypatch, images):
-    monkeypatch.setattr(run, "ADAIN_STEPS", 2)
+    monkeypatch.setattr(styling, "ADAIN_STEPS", 2)
     few = Sets(shapes("train", 8), shapes("test", 8))
     train(recipe_on("shapes", StyleMix()), tmp_path / "run", sets=few, quiet=True)
     done = evaluate(tmp_path / "run", few.test, tasks=["cost"], device="cpu")

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from alignmixup.contracts import ImageSet
-from alignmixup.experiments import run
+from alignmixup.experiments import styling
 from alignmixup.experiments.batches import load_split
 from alignmixup.experiments.bench import SHAPES, bench, check_rows, write_rows
 from alignmixup.experiments.run import Sets, train
@@ -60,12 +60,12 @@ def made_up(data, count=8):
 
 @pytest.mark.parametrize("name", one_of_each(NAMES))
 def test_every_recipe_takes_two_steps(name, tmp_path, monkeypatch):
-    monkeypatch.setattr(run, "ADAIN_STEPS", 2)
+    monkeypatch.setattr(styling, "ADAIN_STEPS", 2)
     recipe = find_recipe(name).shrunk()
     if recipe.net.name.startswith("timm:"):
         define_torchvision_schemas()
     images = made_up(recipe.data.name)
-    summary = train(recipe, tmp_path / "run", sets=Sets(images, images), quiet=True)
+    summary = train(recipe, tmp_path / "run", sets=Sets(images, images), quiet=True).summary
     assert summary.is_complete
     assert 0 <= summary.last <= 100
     lines = (tmp_path / "run" / "ledger.jsonl").read_text().splitlines()
@@ -302,7 +302,7 @@ def test_the_benchmarks_kept_here_can_be_appended_to():
 
 
 def test_style_mixing_trains_its_own_small_network_once(tmp_path, monkeypatch):
-    monkeypatch.setattr(run, "ADAIN_STEPS", 2)
+    monkeypatch.setattr(styling, "ADAIN_STEPS", 2)
     recipe = find_recipe("cifar10-r18-stylecutmix").shrunk()
     images = made_up("cifar10")
     written = []

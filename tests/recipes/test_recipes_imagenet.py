@@ -12,7 +12,7 @@ from PIL import Image
 from alignmixup import models
 from alignmixup.datasets import find
 from alignmixup.datasets.imagenet import ImageNetLayout
-from alignmixup.experiments import run
+from alignmixup.experiments import styling
 from alignmixup.experiments.batches import eval_batches, load_split, side_of, train_batches
 from alignmixup.experiments.run import train
 from alignmixup.experiments.scoring import evaluate
@@ -212,10 +212,10 @@ def test_batches_are_streamed_at_the_recipes_size(root):
 @pytest.mark.usefixtures("small_imagenet")
 @pytest.mark.parametrize("method", ["alignmixup-ae", "stylemix"])
 def test_a_recipe_trains_from_files_and_is_scored(method, root, tmp_path, monkeypatch):
-    monkeypatch.setattr(run, "ADAIN_STEPS", 2)
+    monkeypatch.setattr(styling, "ADAIN_STEPS", 2)
     recipe = shrunk(f"imagenet-r50-{method}")
     out = tmp_path / "run"
-    summary = train(recipe, out, data_root=root, quiet=True)
+    summary = train(recipe, out, data_root=root, quiet=True).summary
     assert summary.is_complete
     assert 0 <= summary.last <= 100
     events = [json.loads(line) for line in (out / "ledger.jsonl").read_text().splitlines()]

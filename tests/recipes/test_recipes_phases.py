@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -65,7 +66,7 @@ def steps_of_four_epochs():
 
 
 def test_each_phase_has_its_size_batch_and_mixer(folder, tmp_path, seen):
-    summary = train(recipe(folder), tmp_path / "run", quiet=True)
+    summary = train(recipe(folder), tmp_path / "run", quiet=True).summary
     assert summary.is_complete
     assert summary.epochs == 4
     assert seen == steps_of_four_epochs()
@@ -114,7 +115,7 @@ def test_a_run_killed_in_any_phase_resumes_to_the_same_weights(
     with pytest.raises(Killed):
         train(recipe(folder), tmp_path / "killed", quiet=True)
     monkeypatch.setattr(PuzzleMix, "apply", apply)
-    summary = train(recipe(folder), tmp_path / "killed", quiet=True)
+    summary = train(recipe(folder), tmp_path / "killed", quiet=True).summary
     assert summary.is_complete
     whole, killed = uninterrupted, tensors(tmp_path / "killed")
     assert whole.keys() == killed.keys()
@@ -143,7 +144,8 @@ def test_a_setting_changed_by_the_user_holds_in_every_phase(folder):
 
 def test_a_flag_holds_in_every_phase(tmp_path, monkeypatch):
     trained = []
-    monkeypatch.setattr(running, "train", lambda recipe, out, **more: trained.append(recipe))
+    run = SimpleNamespace(summary="")
+    monkeypatch.setattr(running, "train", lambda recipe, out, **more: trained.append(recipe) or run)
     words = ["imagenet-r50-puzzlemix-100", "--train.batch-size", "64", "--out", str(tmp_path)]
     parse_train(words)()
     batches = [stage.train.batch_size for _, stage in trained[0].stages()]

@@ -69,7 +69,7 @@ torch.set_num_threads(1)
 recipe = find_recipe("cifar10-r18-alignmixup-ae-fast").shrunk()
 recipe = changed(recipe, {"train.epochs": 2, "train.batch_size": 8, "train.lr": 0.01})
 sets = Sets(shapes("train", 80), shapes("test", 20))
-summary = train(recipe, sys.argv[1], sets=sets, quiet=True)
+summary = train(recipe, sys.argv[1], sets=sets, quiet=True).summary
 print(summary.epochs, summary.is_complete, flush=True)
 """
 

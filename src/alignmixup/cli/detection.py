@@ -11,8 +11,6 @@ from tyro.conf import Positional
 
 from alignmixup.cli.printing import print_table
 
-__all__ = ["Detect"]
-
 
 @dataclass
 class Detect:

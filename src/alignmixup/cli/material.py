@@ -21,8 +21,6 @@ from tyro.conf import Positional
 from alignmixup.cli.parsing import PROGRAM, Call, Parse, parse_as
 from alignmixup.cli.printing import print_table
 
-__all__ = ["Adain", "DataCheck", "DataFetch", "DataList", "parse_data"]
-
 
 @dataclass
 class Adain:
@@ -134,7 +132,9 @@ def parse_data(args: list[str]) -> Call:
     if not args or args[0] in ("--help", "-h"):
         return lambda: print(f"usage: {PROGRAM} data list | check NAME | fetch NAME")
     if args[0] not in DATA_COMMANDS:
-        raise ValueError(f"unknown data command {args[0]!r}; there are {list(DATA_COMMANDS)}")
+        from alignmixup.registry import suggestion
+
+        raise ValueError(f"unknown data command {args[0]!r}{suggestion(args[0], [*DATA_COMMANDS])}")
     return DATA_COMMANDS[args[0]](args[1:])
 
 

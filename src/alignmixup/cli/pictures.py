@@ -11,8 +11,6 @@ from tyro.conf import Positional
 
 from alignmixup.cli.parsing import PROGRAM, Call
 
-__all__ = ["Decoder", "Figure", "parse_figure"]
-
 
 @dataclass
 class Figure:

@@ -9,8 +9,6 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-__all__ = ["Watch", "page_width", "print_table"]
-
 
 def print_table(table: Table) -> None:
     """Print a table, as wide as the terminal, or up to 200 characters where there is none."""

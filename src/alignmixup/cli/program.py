@@ -16,12 +16,11 @@ from dataclasses import dataclass
 from alignmixup.cli.bench import Bench
 from alignmixup.cli.detection import Detect
 from alignmixup.cli.material import Adain, parse_data
-from alignmixup.cli.parsing import PROGRAM, Call, Parse, parse_as
+from alignmixup.cli.parsing import PROGRAM, Call, Parse, parse_as, take_plugins
 from alignmixup.cli.pictures import Decoder, parse_figure
 from alignmixup.cli.scoring import Evaluate, Report
-from alignmixup.cli.training import Demo, Recipes, Sweep, parse_train
-
-__all__ = ["COMMANDS", "Command", "main"]
+from alignmixup.cli.training import Demo, Recipes, parse_sweep, parse_train
+from alignmixup.cli.using import Export, Predict
 
 
 @dataclass(frozen=True)
@@ -49,9 +48,17 @@ COMMANDS: dict[str, Command] = {
     "sweep": Command(
         "RECIPE... [--workers N]",
         "train several recipes side by side and score them",
-        parse_as(Sweep, "sweep"),
+        parse_sweep,
     ),
     "evaluate": Command("RUN [--tasks ..]", "score a trained run", parse_as(Evaluate, "evaluate")),
+    "predict": Command(
+        "RUN IMAGES...", "classify image files by a trained run", parse_as(Predict, "predict")
+    ),
+    "export": Command(
+        "RUN PATH [--format ..]",
+        "write a run's network for use elsewhere",
+        parse_as(Export, "export"),
+    ),
     "detect": Command(
         "RUN --data voc|coco",
         "fine-tune a detector from a run's backbone and score it",
@@ -90,8 +97,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     is_debug = "--debug" in args
     args = [a for a in args if a != "--debug"]
     try:
+        args, plugins = take_plugins(args)
         with warnings.catch_warnings():
             warnings.showwarning = _say
+            _import(plugins)
             _parse(args)()
     except KeyboardInterrupt as stop:
         if str(stop):
@@ -113,14 +122,23 @@ def _say(message: Warning | str, *where: object, **line: object) -> None:
     print(f"{PROGRAM}: {message}", file=sys.stderr)
 
 
+def _import(plugins: Sequence[str]) -> None:
+    from alignmixup.registry import import_plugin
+
+    for plugin in plugins:
+        import_plugin(plugin)
+
+
 def _parse(args: list[str]) -> Call:
+    from alignmixup.registry import suggestion
+
     command, rest = (args[0], args[1:]) if args else ("--help", [])
     if command in ("--help", "-h"):
         return lambda: print(_overview())
     if command == "--version":
         return _version
     if command not in COMMANDS:
-        raise ValueError(f"unknown command {command!r}; there are {[*COMMANDS]}, see --help")
+        raise ValueError(f"unknown command {command!r}{suggestion(command, [*COMMANDS])}")
     return COMMANDS[command].parse(rest)
 
 
@@ -132,8 +150,12 @@ def _overview() -> str:
         lines += textwrap.wrap(
             command.about, 96, initial_indent=f"{words:<{width}}", subsequent_indent=" " * width
         )
-    last = f"{PROGRAM} COMMAND --help describes each; --debug anywhere shows the trace of an error."
-    return "\n".join([*lines, "", last])
+    last = [
+        f"{PROGRAM} COMMAND --help describes each. Anywhere: --plugin MODULE (or FILE.py) imports "
+        "your",
+        "mixers, models, data sets, tasks and recipes first; --debug shows the trace of an error.",
+    ]
+    return "\n".join([*lines, "", *last])
 
 
 def _version() -> None:

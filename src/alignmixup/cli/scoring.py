@@ -12,8 +12,6 @@ from tyro.conf import Positional, UseAppendAction
 from alignmixup.cli.parsing import parse_setting
 from alignmixup.cli.printing import Watch, page_width, print_table
 
-__all__ = ["Evaluate", "Report"]
-
 
 @dataclass
 class Evaluate:
@@ -22,7 +20,8 @@ class Evaluate:
     run: Positional[Path]
     """Folder of the run."""
     tasks: tuple[str, ...] = ("accuracy",)
-    """Which evaluations; 'all' for everything the data allow."""
+    """Which evaluations: accuracy, fgsm, pgd, strong_attack, calibration, temperature, ood,
+    localization, cost; 'all' for everything the data allow."""
     set: tuple[str, ...] = ()
     """Settings of tasks, e.g. pgd.num_steps=40 fgsm.eps=4/255 ood.score=energy."""
     ood: UseAppendAction[tuple[tuple[str, ...], ...]] = ()

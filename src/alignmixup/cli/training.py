@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tyro
 from rich.table import Table
 from tyro.conf import Positional
 
-from alignmixup.cli.parsing import PROGRAM, Call, parse_setting
+from alignmixup.cli.parsing import PROGRAM, Call, parse_setting, take_settings, typed_settings
 from alignmixup.cli.printing import print_table
 
-__all__ = ["Demo", "Recipes", "Sweep", "Train", "parse_train"]
+if TYPE_CHECKING:
+    from alignmixup.recipes.schema import Recipe
 
 
 @dataclass
@@ -106,10 +108,12 @@ def _print_paper_table(name: str, pattern: str) -> None:
 class Train:
     """Train a recipe, or resume the run in the output folder.
 
-    The flags below are those of the recipe named; 'alignmixup recipes' lists the names."""
+    Every setting of a recipe is a flag: --train.epochs 300, --net.width 32, --mixer.alpha 1.0,
+    --data.limit 500. 'alignmixup train RECIPE --help' lists those of a recipe, 'alignmixup recipes'
+    the recipes."""
 
     recipe: Positional[str]
-    """Name of the recipe."""
+    """Name of the recipe, or FILE.py:FUNCTION, a function of yours that returns a Recipe."""
     out: Path | None = None
     """Folder of the run; None: runs/RECIPE-seedN. A run that is there is resumed."""
     data: Path | None = None
@@ -118,91 +122,88 @@ class Train:
     """Other data for the same recipe, e.g. shapes, or folder:PATH@64 for images of your own."""
     limit: int | None = None
     """A trial on this many training images, and at most as many test images."""
+    init_from: Path | None = None
+    """Folder of a run whose weights to start from; a head for other classes is drawn anew."""
+    extend: bool = False
+    """Train the finished run in --out for more epochs: --train.epochs is its new length."""
     tensorboard: bool = False
     """Write TensorBoard files as well (pip install 'alignmixup[logging]')."""
 
+    def changed(self, settings: Mapping[str, Sequence[str]]) -> Recipe:
+        """Return the recipe with these settings, on the data that were named."""
+        from alignmixup.experiments.plugins import open_recipe
+        from alignmixup.recipes.schema import changed, limited, on_data
+
+        recipe = open_recipe(self.recipe)
+        recipe = changed(recipe, typed_settings(settings, [recipe]))
+        if self.dataset is not None:
+            recipe = on_data(recipe, self.dataset)
+        return recipe if self.limit is None else limited(recipe, self.limit)
+
+    def run(self, recipe: Recipe) -> None:
+        """Train the recipe and print its accuracies."""
+        from alignmixup.experiments.run import train
+
+        out = self.out or Path("runs") / f"{recipe.name}-seed{recipe.train.seed}"
+        run = train(
+            recipe,
+            out,
+            data_root=self.data,
+            init_from=self.init_from,
+            extend=self.extend,
+            tensorboard=self.tensorboard,
+        )
+        if os.environ.get("RANK", "0") == "0":
+            print(run.summary)
+            print(f"run: {out}")
+
 
 def parse_train(args: list[str]) -> Call:
-    """The flags of ``train`` are the settings of the recipe it names."""
-    from alignmixup.recipes.catalogue import find_recipe
+    """Read the words after ``train``; the settings among them are those of the recipe named."""
+    words, settings = take_settings(args)
+    is_named = bool(words) and not words[0].startswith("-")
+    if is_named and not {"-h", "--help"}.isdisjoint(words):
+        return _help_of(words[0])
+    train = tyro.cli(Train, prog=f"{PROGRAM} train", args=words)
+    if not is_named:
+        raise ValueError(f"name the recipe first: {PROGRAM} train {train.recipe} ...")
+    recipe = train.changed(settings)
+    return lambda: train.run(recipe)
 
-    args = _with_values(args)
-    named = bool(args) and not args[0].startswith("-")
-    recipe = find_recipe(args[0] if named else "cifar10-r18-alignmixup-fast")
-    parts = [(name, getattr(recipe, name)) for name in ("train", "net", "mixer")]
+
+def _help_of(name: str) -> Call:
+    """Print the help of ``train`` with the settings of this recipe, and exit."""
+    from alignmixup.experiments.plugins import open_recipe
+
+    recipe = open_recipe(name)
+    parts = [(part, getattr(recipe, part)) for part in ("train", "net", "mixer")]
     kind = dataclasses.make_dataclass(
         "Train",
         [
             # The mixers' defaults hold dictionaries, which dataclasses take from a factory alone.
-            (name, type(part), dataclasses.field(default_factory=partial(_same, part)))
-            for name, part in parts
+            (part, type(value), dataclasses.field(default_factory=partial(_same, value)))
+            for part, value in parts
         ],
         bases=(Train,),
     )
-    kind.__doc__ = Train.__doc__
-    parsed: Any = tyro.cli(kind, prog=f"{PROGRAM} train", args=args)
-    if parsed.recipe != args[0]:  # the flags before it were read as another recipe's
-        raise ValueError(f"name the recipe first: {PROGRAM} train {parsed.recipe} ...")
-    return lambda: _train(recipe, parsed)
+    about = f"Train {recipe.name}, or resume the run of it in the output folder."
+    tyro.cli(kind, prog=f"{PROGRAM} train", args=["--help"], description=about)
+    raise AssertionError("--help exits")
 
 
 def _same(part: Any) -> Any:
     return part
 
 
-# Flags that were switches before they could be "auto": --train.compile, --train.no-compile.
-SWITCHES = ("compile", "capture", "channels-last")
-
-
-def _with_values(args: list[str]) -> list[str]:
-    """Write the switches of older commands as flags with a value."""
-    written: list[str] = []
-    for arg, follower in zip(args, [*args[1:], ""], strict=True):
-        name = arg.removeprefix("--train.")
-        if name.removeprefix("no-") not in SWITCHES or name == arg:
-            written.append(arg)
-        elif name.startswith("no-"):
-            written += [f"--train.{name.removeprefix('no-')}", "False"]
-        else:
-            written += [arg] if follower in ("True", "False", "auto") else [arg, "True"]
-    return written
-
-
-def _train(recipe: Any, chosen: Any) -> None:
-    from alignmixup.experiments.run import train
-    from alignmixup.recipes.schema import changed, limited, on_data
-
-    recipe = changed(recipe, _flags(recipe, chosen))
-    if chosen.dataset is not None:
-        recipe = on_data(recipe, chosen.dataset)
-    if chosen.limit is not None:
-        recipe = limited(recipe, chosen.limit)
-    out = chosen.out or Path("runs") / f"{recipe.name}-seed{recipe.train.seed}"
-    summary = train(recipe, out, data_root=chosen.data, tensorboard=chosen.tensorboard)
-    if os.environ.get("RANK", "0") == "0":
-        print(summary)
-        print(f"run: {out}")
-
-
-def _flags(recipe: Any, chosen: Any) -> dict[str, object]:
-    """The settings that flags have changed, by their names."""
-    return {
-        f"{part}.{setting.name}": value
-        for part in ("train", "net", "mixer")
-        for setting in dataclasses.fields(getattr(recipe, part))
-        if (value := getattr(getattr(chosen, part), setting.name))
-        != getattr(getattr(recipe, part), setting.name)
-    }
-
-
 @dataclass
 class Sweep:
     """Train several recipes side by side and score them; started again, it resumes.
 
-    alignmixup sweep 'cifar10-r18-*-fast' --workers 3, then alignmixup report runs: a table."""
+    alignmixup sweep 'cifar10-r18-*-fast' --workers 3, then alignmixup report runs: a table.
+    Settings for all of them are flags as in 'train': --train.epochs 200 --mixer.alpha 1.0."""
 
     patterns: Positional[tuple[str, ...]]
-    """Names of recipes, or patterns of names."""
+    """Names of recipes, patterns of names, or FILE.py:FUNCTION."""
     out: Path = Path("runs")
     """Folder of the runs, each in a folder of its own, its log beside it."""
     seeds: tuple[int, ...] = (0,)
@@ -214,7 +215,7 @@ class Sweep:
     dataset: str | None = None
     """Other data for all of them, e.g. shapes, or folder:PATH@64 for images of your own."""
     set: tuple[str, ...] = ()
-    """Settings for all of them, e.g. train.epochs=200 mixer.alpha=1.0."""
+    """The same settings, written train.epochs=200 mixer.alpha=1.0."""
     limit: int | None = None
     """A trial on this many training images, and at most as many test images."""
     minutes: float | None = None
@@ -222,14 +223,18 @@ class Sweep:
     data: Path | None = None
     """Folder of the data sets; else ALIGNMIXUP_DATA, else ./datasets."""
 
-    def __call__(self) -> None:
+    def __call__(self, settings: Mapping[str, Sequence[str]] | None = None) -> None:
+        """Train and score them, with ``settings`` for all."""
+        from alignmixup.experiments.plugins import open_recipe
         from alignmixup.experiments.sweep import recipes_of, sweep
 
+        names = recipes_of(self.patterns)
         changes = dict(parse_setting(text, "train.epochs=200") for text in self.set)
+        changes |= typed_settings(settings or {}, [open_recipe(name) for name in names])
         if self.limit is not None:
             changes["data.limit"] = self.limit
         jobs = sweep(
-            recipes_of(self.patterns),
+            names,
             self.out,
             changes=changes,
             dataset=self.dataset,
@@ -244,3 +249,9 @@ class Sweep:
         print(f"{len(jobs) - len(undone)} of {len(jobs)} done in {self.out}")
         if any(job.state.startswith("failed") for job in undone):
             raise RuntimeError("some runs failed; their logs are beside their folders")
+
+
+def parse_sweep(args: list[str]) -> Call:
+    """Read the words after ``sweep``, settings of recipes among them."""
+    words, settings = take_settings(args)
+    return partial(tyro.cli(Sweep, prog=f"{PROGRAM} sweep", args=words), settings)

@@ -66,9 +66,10 @@ class Scores:
 
 
 def evaluate(
-    run: Path | str | nn.Module,
+    run: Any,
     images: ImageSet | FileSet | Batches | None = None,
     *,
+    model: nn.Module | None = None,
     tasks: Sequence[str] = ("accuracy",),
     options: Mapping[str, Mapping[str, object]] | None = None,
     ood: Sequence[str] = ("all",),
@@ -85,9 +86,10 @@ def evaluate(
     """Score a run, or any module that returns logits, by the named tasks.
 
     Args:
-        run: Folder of a run, or a module.
+        run: A run or its folder, or a module.
         images: An ``ImageSet``, or batches ``(x, y)`` that can be read again, such as a DataLoader.
             A run defaults to the test split of its own data.
+        model: The module to load the weights into, for a run that trained a module of yours.
         tasks: Names of tasks; ``["all"]`` for everything the data allow.
         options: Settings of tasks that differ from the defaults, ``{"pgd": {"num_steps": 40}}``.
         ood: Out-of-distribution sources; ``["all"]`` for those that are available.
@@ -120,7 +122,7 @@ def evaluate(
     check_options(options, names)
     check_sources(ood, names)
     normalised_by = None if normalised_by is None else Pixels.of(normalised_by)
-    subject = open_subject(run, images, data_root, device)
+    subject = open_subject(run, images, data_root, device, model)
     shown = eval_images(subject, boxes, normalised_by, batch_size)
     scores = Scores([], {"detection": DETECTION} if "all" in tasks else {})
     needed: dict[str, Any] = {

@@ -55,8 +55,14 @@ class Subject:
 
 
 @singledispatch
-def open_subject(run: object, images: Any, data_root: Path | str | None, device: str) -> Subject:
-    """Return what to score; ``experiments.scoring`` registers modules and folders of runs."""
+def open_subject(
+    run: object,
+    images: Any,
+    data_root: Path | str | None,
+    device: str,
+    model: nn.Module | None = None,
+) -> Subject:
+    """Return what to score; ``experiments.scoring`` registers modules, runs and their folders."""
     raise ValueError(f"pass the folder of a run or an nn.Module, got {type(run).__name__}")
 
 

@@ -22,16 +22,6 @@ from alignmixup.training.device import compute_for
 from alignmixup.training.distributed import Team
 from alignmixup.training.settings import TrainSettings
 
-__all__ = [
-    "check_batch_size",
-    "eval_batches",
-    "load_split",
-    "sample_images",
-    "shortened",
-    "side_of",
-    "train_batches",
-]
-
 # A batch of evaluation: small images by the thousand, streamed ones by what a GPU holds of them.
 EVAL_BATCH = 2000
 STREAMED_EVAL_BATCH = 256

@@ -21,13 +21,13 @@ from torch import nn
 
 from alignmixup import datasets
 from alignmixup.contracts import Draw, ImageSet, Mixer
+from alignmixup.experiments.networks import build_net
 from alignmixup.experiments.provenance import provenance
-from alignmixup.experiments.run import build_net, pick_device
 from alignmixup.mixers import StyleCutMix, StyleMix
 from alignmixup.ops.adain import save_adain, small_adain
 from alignmixup.recipes.catalogue import find_recipe
 from alignmixup.recipes.schema import Recipe, changed
-from alignmixup.training.device import compute_for
+from alignmixup.training.device import compute_for, pick_device
 from alignmixup.training.steps import (
     WARM_UP_STEPS,
     PlainStep,

@@ -15,27 +15,17 @@ from pathlib import Path
 
 from alignmixup import datasets
 from alignmixup.contracts import ImageSet, Mixer, RecipeKey, Result
+from alignmixup.experiments.data_record import Sets
 from alignmixup.experiments.decoding import DecoderSettings, open_painter, train_decoder
 from alignmixup.experiments.painters import OwnDecoder, Painter
 from alignmixup.experiments.provenance import origin, provenance
-from alignmixup.experiments.run import Sets, train
+from alignmixup.experiments.run import train
 from alignmixup.experiments.run_folder import read_recipe
 from alignmixup.mixers import AlignMixup, AlignMixupAE, NoMix
 from alignmixup.models.zoo import NetSpec
 from alignmixup.recipes.schema import DataSpec, Recipe
 from alignmixup.training import TrainSettings, summarise
 from alignmixup.training.trainer import LEDGER
-
-__all__ = [
-    "BUILT_IN",
-    "BuiltIn",
-    "DecodedSource",
-    "decoded_source",
-    "localizer",
-    "small_recipe",
-    "train_built_in",
-    "write_lines",
-]
 
 
 @dataclass(frozen=True)
@@ -102,7 +92,7 @@ def train_built_in(recipe: Recipe, out: Path, sets: Sets) -> Path:
     if (folder / LEDGER).exists() and summarise(folder).is_complete:
         return folder
     print(f"training a small network on the built-in shapes, once, in {folder}", file=sys.stderr)
-    if not train(recipe, folder, sets=sets).is_complete:
+    if not train(recipe, folder, sets=sets).summary.is_complete:
         raise ValueError(f"the training in {folder} was stopped; run the command again to resume")
     return folder
 

@@ -15,7 +15,37 @@ from alignmixup.datasets.folder import FileSet
 from alignmixup.experiments.batches import load_split, side_of
 from alignmixup.recipes.schema import DataSpec
 
-__all__ = ["DataRecord", "check_classes", "is_named", "own_test_set"]
+
+@dataclass(frozen=True)
+class Sets:
+    """The training and test images of a run, for data that have no name of their own.
+
+    Args:
+        train: Images to train on.
+        test: Images of the same classes to evaluate on.
+
+    Example:
+        ```python
+        from alignmixup.datasets import shapes
+
+        sets = am.Sets(shapes("train", 64), shapes("test", 32))
+        ```
+    """
+
+    train: ImageSet
+    test: ImageSet
+
+    def __post_init__(self) -> None:
+        for name in ("train", "test"):
+            value = getattr(self, name)
+            if not isinstance(value, ImageSet | FileSet):
+                raise ValueError(f"{name} must be an ImageSet, got {type(value).__name__}")
+        if self.train.class_names != self.test.class_names:
+            raise ValueError(
+                f"the two sets must have the same classes; {self.train.name}/{self.train.split} "
+                f"has {self.train.num_classes}, {self.test.name}/{self.test.split} has "
+                f"{self.test.num_classes}, or others"
+            )
 
 
 @dataclass(frozen=True)
@@ -36,10 +66,9 @@ class DataRecord:
     test_sha256: str | None = None
 
     @classmethod
-    def of(
-        cls, spec: DataSpec, train: ImageSet | FileSet, test: ImageSet | FileSet, *, is_given: bool
-    ) -> DataRecord:
+    def of(cls, spec: DataSpec, sets: Sets, *, is_given: bool) -> DataRecord:
         """Describe the two splits of a run."""
+        train, test = sets.train, sets.test
         return cls(
             name=train.name,
             class_names=train.class_names,
@@ -50,6 +79,12 @@ class DataRecord:
             num_test=len(test),
             test_sha256=checksum(test) if is_given else None,
         )
+
+    @classmethod
+    def unnamed(cls, name: str, num_classes: int, image_size: int) -> DataRecord:
+        """Describe the images of a run that did not record them; its weights normalize."""
+        names = tuple(map(str, range(num_classes)))
+        return cls(name, names, image_size, (0.0,) * 3, (1.0,) * 3, 0, 0)
 
 
 def is_named(spec: DataSpec, name: str) -> bool:

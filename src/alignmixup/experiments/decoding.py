@@ -24,6 +24,8 @@ from typing import cast
 from alignmixup.contracts import ImageSet, Result
 from alignmixup.datasets import FileSet
 from alignmixup.experiments.batches import eval_batches, load_split, side_of, train_batches
+from alignmixup.experiments.data_record import Sets
+from alignmixup.experiments.load import Run, load_run
 from alignmixup.experiments.painters import (
     Kind,
     LayerDecoder,
@@ -33,7 +35,6 @@ from alignmixup.experiments.painters import (
     reconstruction,
 )
 from alignmixup.experiments.provenance import origin, provenance
-from alignmixup.experiments.run import Run, Sets, open_run
 from alignmixup.experiments.run_folder import append_results, read_recipe, write_json
 from alignmixup.mixers import AlignMixup, AlignMixupAE
 from alignmixup.models.autoencoder import AutoencodingClassifier
@@ -115,10 +116,10 @@ def train_decoder(
     train_set = sets.train if sets else load_split(recipe.data, "train", data_root)
     test_set = sets.test if sets else load_split(recipe.data, "test", data_root)
     opened = _open_finished(folder, train_set, device)
-    place = next(opened.net.parameters()).device
+    place = next(opened.model.parameters()).device
     test_batches = eval_batches(recipe.data, recipe.train, test_set, place)
     if settings.kind == "own":
-        measured = reconstruction(OwnDecoder(opened.net), test_batches)
+        measured = reconstruction(OwnDecoder(opened.model), test_batches)
         _check_finite(measured, "the run has diverged")
         if again:
             _throw_away(folder)
@@ -149,7 +150,7 @@ def _throw_away(folder: Path) -> None:
 
 def _open_finished(folder: Path, images: ImageSet | FileSet, device: str) -> Run:
     side = side_of(read_recipe(folder).data, images)
-    run = open_run(folder, images.num_classes, side, device)
+    run = load_run(folder, num_classes=images.num_classes, image_size=side, device=device)
     if run.epoch < run.recipe.train.epochs:
         raise ValueError(
             f"the run in {folder} is at epoch {run.epoch} of {run.recipe.train.epochs}: let it "
@@ -163,15 +164,15 @@ def mixed_layer(run: Run) -> str:
     mixer = run.recipe.mixer
     if isinstance(mixer, AlignMixup | AlignMixupAE):
         return mixer.layer
-    return default_tap(run.recipe.net, run.net)
+    return default_tap(run.recipe.net, run.model)
 
 
 def _layer_decoder(run: Run, settings: DecoderSettings, image_size: int) -> LayerDecoder:
     assert settings.layer is not None
     decoder = LayerDecoder(
-        run.net, settings.layer, image_size, kind=settings.kind, channels=settings.channels
+        run.model, settings.layer, image_size, kind=settings.kind, channels=settings.channels
     )
-    return decoder.to(next(run.net.parameters()).device)
+    return decoder.to(next(run.model.parameters()).device)
 
 
 def _fit(
@@ -187,7 +188,7 @@ def _fit(
     how = dataclasses.replace(
         run.recipe.train, batch_size=settings.batch_size, seed=settings.seed, channels_last=False
     )
-    loader = train_batches(spec, how, images, next(run.net.parameters()).device)
+    loader = train_batches(spec, how, images, next(run.model.parameters()).device)
     facts = {key: value for key, value in dataclasses.asdict(settings).items() if key != "seed"}
     if again:  # now that nothing more can be found wrong with the settings
         _throw_away(run.folder)
@@ -208,11 +209,11 @@ def open_painter(
     run: Path | str, num_classes: int, image_size: int, device: str = "auto"
 ) -> tuple[Run, Painter]:
     """Read a run back with its decoder: the one trained for it, else an autoencoder's own."""
-    opened = open_run(run, num_classes, image_size, device)
+    opened = load_run(run, num_classes=num_classes, image_size=image_size, device=device)
     path = opened.folder / DECODER
     if not path.exists():
-        if isinstance(opened.net, AutoencodingClassifier) and opened.net.decoder is not None:
-            return opened, OwnDecoder(opened.net)
+        if isinstance(opened.model, AutoencodingClassifier) and opened.model.decoder is not None:
+            return opened, OwnDecoder(opened.model)
         raise FileNotFoundError(
             f"{opened.folder} has no decoder: train one with 'alignmixup decoder {opened.folder}'"
         )

@@ -32,10 +32,10 @@ from alignmixup.evaluation.detection.fine_tuning import (
 from alignmixup.evaluation.detection.scoring import detection
 from alignmixup.experiments.detector_fit import DetectorFit
 from alignmixup.experiments.provenance import origin, provenance
-from alignmixup.experiments.run import pick_device
 from alignmixup.experiments.run_folder import alone_in, append_results, read_recipe, write_json
 from alignmixup.recipes.schema import Recipe
 from alignmixup.training.checkpoint import load_checkpoint
+from alignmixup.training.device import pick_device
 from alignmixup.training.progress import Reporter
 from alignmixup.training.settings import differences
 from alignmixup.training.trainer import CHECKPOINT, LEDGER

@@ -16,6 +16,7 @@ from typing import Any, cast
 import torch
 
 from alignmixup.contracts import RecipeKey
+from alignmixup.experiments.run_folder import read_run
 from alignmixup.mixers import StyleCutMix, StyleMix
 from alignmixup.recipes.catalogue import find_recipe, recipe_names
 from alignmixup.recipes.schema import Recipe
@@ -28,7 +29,7 @@ def origin(recipe: Recipe, epoch: int, folder: Path | None = None) -> dict[str, 
 
     The ledger in ``folder`` has the precision it was computed in, and the style network's weights.
     """
-    trained = recipe.chosen()
+    trained = recipe.chosen() | ({} if folder is None else _beginnings(folder))
     ledger = None if folder is None else folder / LEDGER
     events: list[dict[str, Any]] = []
     if ledger is not None and ledger.exists():
@@ -45,6 +46,17 @@ def origin(recipe: Recipe, epoch: int, folder: Path | None = None) -> dict[str, 
         "epoch": epoch,
         "trained": trained,
     }
+
+
+def _beginnings(folder: Path) -> dict[str, object]:
+    """What else was trained, where a run began with another's weights or was extended."""
+    record = read_run(folder)
+    found: dict[str, object] = {}
+    if record.init_from is not None:
+        found["init_from"] = record.init_from["recipe"]
+    if record.extended:
+        found["extended"] = list(record.extended)
+    return found
 
 
 def recipe_settings(key: RecipeKey) -> dict[str, object] | None:

@@ -1,7 +1,8 @@
 """The folder of a run: the recipe in it, its results, and who may write there.
 
-RUN/run.json        the recipe, every setting, and "images": their classes, size, normalization;
-                    the process that trains there holds its lock
+RUN/run.json        the recipe, every setting; "images": their classes, size, normalization;
+                    "plugins" to import; "init_from" and "extended". The process that trains there
+                    holds its lock
 RUN/results.jsonl   one line a figure
 """
 
@@ -12,54 +13,72 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 from alignmixup.contracts import Result
 from alignmixup.experiments.data_record import DataRecord
+from alignmixup.experiments.plugins import import_recorded
 from alignmixup.recipes.schema import Recipe
-from alignmixup.training.checkpoint import CHECKPOINT
+from alignmixup.training.checkpoint import CHECKPOINT, read_facts
 from alignmixup.training.settings import differences
-
-__all__ = [
-    "ADAIN",
-    "RESULTS",
-    "RUN",
-    "alone_in",
-    "append_results",
-    "check_folder",
-    "claim",
-    "read_data_record",
-    "read_recipe",
-    "whole_lines",
-    "write_json",
-]
 
 RUN = "run.json"
 RESULTS = "results.jsonl"
 ADAIN = "adain.safetensors"
+# The settings that a run which is extended may have anew.
+SCHEDULE = ("epochs", "warmup_epochs", "milestones", "points")
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """What ``run.json`` holds: the recipe and what else a run is opened or resumed with.
+
+    ``init_from`` says which run's weights it began with, ``extended`` the numbers of epochs it had
+    before it was extended.
+    """
+
+    recipe: Recipe
+    images: DataRecord | None = None
+    plugins: tuple[str, ...] = ()
+    init_from: Mapping[str, object] | None = None
+    extended: tuple[int, ...] = ()
+
+    def to_json(self) -> dict[str, object]:
+        """Return the settings of the recipe and, where there is any, the rest beside them."""
+        rest = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)[1:]}
+        if self.images is not None:
+            rest["images"] = dataclasses.asdict(self.images)
+        return {**self.recipe.to_json(), **{name: value for name, value in rest.items() if value}}
 
 
 def read_recipe(folder: Path) -> Recipe:
     """Return the recipe of the run in ``folder``."""
-    return _read(folder)[0]
+    return read_run(folder).recipe
 
 
-def read_data_record(folder: Path) -> DataRecord | None:
-    """Return what the run in ``folder`` keeps of its images; None for a run of an older version."""
-    return _read(folder)[1]
+def read_run(folder: Path) -> RunRecord:
+    """Read what the run in ``folder`` has recorded; import its plugins.
 
-
-def _read(folder: Path) -> tuple[Recipe, DataRecord | None]:
+    A run of an older version has recorded no images.
+    """
     path = folder / RUN
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist: {folder} is not the folder of a run")
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
+        import_recorded(record.get("plugins", ()), folder)
         images: dict[str, Any] | None = record.get("images")
         if images is not None:
             images = {k: tuple(v) if isinstance(v, list) else v for k, v in images.items()}
-        return Recipe.from_json(record), None if images is None else DataRecord(**images)
+        return RunRecord(
+            Recipe.from_json(record),
+            None if images is None else DataRecord(**images),
+            tuple(record.get("plugins", ())),
+            record.get("init_from"),
+            tuple(record.get("extended", ())),
+        )
     except (
         json.JSONDecodeError,
         UnicodeDecodeError,
@@ -70,8 +89,10 @@ def _read(folder: Path) -> tuple[Recipe, DataRecord | None]:
         raise ValueError(f"{path} is damaged: {error}") from None
 
 
-def check_folder(folder: Path, recipe: Recipe) -> Recipe:
-    """Return the recipe to train in the folder, under the key that a run of it there has.
+def check_folder(
+    folder: Path, recipe: Recipe, *, extend: bool = False, init_from: Path | None = None
+) -> RunRecord:
+    """Return the record of the run to train in the folder, the recipe under the key it has there.
 
     A run that has saved no step has nothing to protect: another one may take its place.
 
@@ -85,42 +106,70 @@ def check_folder(folder: Path, recipe: Recipe) -> Recipe:
         beginnings = {f"{RUN}.partial", "tensorboard"}
         if folder.is_dir() and {path.name for path in folder.iterdir()} - beginnings:
             raise ValueError(f"{folder} is not empty and holds no run; choose another --out")
-        return recipe
-    if not (folder / CHECKPOINT).exists():
-        return recipe
-    there = read_recipe(folder)
+    if not (folder / CHECKPOINT).exists() or not (folder / RUN).exists():
+        if extend:
+            raise ValueError(f"{folder} holds no run to extend: train it first")
+        return RunRecord(recipe)
+    there = read_run(folder)
     # The same folder of images has other names from other directories.
-    ours = dataclasses.replace(recipe, key=there.key, base=there.base).to_json()
-    found = differences(there.to_json(), ours)
+    recipe = dataclasses.replace(recipe, key=there.recipe.key, base=there.recipe.base)
+    before = _extended(folder, there, recipe) if extend else there.recipe
+    found = differences(before.to_json(), recipe.to_json())
+    if init_from is not None:
+        begun = (there.init_from or {}).get("run")
+        found += differences({"init_from": begun}, {"init_from": str(init_from.resolve())})
     if found:
         raise ValueError(
-            f"{folder} holds a run of {there.name} with other settings "
+            f"{folder} holds a run of {there.recipe.name} with other settings "
             f"({'; '.join(found)}); choose another --out"
         )
-    return dataclasses.replace(recipe, key=there.key, base=there.base)
+    is_longer = before.train.epochs > there.recipe.train.epochs
+    lengths = (*there.extended, there.recipe.train.epochs) if is_longer else there.extended
+    return dataclasses.replace(there, recipe=recipe, extended=lengths)
 
 
-def claim(folder: Path, recipe: Recipe, images: DataRecord) -> None:
-    """Write the recipe and what is known of its images into the folder of a new run.
+def _extended(folder: Path, there: RunRecord, recipe: Recipe) -> Recipe:
+    """Return the recipe of a finished run with the length and the schedule of ``recipe``."""
+    epochs, before = recipe.train.epochs, there.recipe.train.epochs
+    if epochs < before:
+        raise ValueError(
+            f"the run in {folder} has {before} epochs and cannot be cut to {epochs}: set "
+            "--train.epochs to more"
+        )
+    reached = read_facts(folder / CHECKPOINT)["epoch"]
+    if reached < before < epochs:
+        raise ValueError(
+            f"the run in {folder} is at epoch {reached} of {before}: let it finish, then extend it"
+        )
+    schedule = {name: getattr(recipe.train, name) for name in SCHEDULE}
+    return dataclasses.replace(
+        there.recipe, train=dataclasses.replace(there.recipe.train, **schedule)
+    )
+
+
+def claim(folder: Path, record: RunRecord) -> None:
+    """Write the record into the folder of a new run, or of one that is extended.
 
     Raises:
         ValueError: The run there was trained on other images.
     """
-    record = {**recipe.to_json(), "images": dataclasses.asdict(images)}
     if not (folder / CHECKPOINT).exists():
         folder.mkdir(parents=True, exist_ok=True)
-        _replace(folder, record)
+        _replace(folder, record.to_json())
         return
-    there = read_data_record(folder)
-    if there is None:
-        return
-    kept = ("name", "class_names", "image_size", "test_sha256")
-    before, now = ({name: getattr(each, name) for name in kept} for each in (there, images))
-    found = differences(before, now)
-    if found:
-        raise ValueError(
-            f"{folder} holds a run on other images ({'; '.join(found)}); choose another --out"
+    there = read_run(folder)
+    if there.images is not None and record.images is not None:
+        kept = ("name", "class_names", "image_size", "test_sha256")
+        before, now = (
+            {name: getattr(each, name) for name in kept} for each in (there.images, record.images)
         )
+        if found := differences(before, now):
+            raise ValueError(
+                f"{folder} holds a run on other images ({'; '.join(found)}); choose another --out"
+            )
+    if record.extended != there.extended:
+        with alone_in(folder):
+            write_json(folder / RUN, dataclasses.replace(record, images=there.images).to_json())
 
 
 def _replace(folder: Path, record: Mapping[str, object]) -> None:

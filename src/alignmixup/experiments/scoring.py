@@ -19,17 +19,24 @@ from alignmixup.evaluation.forward import model_device
 from alignmixup.evaluation.subject import EvalImages, Subject, open_subject
 from alignmixup.experiments.batches import eval_batches, load_split, side_of
 from alignmixup.experiments.data_record import check_classes, own_test_set
+from alignmixup.experiments.load import Run, load_run
 from alignmixup.experiments.provenance import origin, provenance
-from alignmixup.experiments.run import ADAIN, open_run, pick_device
-from alignmixup.experiments.run_folder import append_results, read_data_record, read_recipe
+from alignmixup.experiments.run_folder import ADAIN, append_results, read_recipe, read_run
 from alignmixup.mixers import StyleCutMix, StyleMix
 from alignmixup.recipes.schema import Recipe, on_data
+from alignmixup.training.device import pick_device
 
 __all__ = ["evaluate", "other_images", "task_names"]
 
 
 @open_subject.register(nn.Module)
-def _of_module(run: nn.Module, images: Any, data_root: Path | str | None, device: str) -> Subject:
+def _of_module(
+    run: nn.Module,
+    images: Any,
+    data_root: Path | str | None,
+    device: str,
+    model: nn.Module | None = None,
+) -> Subject:
     if images is None:
         raise ValueError("a module is scored on images: pass an ImageSet, or batches (x, y)")
     model = run if device == "auto" else run.to(pick_device(device))
@@ -41,23 +48,37 @@ def _of_module(run: nn.Module, images: Any, data_root: Path | str | None, device
 
 @open_subject.register(str)
 @open_subject.register(Path)
-def _of_run(run: Path | str, images: Any, data_root: Path | str | None, device: str) -> Subject:
-    folder = Path(run)
-    recipe, record = read_recipe(folder), read_data_record(folder)
+@open_subject.register(Run)
+def _of_run(
+    run: Run | Path | str,
+    images: Any,
+    data_root: Path | str | None,
+    device: str,
+    model: nn.Module | None = None,
+) -> Subject:
+    folder = run.folder if isinstance(run, Run) else Path(run)
+    there = read_run(folder)
+    recipe, record = there.recipe, there.images
     is_given = images is not None
     own = images if is_given else own_test_set(folder, recipe.data, record, data_root)
     if not isinstance(own, ImageSet | FileSet):
         raise ValueError("a run is scored on an ImageSet, which has the names of the classes")
     check_classes(folder, record, own, is_given=is_given)
-    opened = open_run(run, own.num_classes, side_of(recipe.data, own), device)
+    if not isinstance(run, Run):
+        size = side_of(recipe.data, own)
+        run = load_run(
+            folder, model=model, num_classes=own.num_classes, image_size=size, device=device
+        )
+    elif device != "auto":
+        run.model.to(pick_device(device))
     mixer = recipe.mixer
     if isinstance(mixer, StyleMix | StyleCutMix) and not mixer.weights:
         mixer = dataclasses.replace(mixer, weights=str(folder / ADAIN))
-    place = model_device(opened.net) or torch.device("cpu")
+    place = model_device(run.model) or torch.device("cpu")
     return Subject(
-        opened.net,
+        run.model,
         own if isinstance(own, ImageSet) else _streamed(recipe, own, place),
-        {**origin(recipe, opened.epoch, folder), **provenance(place)},
+        {**origin(recipe, run.epoch, folder), **provenance(place)},
         mixer,
         partial(append_results, folder),
     )

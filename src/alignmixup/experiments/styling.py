@@ -7,19 +7,28 @@ file holds all that the mixers need, and its checksum tells it from others.
 
 from __future__ import annotations
 
+import dataclasses
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from alignmixup import datasets
-from alignmixup.contracts import ImageSet
-from alignmixup.experiments.batches import sample_images
-from alignmixup.experiments.run import pick_device
-from alignmixup.ops.adain import WeightsFile
-from alignmixup.training.adain_fit import OnStep, add_distances, fit_adain
+import torch
 
-__all__ = ["STYLE_IMAGES", "StyleWeights", "make_style_weights", "some_images"]
+from alignmixup import datasets
+from alignmixup.contracts import ImageSet, Mixer
+from alignmixup.datasets.folder import FileSet
+from alignmixup.experiments.batches import sample_images, side_of
+from alignmixup.experiments.run_folder import ADAIN
+from alignmixup.mixers import StyleCutMix, StyleMix
+from alignmixup.ops.adain import WeightsFile
+from alignmixup.recipes.schema import Recipe
+from alignmixup.training.adain_fit import OnStep, add_distances, fit_adain
+from alignmixup.training.device import pick_device
 
 STYLE_IMAGES = 10_000
+# For a run that names no weights.
+ADAIN_STEPS = 4000
+ADAIN_IMAGES = 5000
 
 
 @dataclass(frozen=True)
@@ -95,3 +104,31 @@ def some_images(
             "class needs one at least"
         )
     return sample_images(whole, count, source.image_size, seed)
+
+
+def with_style_weights(
+    recipe: Recipe, images: ImageSet | FileSet, folder: Path, device: torch.device
+) -> Mixer:
+    """Give a style mixer that names no weights a small network trained on these images.
+
+    It is made once and kept in the run's folder; any other mixer comes back as it is.
+    """
+    mixer, seed = recipe.mixer, recipe.train.seed
+    if not isinstance(mixer, StyleMix | StyleCutMix) or mixer.weights:
+        return mixer
+    path = folder / ADAIN
+    if not path.exists():
+        needs_distances = isinstance(mixer, StyleCutMix) and mixer.gamma == "auto"
+        some = _style_images(recipe, images)
+        partial = path.with_name("partial-" + ADAIN)
+        fit_adain(some, partial, ADAIN_STEPS, seed, device, class_distances=needs_distances)
+        os.replace(partial, path)
+    return dataclasses.replace(mixer, weights=str(path))
+
+
+def _style_images(recipe: Recipe, images: ImageSet | FileSet) -> ImageSet:
+    """What a style network is trained on: a set in memory, or so many of its files."""
+    if isinstance(images, ImageSet):
+        return images
+    count = max(ADAIN_IMAGES, images.num_classes)
+    return sample_images(images, count, side_of(recipe.data, images), recipe.train.seed)

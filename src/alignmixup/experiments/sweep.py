@@ -21,17 +21,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
+from typing import Any
 
+from alignmixup.experiments.plugins import open_recipe, plugins_of
 from alignmixup.experiments.run import train
 from alignmixup.experiments.run_folder import write_json
 from alignmixup.experiments.scoring import evaluate, task_names
-from alignmixup.recipes.catalogue import find_recipe, recipe_names
+from alignmixup.recipes.catalogue import recipe_names
 from alignmixup.recipes.schema import Recipe, changed, on_data
+from alignmixup.registry import import_plugin
 from alignmixup.training.ledger import LEDGER
 from alignmixup.training.signals import Stopped, stop_signals
 from alignmixup.training.summary import summarise
-
-__all__ = ["Job", "recipes_of", "sweep"]
 
 SCORED = "scored.json"
 POLL_SECONDS = 0.2
@@ -81,14 +82,14 @@ def sweep(
     """
     _check(names, seeds, workers)
     order = _Order(None if data_root is None else Path(data_root), tuple(task_names(tasks)))
-    recipes = [find_recipe(name) for name in names]
+    recipes = [open_recipe(name) for name in names]
     if dataset is not None:
         recipes = [on_data(recipe, dataset) for recipe in recipes]
-    told = dict(changes or {})
-    if "train.seed" in told:
+    changes = changes or {}
+    if "train.seed" in changes:
         raise ValueError("a sweep takes its seeds from seeds= (--seeds), not from train.seed")
     chosen = [
-        changed(recipe, {**told, "train.seed": seed})
+        changed(recipe, {**changes, "train.seed": seed})
         for recipe in recipes
         for seed in dict.fromkeys(seeds)  # two runs in one folder would undo each other
     ]
@@ -122,8 +123,11 @@ def recipes_of(patterns: Sequence[str]) -> list[str]:
     """The names that patterns stand for, each once; one that stands for nothing is an error."""
     names: dict[str, None] = {}
     for pattern in patterns:
-        is_pattern = any(sign in pattern for sign in "*?[")
-        found = recipe_names(pattern) if is_pattern else [find_recipe(pattern).name]
+        found = [pattern]
+        if any(sign in pattern for sign in "*?["):
+            found = recipe_names(pattern)
+        else:
+            open_recipe(pattern)  # or an error with the nearest names
         if not found:
             raise ValueError(f"no recipe matches {pattern!r}; 'alignmixup recipes' lists all")
         names.update(dict.fromkeys(found))
@@ -177,7 +181,9 @@ class _Crew:
 
     def _start(self, number: int) -> None:
         job = self.jobs[number]
-        process = self.context.Process(target=_do, args=(job, self.order), daemon=False)
+        # As plain values: a class of a plugin is known there once the plugin is imported.
+        told = (job.recipe.to_json(), job.folder, self.order, plugins_of(job.recipe))
+        process = self.context.Process(target=_do, args=told, daemon=False)
         process.start()
         self.running[number] = process
         self._change(number, "running")
@@ -206,15 +212,18 @@ class _Crew:
             time.sleep(POLL_SECONDS)
 
 
-def _do(job: Job, order: _Order) -> None:
+def _do(recipe: Mapping[str, Any], folder: Path, order: _Order, plugins: Sequence[str]) -> None:
     """Train and score one run, in a process of its own."""
+    for plugin in plugins:
+        import_plugin(plugin)
+    job = Job(Recipe.from_json(recipe), folder)
     path = _log(job)
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     for stream in (1, 2):
         os.dup2(descriptor, stream)
     try:
-        summary = train(job.recipe, job.folder, data_root=order.data_root)
+        summary = train(job.recipe, job.folder, data_root=order.data_root).summary
         print(summary, flush=True)
         if summary.is_complete:
             _score(job, order)

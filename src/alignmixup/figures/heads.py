@@ -11,8 +11,9 @@ from alignmixup.contracts import Mixer, RecipeKey, Result
 from alignmixup.evaluation.effect import Effect, alignment_effect
 from alignmixup.experiments import built_in
 from alignmixup.experiments.built_in import small_recipe, train_built_in, write_lines
+from alignmixup.experiments.data_record import Sets
+from alignmixup.experiments.load import load_run
 from alignmixup.experiments.provenance import origin, provenance
-from alignmixup.experiments.run import Sets, open_run
 from alignmixup.figures.effect import draw_effects
 from alignmixup.figures.registry import register_figure
 from alignmixup.figures.sources import floats
@@ -63,7 +64,7 @@ def _measured_effects(
     print(f"{recipe.name}:", file=sys.stderr)
     folder = train_built_in(recipe, out, sets)
     x = floats(sets.test, list(range(min(NUM_IMAGES, len(sets.test)))))
-    net = open_run(folder, sets.test.num_classes, x.shape[-1], device="cpu").net
+    net = load_run(folder, device="cpu").model
     return [alignment_effect(net, layer, x) for layer in layers], summarise(folder).last
 
 

@@ -14,7 +14,7 @@ from torch import nn
 from alignmixup.contracts import ImageSet
 from alignmixup.evaluation.tasks.localization import LocalizationSettings, localize
 from alignmixup.experiments.built_in import localizer
-from alignmixup.experiments.run import open_run
+from alignmixup.experiments.load import load_run
 from alignmixup.figures.registry import register_figure
 from alignmixup.figures.sources import Source, floats, run_source, shown
 from alignmixup.figures.style import ORANGE, SKY, Image, new_figure, save, write_titles
@@ -73,11 +73,12 @@ def classifier_source(out: Path, run: Path | None, seed: int, data_root: Path | 
     if run is not None:
         return run_source(run, data_root)
     folder, images = localizer(out, seed)
-    opened = open_run(folder, images.num_classes, images.images.shape[-1], device="cpu")
+    size = images.images.shape[-1]
+    opened = load_run(folder, num_classes=images.num_classes, image_size=size, device="cpu")
     what = (
         f"a narrow WRN16-8 after {opened.epoch} epoch{'' if opened.epoch == 1 else 's'} on shapes"
     )
-    return Source(opened.net, default_tap(opened.recipe.net, opened.net), images, what)
+    return Source(opened.model, default_tap(opened.recipe.net, opened.model), images, what)
 
 
 def localized_pictures(

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from alignmixup import datasets, models
 from alignmixup.contracts import ImageSet
-from alignmixup.experiments.run import open_run
+from alignmixup.experiments.load import load_run
 from alignmixup.experiments.run_folder import read_recipe
 from alignmixup.mixers import AlignMixup, AlignMixupAE
 from alignmixup.models.preact_resnet import HeadKind
@@ -52,12 +52,13 @@ def run_source(run: Path, data_root: Path | None) -> Source:
     """A run's network and test images, with the layer and the settings it aligns with."""
     recipe = read_recipe(run)
     images = datasets.load(recipe.data.name, "test", data_root)
-    opened = open_run(run, images.num_classes, images.images.shape[-1])
+    size = images.images.shape[-1]
+    opened = load_run(run, num_classes=images.num_classes, image_size=size)
     what = f"run {recipe.name}, {opened.epoch} epoch{'' if opened.epoch == 1 else 's'}"
     mixer = recipe.mixer
     if isinstance(mixer, AlignMixup | AlignMixupAE):
-        return Source(opened.net, mixer.layer, images, what, mixer.eps, mixer.num_iters)
-    return Source(opened.net, default_tap(recipe.net, opened.net), images, what)
+        return Source(opened.model, mixer.layer, images, what, mixer.eps, mixer.num_iters)
+    return Source(opened.model, default_tap(recipe.net, opened.model), images, what)
 
 
 def different_pairs(images: ImageSet, count: int, seed: int = 0) -> list[tuple[int, int]]:

@@ -20,7 +20,7 @@ from alignmixup.datasets.folder import absolute
 from alignmixup.models.wsol import ErasingLoss
 from alignmixup.models.zoo import NetSpec
 from alignmixup.recipes.records import default_of, read_record, with_block
-from alignmixup.registry import MIXERS
+from alignmixup.registry import MIXERS, suggestion
 from alignmixup.training.settings import FREE_SETTINGS, TrainSettings
 
 PARTS = ("data", "net", "mixer", "train")
@@ -214,8 +214,11 @@ class Recipe:
         """Read what ``to_json`` returned; an unknown setting raises a ``ValueError``."""
         mixer = dict(record["mixer"])
         kind = mixer.pop("kind")
-        # ACoL has a loss of its own, which takes the place of a mixer.
-        mixer_class = ErasingLoss if kind == ErasingLoss.__name__ else MIXERS[kind]
+        known = {**MIXERS, ErasingLoss.__name__: ErasingLoss}  # ACoL has a loss of its own
+        if kind not in known:
+            hint = suggestion(kind, list(known))
+            raise ValueError(f"unknown mixer {kind!r}{hint} (--plugin MODULE registers others)")
+        mixer_class = known[kind]
         trained = {"data.name": record["data"]["name"], "net.name": record["net"]["name"]}
         return cls(
             key=RecipeKey.from_record(record, {**trained, "mixer": kind}, record.get("name", "")),
@@ -242,8 +245,10 @@ def changed(recipe: Recipe, changes: Mapping[str, object]) -> Recipe:
         if part not in PARTS or not name:
             raise ValueError(f"unknown setting {path!r}; write PART.NAME with PART from {PARTS}")
         owner = getattr(recipe, part)
-        if name not in (names := [f.name for f in dataclasses.fields(owner)]):
-            raise ValueError(f"unknown setting {path!r}; {part} has {names}")
+        names = [f.name for f in dataclasses.fields(owner)]
+        if name not in names:
+            near = suggestion(str(path), [f"{part}.{each}" for each in names])
+            raise ValueError(f"unknown setting {path!r}{near or f'; {part} has {names}'}")
         check_kind(path, value, get_type_hints(type(owner))[name])
         parts.setdefault(part, {})[name] = value
     if "limit" in parts.get("data", {}):

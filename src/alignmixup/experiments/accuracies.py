@@ -1,0 +1,62 @@
+"""The test accuracy of a run: measured in training, recorded at the end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from alignmixup.contracts import ImageSet, Result
+from alignmixup.datasets.folder import FileSet
+from alignmixup.evaluation.tasks.accuracy import accuracy
+from alignmixup.experiments.batches import eval_batches
+from alignmixup.experiments.provenance import origin, provenance
+from alignmixup.experiments.run_folder import RESULTS, append_results, whole_lines
+from alignmixup.recipes.schema import Recipe
+from alignmixup.training import summarise
+from alignmixup.training.device import compute_for
+from alignmixup.training.ledger import LEDGER
+
+
+class Evaluator:
+    """Top-1 on the test set, in the precision of training."""
+
+    def __init__(self, recipe: Recipe, images: ImageSet | FileSet, device: torch.device) -> None:
+        self._batches = eval_batches(recipe.data, recipe.train, images, device)
+        precision = compute_for(recipe.train, device).precision
+        self._amp = torch.bfloat16 if precision == "bf16" else None
+
+    def __call__(self, net: nn.Module) -> dict[str, float]:
+        results = accuracy(net, self._batches, amp_dtype=self._amp)
+        return {r.metric: r.value for r in results if r.metric in ("top1", "top5")}
+
+
+def record_accuracy(recipe: Recipe, folder: Path) -> None:
+    """Append best, last and median of the last ten of a complete run, each once."""
+    if not (folder / LEDGER).exists() or not (summary := summarise(folder)).is_complete:
+        return
+    where = origin(recipe, summary.epochs, folder)
+    there = set(_recorded(folder))
+    figures = {
+        "top1_median10": summary.median10,
+        "top1_last": summary.last,
+        "top1_best": summary.best,
+    }
+    append_results(
+        folder,
+        [
+            Result("accuracy", metric, value).stamped(**where, **provenance())
+            for metric, value in figures.items()
+            if value is not None and not {(metric, summary.epochs), (metric, None)} & there
+        ],
+    )
+
+
+def _recorded(folder: Path) -> Iterator[tuple[object, object]]:
+    """The metrics that the results of the run hold, each with its epoch."""
+    for line in whole_lines(folder / RESULTS).splitlines():
+        result = json.loads(line)
+        yield result.get("metric"), result.get("epoch")

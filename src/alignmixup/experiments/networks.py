@@ -1,0 +1,89 @@
+"""The network that a run trains: built by name or a module of the user's, and its first weights."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from alignmixup import models
+from alignmixup.contracts import ImageSet
+from alignmixup.datasets.folder import FileSet
+from alignmixup.experiments.batches import side_of
+from alignmixup.experiments.export import MODULE
+from alignmixup.experiments.run_folder import read_recipe
+from alignmixup.models.zoo import NetSpec
+from alignmixup.recipes.schema import Recipe
+from alignmixup.training.checkpoint import CHECKPOINT, load_checkpoint
+from alignmixup.training.device import compute_for
+
+
+def build_net(
+    recipe: Recipe,
+    images: ImageSet | FileSet,
+    device: torch.device,
+    model: nn.Module | None = None,
+) -> nn.Module:
+    """Build the recipe's network for these images, or take ``model``; put it on ``device``."""
+    size = side_of(recipe.data, images)
+    if model is None:
+        net = models.build(
+            recipe.net, images.num_classes, images.mean, images.std, size, seed=recipe.train.seed
+        )
+    else:
+        net = model
+        _check_logits(net, size, images.num_classes)
+    is_last = compute_for(recipe.train, device).channels_last
+    layout = torch.channels_last if is_last else torch.preserve_format
+    return net.to(device, memory_format=layout)  # type: ignore[call-overload,no-any-return]
+
+
+def _check_logits(net: nn.Module, size: int, num_classes: int) -> None:
+    weight = next(net.parameters(), None)
+    if weight is None:
+        raise ValueError(f"model ({type(net).__name__}) has no parameters: nothing to train")
+    was_training = net.training
+    with torch.no_grad():
+        logits = net.eval()(torch.zeros(2, 3, size, size, device=weight.device))
+    net.train(was_training)
+    shape = list(getattr(logits, "shape", [type(logits).__name__]))
+    if shape != [2, num_classes]:
+        raise ValueError(
+            f"model must return logits [b, {num_classes}], one for each class of the images, got "
+            f"{shape} for 2 images"
+        )
+
+
+def for_module(recipe: Recipe, model: nn.Module) -> Recipe:
+    """Return the recipe with a module of the user's as its network, under a key of its own."""
+    kind = type(model).__name__
+    key = dataclasses.replace(recipe.key, network=kind)
+    return dataclasses.replace(recipe, key=key, net=NetSpec(f"{MODULE}{kind}"))
+
+
+def initialize(net: nn.Module, folder: Path, num_classes: int) -> dict[str, object]:
+    """Load the weights of another run; those of a head for other classes stay as drawn.
+
+    Returns:
+        What the run records: the other run, its recipe and epoch, and the weights not loaded.
+    """
+    checkpoint = load_checkpoint(folder / CHECKPOINT)
+    theirs, ours = checkpoint.part("model"), net.state_dict()
+    shared = sorted({*ours} & {*theirs})
+    drawn = [name for name in shared if ours[name].shape != theirs[name].shape]
+    wrong = sorted({*ours} ^ {*theirs})
+    wrong += [name for name in drawn if ours[name].shape[:1] != (num_classes,)]
+    if wrong:
+        raise ValueError(
+            f"the weights of {folder} are those of another network ({wrong[0]} differs): train "
+            f"with the net.* settings of {read_recipe(folder).name}"
+        )
+    net.load_state_dict({k: v for k, v in theirs.items() if k not in drawn}, strict=False)
+    return {
+        "run": str(folder.resolve()),
+        "recipe": read_recipe(folder).name,
+        "epoch": checkpoint.facts["epoch"],
+        "redrawn": drawn,
+    }

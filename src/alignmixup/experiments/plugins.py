@@ -1,0 +1,61 @@
+"""Recipes by name or from a user's file, and the plugins that a run names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from alignmixup.recipes.catalogue import find_recipe
+from alignmixup.recipes.schema import Recipe
+from alignmixup.registry import import_plugin, imported_plugins, plugin_module, suggestion
+
+
+def open_recipe(name: str) -> Recipe:
+    """Return a recipe of the catalogue, or that of a user's file: ``my_recipes.py:my_recipe``.
+
+    The file is imported as a plugin; the name behind the colon is a function without arguments that
+    returns a ``Recipe``.
+    """
+    path, colon, function = name.rpartition(":")
+    if not colon or not path.endswith(".py"):
+        return find_recipe(name)
+    module = plugin_module(import_plugin(path))
+    make = vars(module).get(function)
+    if not callable(make):
+        functions = [each for each, value in vars(module).items() if callable(value)]
+        raise ValueError(f"{path} has no function {function!r}{suggestion(function, functions)}")
+    recipe = make()
+    if not isinstance(recipe, Recipe):
+        raise ValueError(f"{name} must return a Recipe, got {type(recipe).__name__}")
+    return recipe
+
+
+def import_recorded(names: Iterable[str], run: Path) -> None:
+    """Import the plugins that a run was trained with.
+
+    A file that has been moved may be imported beforehand, by ``--plugin`` with its new path.
+    """
+    for name in names:
+        try:
+            import_plugin(name)
+        except (ValueError, ImportError, OSError) as error:
+            if _stem(name) not in map(_stem, imported_plugins()):
+                raise ValueError(
+                    f"{run} was trained with the plugin {name}, which cannot be imported "
+                    f"({error}): name its new path with --plugin"
+                ) from None
+
+
+def plugins_of(recipe: Recipe) -> tuple[str, ...]:
+    """Return what to import before this recipe is read again: plugins, and its mixer's module.
+
+    A script that is being run cannot be imported without running it again: it is left out.
+    """
+    home = type(recipe.mixer).__module__
+    is_ours = home == "__main__" or home.startswith(("alignmixup.", "alignmixup_plugin_"))
+    return tuple(dict.fromkeys([*imported_plugins(), *([] if is_ours else [home])]))
+
+
+def _stem(plugin: str) -> str:
+    """The last part of a module's name, or the name of a file without its suffix."""
+    return Path(plugin.removesuffix(".py")).name.rpartition(".")[2]

@@ -1,0 +1,174 @@
+"""Classes and recipes of a user's file: trained, killed, resumed, evaluated, reported, opened."""
+
+import importlib
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+import alignmixup as am
+from alignmixup.cli import main
+from alignmixup.experiments import sweep as sweeps
+from alignmixup.experiments.plugins import open_recipe
+from alignmixup.experiments.run_folder import read_run
+from alignmixup.experiments.sweep import sweep
+from alignmixup.recipes.schema import Recipe
+
+PLUGIN = '''
+import os
+import signal
+from dataclasses import dataclass
+
+import alignmixup as am
+from alignmixup.contracts import RecipeKey
+from alignmixup.models.zoo import NetSpec
+from alignmixup.recipes.schema import DataSpec, Recipe
+from alignmixup.training import TrainSettings
+
+
+draws = []
+
+
+@am.register_mixer
+@dataclass(frozen=True)
+class OutsideMixup(am.InputMixup):
+    """Input mixup that can be killed in the middle of an epoch."""
+
+    gentle: bool = True
+
+    def draw(self, batch_size, rng):
+        draws.append(batch_size)
+        if "KILL" in os.environ and len(draws) == 6:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().draw(batch_size, rng)
+
+
+def outside():
+    return Recipe(
+        key=RecipeKey("shapes", "r18", "outside"),
+        data=DataSpec("shapes", limit=40),
+        net=NetSpec("preact_resnet18", width=2),
+        mixer=OutsideMixup(),
+        train=TrainSettings(epochs=4, batch_size=20, lr=0.02, milestones=(), device="cpu"),
+    )
+
+
+def not_a_recipe():
+    return 3
+'''
+
+# What a user does after the kill, in another process: the plugin is named by the run alone.
+LATER = """
+import sys
+import torch
+from alignmixup.cli import main
+import alignmixup as am
+
+torch.set_num_threads(1)
+folder, recipe = sys.argv[1:3]
+killed = am.load_run(folder, device="cpu")
+assert type(killed.recipe.mixer).__name__ == "OutsideMixup"
+assert 1 <= killed.epoch < 4, killed.epoch
+for words in (
+    ["train", recipe, "--out", folder],
+    ["evaluate", folder, "--tasks", "accuracy", "calibration"],
+    ["report", folder],
+    ["export", folder, folder + "/net.safetensors"],
+):
+    assert main(words) == 0, words
+assert am.load_run(folder).summary.is_complete
+"""
+
+
+@pytest.fixture
+def plugin(tmp_path):
+    path = tmp_path / "outside_plugin.py"
+    path.write_text(PLUGIN)
+    return path
+
+
+def test_an_outside_mixer_and_recipe_train_die_resume_and_are_scored(plugin, tmp_path):
+    run, recipe = tmp_path / "run", f"{plugin}:outside"
+    words = [sys.executable, "-m", "alignmixup.cli", "train", recipe, "--out", str(run)]
+    killed = subprocess.run(words, env={**os.environ, "KILL": "1"}, capture_output=True, text=True)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert json.loads((run / "run.json").read_text())["plugins"] == [str(plugin)]
+    later = subprocess.run(
+        [sys.executable, "-c", LATER, str(run), recipe], capture_output=True, text=True
+    )
+    assert later.returncode == 0, later.stderr
+    assert "Calibration" in later.stdout
+    lines = [json.loads(line) for line in (run / "results.jsonl").read_text().splitlines()]
+    assert {line["key"]["method"] for line in lines} == {"outside"}
+    assert {line["trained"]["mixer"] for line in lines} == {"OutsideMixup"}
+
+
+def test_a_recipe_of_a_file_is_a_function_that_returns_one(plugin, capsys):
+    recipe = open_recipe(f"{plugin}:outside")
+    assert (recipe.name, type(recipe.mixer).__name__) == ("shapes-r18-outside", "OutsideMixup")
+    with pytest.raises(ValueError, match="has no function 'outsid'; did you mean 'outside'"):
+        open_recipe(f"{plugin}:outsid")
+    with pytest.raises(ValueError, match="not_a_recipe must return a Recipe, got int"):
+        open_recipe(f"{plugin}:not_a_recipe")
+    with pytest.raises(SystemExit):
+        main(["train", f"{plugin}:outside", "--help"])
+    assert "--mixer.gentle" in capsys.readouterr().out
+
+
+def test_a_recorded_plugin_that_is_gone_is_named_and_may_be_passed(plugin, tmp_path, capsys):
+    record = am.registry.import_plugin(str(plugin))
+    recipe = open_recipe(f"{plugin}:outside")
+    gone = str(tmp_path / "before" / "outside_plugin.py")
+    (tmp_path / "run").mkdir()
+    path = tmp_path / "run" / "run.json"
+    path.write_text(json.dumps({**recipe.to_json(), "plugins": [gone]}))
+    assert record != gone
+    assert read_run(tmp_path / "run").recipe == recipe  # the file of that name is imported
+    path.write_text(json.dumps({**recipe.to_json(), "plugins": ["no_such_plugin"]}))
+    assert main(["evaluate", str(tmp_path / "run")]) == 1
+    assert "trained with the plugin no_such_plugin, which cannot be imp" in capsys.readouterr().err
+    kind = {**recipe.to_json()["mixer"], "kind": "OutsideMixop"}
+    path.write_text(json.dumps({**recipe.to_json(), "mixer": kind}))
+    with pytest.raises(ValueError, match=r"did you mean 'OutsideMixup'.*--plugin MODULE"):
+        read_run(tmp_path / "run")
+
+
+def test_a_run_of_a_sweep_imports_the_plugins_before_its_recipe(plugin, tmp_path, monkeypatch):
+    """The class of a plugin cannot be unpickled in a process that has not imported it."""
+    told = []
+    monkeypatch.setattr(sweeps._Crew, "goes_on", lambda crew: crew.jobs and crew._start(0))
+
+    class Process:
+        def __init__(self, target, args, daemon):
+            told.append(args)
+
+        def start(self):
+            pass
+
+    monkeypatch.setattr(multiprocessing.context.SpawnContext, "Process", Process)
+    (job,) = sweep([f"{plugin}:outside"], tmp_path / "out", changes={"train.epochs": 1})
+    ((recipe, folder, _, plugins),) = told
+    assert str(plugin) in plugins
+    assert Recipe.from_json(json.loads(json.dumps(recipe))) == job.recipe
+    assert folder == tmp_path / "out" / "shapes-r18-outside-seed0"
+
+
+def test_the_module_of_a_mixer_is_recorded_like_a_plugin(tmp_path, monkeypatch):
+    """A script that imports its mixer from a module leaves a run that can be opened elsewhere."""
+    source = PLUGIN.replace("OutsideMixup", "ImportedMixup")
+    (tmp_path / "my_mixers.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    recipe = importlib.import_module("my_mixers").outside()
+    run = am.train(recipe, tmp_path / "run", changes={"train.epochs": 1}, quiet=True)
+    assert "my_mixers" in read_run(run.folder).plugins
+    assert type(am.load_run(run.folder).recipe.mixer).__name__ == "ImportedMixup"
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "my_mixers.py").write_text(source.replace("Imported", "Moved"))
+    am.registry.import_plugin(str(tmp_path / "elsewhere" / "my_mixers.py"))
+    monkeypatch.delitem(sys.modules, "my_mixers")
+    (tmp_path / "my_mixers.py").unlink()
+    read_run(run.folder)  # a plugin of that name is imported already
