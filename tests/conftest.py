@@ -70,6 +70,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
 
 
+@pytest.fixture(autouse=True)
+def _forget_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plugin that a test imports is in no run that a later test trains."""
+    from alignmixup import registry
+
+    monkeypatch.setattr(registry, "_plugins", dict(registry._plugins))
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup() -> None:
     """Give torch's own generator the same state before every test, in whatever order they run."""

@@ -140,7 +140,7 @@ def test_a_recorded_plugin_that_is_gone_is_named_and_may_be_passed(plugin, tmp_p
 def test_a_run_of_a_sweep_imports_the_plugins_before_its_recipe(plugin, tmp_path, monkeypatch):
     """The class of a plugin cannot be unpickled in a process that has not imported it."""
     told = []
-    monkeypatch.setattr(sweeps._Crew, "goes_on", lambda crew: crew.jobs and crew._start(0))
+    monkeypatch.setattr(sweeps._Crew, "poll", lambda crew: crew.jobs and crew._start(0))
 
     class Process:
         def __init__(self, target, args, daemon):

@@ -174,7 +174,7 @@ def test_bad_orders_are_refused_before_anything_starts(tmp_path, monkeypatch):
 
 def test_a_seed_named_twice_is_one_run(tmp_path, monkeypatch):
     """Two processes in one folder would undo each other's work."""
-    monkeypatch.setattr(sweeps._Crew, "goes_on", lambda self: False)
+    monkeypatch.setattr(sweeps._Crew, "poll", lambda self: False)
     jobs = sweep(["cifar10-r18-baseline"], tmp_path, seeds=[3, 1, 3])
     assert [job.recipe.train.seed for job in jobs] == [3, 1]
 
@@ -190,7 +190,7 @@ def test_patterns_and_names_stand_for_recipes_each_once():
 
 def test_what_was_left_out_is_tried_again_and_what_was_done_is_not(tmp_path):
     job = sweeps.Job(find_recipe("cifar10-r18-baseline-fast"), tmp_path)
-    order = sweeps._Order(None, ("accuracy", "ood", "localization", "pgd"))
+    order = sweeps._Shared(None, ("accuracy", "ood", "localization", "pgd"))
     notes = {
         "accuracy": "done",
         "ood": "done; left out ood isun: no folder",
@@ -203,9 +203,9 @@ def test_what_was_left_out_is_tried_again_and_what_was_done_is_not(tmp_path):
 def test_a_failure_of_many_lines_is_told_in_one(tmp_path):
     folder = tmp_path / "run"
     job = sweeps.Job(find_recipe("cifar10-r18-baseline-fast"), folder)
-    sweeps._log(job).write_text("Traceback\nfailed: no compiler: set CXX\nand more of it\n")
-    order = sweeps._Order(None, ("accuracy",))
+    sweeps._log(job.folder).write_text("Traceback\nfailed: no compiler: set CXX\nand more of it\n")
+    order = sweeps._Shared(None, ("accuracy",))
     assert sweeps._outcome(job, order, 1) == "failed: no compiler: set CXX"
     assert sweeps._outcome(job, order, -signal.SIGINT) == "stopped"
-    sweeps._log(job).unlink()
+    sweeps._log(job.folder).unlink()
     assert sweeps._outcome(job, order, 1) == "failed: exit code 1"

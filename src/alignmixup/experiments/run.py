@@ -107,7 +107,7 @@ def train(
         recipe = on_data(recipe, sets.train.name)
     if model is not None:
         recipe = for_module(recipe, model)
-    asked, recipe = recipe.train, dataclasses.replace(recipe, train=recipe.train.fitted())
+    requested, recipe = recipe.train, dataclasses.replace(recipe, train=recipe.train.fitted())
     folder, source = Path(out), None if init_from is None else Path(init_from)
     record = check_folder(folder, recipe, extend=extend, init_from=source)
     recipe = record.recipe
@@ -122,7 +122,7 @@ def train(
     images = DataRecord.of(recipe.data, used, is_given=sets is not None)
     quiet = quiet or not team.is_leader
     if not quiet:
-        for note in _notes(asked, recipe.train):
+        for note in _notes(requested, recipe.train):
             print(note)
     # As recorded, and with the precision that a run there has.
     plan = dataclasses.replace(recipe, train=resumed_settings(recipe.train, folder))
@@ -214,12 +214,12 @@ def _check_arguments(
         raise ValueError(f"model must be an nn.Module, got {model!r}")
 
 
-def _notes(asked: TrainSettings, settings: TrainSettings) -> list[str]:
+def _notes(requested: TrainSettings, settings: TrainSettings) -> list[str]:
     """What a short run leaves out of its schedule, in one line each."""
     notes = []
-    if asked.warmup_epochs != settings.warmup_epochs:
+    if requested.warmup_epochs != settings.warmup_epochs:
         notes.append(
-            f"note: a warm-up of {asked.warmup_epochs:g} epochs does not fit into "
+            f"note: a warm-up of {requested.warmup_epochs:g} epochs does not fit into "
             f"{settings.epochs}: it is cut to {settings.warmup_epochs:g}"
         )
     late = [epoch for epoch in settings.milestones if epoch >= settings.epochs]

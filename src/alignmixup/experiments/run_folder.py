@@ -110,27 +110,27 @@ def check_folder(
         if extend:
             raise ValueError(f"{folder} holds no run to extend: train it first")
         return RunRecord(recipe)
-    there = read_run(folder)
+    recorded = read_run(folder)
     # The same folder of images has other names from other directories.
     recipe = dataclasses.replace(recipe, key=there.recipe.key, base=there.recipe.base)
     before = _extended(folder, there, recipe) if extend else there.recipe
     found = differences(before.to_json(), recipe.to_json())
     if init_from is not None:
-        begun = (there.init_from or {}).get("run")
+        begun = (recorded.init_from or {}).get("run")
         found += differences({"init_from": begun}, {"init_from": str(init_from.resolve())})
     if found:
         raise ValueError(
-            f"{folder} holds a run of {there.recipe.name} with other settings "
+            f"{folder} holds a run of {recorded.recipe.name} with other settings "
             f"({'; '.join(found)}); choose another --out"
         )
-    is_longer = before.train.epochs > there.recipe.train.epochs
-    lengths = (*there.extended, there.recipe.train.epochs) if is_longer else there.extended
-    return dataclasses.replace(there, recipe=recipe, extended=lengths)
+    is_longer = before.train.epochs > recorded.recipe.train.epochs
+    lengths = (*recorded.extended, recorded.recipe.train.epochs) if is_longer else recorded.extended
+    return dataclasses.replace(recorded, recipe=recipe, extended=lengths)
 
 
-def _extended(folder: Path, there: RunRecord, recipe: Recipe) -> Recipe:
+def _extended(folder: Path, recorded: RunRecord, recipe: Recipe) -> Recipe:
     """Return the recipe of a finished run with the length and the schedule of ``recipe``."""
-    epochs, before = recipe.train.epochs, there.recipe.train.epochs
+    epochs, before = recipe.train.epochs, recorded.recipe.train.epochs
     if epochs < before:
         raise ValueError(
             f"the run in {folder} has {before} epochs and cannot be cut to {epochs}: set "
@@ -143,7 +143,7 @@ def _extended(folder: Path, there: RunRecord, recipe: Recipe) -> Recipe:
         )
     schedule = {name: getattr(recipe.train, name) for name in SCHEDULE}
     return dataclasses.replace(
-        there.recipe, train=dataclasses.replace(there.recipe.train, **schedule)
+        recorded.recipe, train=dataclasses.replace(recorded.recipe.train, **schedule)
     )
 
 
@@ -157,19 +157,21 @@ def claim(folder: Path, record: RunRecord) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         _replace(folder, record.to_json())
         return
-    there = read_run(folder)
-    if there.images is not None and record.images is not None:
+    recorded = read_run(folder)
+    if recorded.images is not None and record.images is not None:
         kept = ("name", "class_names", "image_size", "test_sha256")
         before, now = (
-            {name: getattr(each, name) for name in kept} for each in (there.images, record.images)
+            {name: getattr(images, name) for name in kept}
+            for images in (recorded.images, record.images)
         )
         if found := differences(before, now):
             raise ValueError(
                 f"{folder} holds a run on other images ({'; '.join(found)}); choose another --out"
             )
-    if record.extended != there.extended:
+    if record.extended != recorded.extended:
         with alone_in(folder):
-            write_json(folder / RUN, dataclasses.replace(record, images=there.images).to_json())
+            images = recorded.images or record.images
+            write_json(folder / RUN, dataclasses.replace(record, images=images).to_json())
 
 
 def _replace(folder: Path, record: Mapping[str, object]) -> None:

@@ -4,8 +4,8 @@ OUT/NAME-seedN/              the folder of each run; in it
 OUT/NAME-seedN/scored.json   which tasks have been done, or why not
 OUT/NAME-seedN.log           what it said
 
-Each run has a process of its own and goes on where it stopped, so a sweep can be started again at
-any time: what is finished is left alone. Where a network leaves a GPU idle at times, runs side by
+Each run has a process of its own. A sweep that is started again resumes stopped runs and skips
+finished ones. Where a network leaves a GPU idle at times, runs side by
 side take less than one after another, with CUDA MPS above all (docs/speed.md has how much).
 """
 
@@ -52,8 +52,8 @@ class Job:
 
 
 @dataclass(frozen=True)
-class _Order:
-    """What every run of a sweep is told."""
+class _Shared:
+    """What all runs of a sweep share."""
 
     data_root: Path | None
     tasks: tuple[str, ...]
@@ -81,7 +81,7 @@ def sweep(
         Stopped: Ctrl-C or SIGTERM; the runs have saved. A second Ctrl-C kills them.
     """
     _check(names, seeds, workers)
-    order = _Order(None if data_root is None else Path(data_root), tuple(task_names(tasks)))
+    shared = _Shared(None if data_root is None else Path(data_root), tuple(task_names(tasks)))
     recipes = [open_recipe(name) for name in names]
     if dataset is not None:
         recipes = [on_data(recipe, dataset) for recipe in recipes]
@@ -99,9 +99,9 @@ def sweep(
     deadline = time.monotonic() + 60 * minutes if minutes is not None else float("inf")
     report = on_change or (lambda job: None)
     with stop_signals(STOPPING) as caught:
-        crew = _Crew(jobs, order, workers, report)
+        crew = _Crew(jobs, shared, workers, report)
         try:
-            while crew.goes_on():
+            while crew.poll():
                 if caught or time.monotonic() > deadline:
                     crew.stop()
                 time.sleep(POLL_SECONDS)
@@ -155,23 +155,23 @@ def _check_folders(names: Sequence[str], jobs: Sequence[Job]) -> None:
 
 
 class _Crew:
-    """The jobs of a sweep and the processes that do them."""
+    """The jobs of a sweep and their processes."""
 
     def __init__(
-        self, jobs: list[Job], order: _Order, workers: int, report: Callable[[Job], None]
+        self, jobs: list[Job], shared: _Shared, workers: int, report: Callable[[Job], None]
     ) -> None:
-        self.jobs, self.order, self.workers, self.report = jobs, order, workers, report
+        self.jobs, self.shared, self.workers, self.report = jobs, shared, workers, report
         self.running: dict[int, SpawnProcess] = {}
         self.is_stopping = False
         # Processes of their own, not forks: CUDA does not survive a fork.
         self.context = multiprocessing.get_context("spawn")
 
-    def goes_on(self) -> bool:
-        """Take in who has ended, start who waits; False when nobody is left."""
+    def poll(self) -> bool:
+        """Collect finished jobs, start waiting ones; return False when none is left."""
         for number, process in list(self.running.items()):
             if not process.is_alive():
                 self.running.pop(number)
-                self._change(number, _outcome(self.jobs[number], self.order, process.exitcode))
+                self._change(number, _outcome(self.jobs[number], self.shared, process.exitcode))
         for number, job in enumerate(self.jobs):
             if self.is_stopping or len(self.running) >= self.workers:
                 break
@@ -182,8 +182,8 @@ class _Crew:
     def _start(self, number: int) -> None:
         job = self.jobs[number]
         # As plain values: a class of a plugin is known there once the plugin is imported.
-        told = (job.recipe.to_json(), job.folder, self.order, plugins_of(job.recipe))
-        process = self.context.Process(target=_do, args=told, daemon=False)
+        args = (job.recipe.to_json(), job.folder, self.shared, plugins_of(job.recipe))
+        process = self.context.Process(target=_do, args=args, daemon=False)
         process.start()
         self.running[number] = process
         self._change(number, "running")
@@ -194,39 +194,39 @@ class _Crew:
         self.report(self.jobs[number])
 
     def stop(self) -> None:
-        """Ask those that run to save and end, once; start nobody any more."""
+        """Ask running jobs to save and end, once; start no more."""
         if not self.is_stopping:
             self.is_stopping = True
             for process in self.running.values():
                 process.terminate()
 
     def kill(self) -> None:
-        """End those that run at once."""
+        """Kill the running jobs."""
         for process in self.running.values():
             process.kill()
             process.join()
         self.running.clear()
 
     def wait(self) -> None:
-        while self.goes_on():
+        while self.poll():
             time.sleep(POLL_SECONDS)
 
 
-def _do(recipe: Mapping[str, Any], folder: Path, order: _Order, plugins: Sequence[str]) -> None:
+def _do(recipe: Mapping[str, Any], folder: Path, shared: _Shared, plugins: Sequence[str]) -> None:
     """Train and score one run, in a process of its own."""
-    for plugin in plugins:
-        import_plugin(plugin)
-    job = Job(Recipe.from_json(recipe), folder)
-    path = _log(job)
+    path = _log(folder)
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     for stream in (1, 2):
         os.dup2(descriptor, stream)
     try:
-        summary = train(job.recipe, job.folder, data_root=order.data_root).summary
+        for plugin in plugins:
+            import_plugin(plugin)
+        job = Job(Recipe.from_json(recipe), folder)
+        summary = train(job.recipe, job.folder, data_root=shared.data_root).summary
         print(summary, flush=True)
         if summary.is_complete:
-            _score(job, order)
+            _score(job, shared)
     except KeyboardInterrupt:  # while it was scored, or a second one: what is saved is saved
         raise SystemExit(0) from None
     except Exception as error:
@@ -235,25 +235,25 @@ def _do(recipe: Mapping[str, Any], folder: Path, order: _Order, plugins: Sequenc
         raise SystemExit(1) from None
 
 
-def _log(job: Job) -> Path:
-    return job.folder.with_name(job.folder.name + ".log")
+def _log(folder: Path) -> Path:
+    return folder.with_name(folder.name + ".log")
 
 
-def _score(job: Job, order: _Order) -> None:
+def _score(job: Job, shared: _Shared) -> None:
     """Do the tasks that have not been done, and note each as it is: a kill repeats one at most."""
-    for task in _unscored(job, order):
+    for task in _unscored(job, shared):
         print(f"{task} ...", flush=True)
-        done = evaluate(job.folder, tasks=[task], data_root=order.data_root)
+        done = evaluate(job.folder, tasks=[task], data_root=shared.data_root)
         why = "; ".join(f"{name}: {reason}" for name, reason in done.left_out.items())
         state = "done" if done.results else "left out"
         notes = {**_scored(job), task: f"{state}; left out {why}" if why else state}
         write_json(job.folder / SCORED, notes)
 
 
-def _unscored(job: Job, order: _Order) -> list[str]:
+def _unscored(job: Job, shared: _Shared) -> list[str]:
     """The tasks to do: those left out are tried again, as what was missing may have come."""
     there = _scored(job)
-    return [task for task in order.tasks if not there.get(task, "").startswith("done")]
+    return [task for task in shared.tasks if not there.get(task, "").startswith("done")]
 
 
 def _scored(job: Job) -> dict[str, str]:
@@ -261,8 +261,8 @@ def _scored(job: Job) -> dict[str, str]:
     return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
 
 
-def _outcome(job: Job, order: _Order, exit_code: int | None) -> str:
-    path = _log(job)
+def _outcome(job: Job, shared: _Shared, exit_code: int | None) -> str:
+    path = _log(job.folder)
     if exit_code == 1 and path.exists():
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
         reasons = [line for line in lines if line.startswith("failed: ")]
@@ -272,5 +272,5 @@ def _outcome(job: Job, order: _Order, exit_code: int | None) -> str:
     if exit_code not in (0, -signal.SIGTERM, -signal.SIGINT):
         return f"failed: exit code {exit_code}"
     is_trained = (job.folder / LEDGER).exists() and summarise(job.folder).is_complete
-    is_scored = set(order.tasks) <= set(_scored(job))
+    is_scored = set(shared.tasks) <= set(_scored(job))
     return "done" if is_trained and is_scored else "stopped"
