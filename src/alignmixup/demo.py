@@ -1,4 +1,4 @@
-"""The demo: three small networks on the built-in shapes, and a report to look at.
+"""The demo: three small networks on the built-in shapes, and a report as HTML and Markdown.
 
 No mixing, input mixup and AlignMixup, everything else equal. The network has a flattened head, so
 that alignment reaches the logits (before a pooled head it would change nothing).

@@ -7,7 +7,7 @@
 The variant has the set of mixed layers in the letters of the paper: x, A, e, E, with A2, A4, A8 at
 a stated resolution, ``musigma`` and ``MSigma`` for the pairs of the variational form. A set of
 vectors has nothing to align: one row, without ``-unaligned``. The sets {x} are not in the paper;
-they are there to compare with. The first rows of the table are recipes of the classification table.
+they are for comparison. The first rows of the table are recipes of the classification table.
 
 Sets of AlignMixup without e or E, and the rows of iterations, have the pooled head of its headline
 row, before which an exact plan changes no logits (docs/alignment.md).
@@ -37,7 +37,7 @@ LAYER_SETS = {
     "alignmixup-ae": ("x", "x-e", "A", "e", "x-A", "x-E", "x-A-e", "x-A2-e", "x-A4-e", "x-A8-e"),
     "alignmixup-vae": ("x", "x-musigma", "x-A", "x-MSigma", "x-A-musigma"),
 }
-# What a symbol stands for among the mixers' layers, where it is not one of them itself.
+# The mixers' layer of a symbol, where their names differ.
 LAYERS: dict[str, Layer] = {"A2": "A", "A4": "A", "A8": "A", "musigma": "e", "MSigma": "E"}
 # A is 4 x 4 as it is: 2 x 2 by averaging, 8 x 8 by leaving out the last down-sampling. Both are
 # the network's: A has that size in every case and in evaluation.
@@ -100,5 +100,5 @@ def _mixer(method: str, symbols: str, aligned: bool) -> Mixer:
 
 
 def _setting(of_symbol: dict[str, int], symbols: str) -> int | None:
-    """What the table says of one of these symbols, if anything."""
+    """Return the setting of one of these symbols, if any has one."""
     return next((of_symbol[s] for s in symbols.split("-") if s in of_symbol), None)

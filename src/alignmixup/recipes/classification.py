@@ -69,7 +69,7 @@ def classification() -> Iterator[Recipe]:
         for network in networks:
             spec, layer = NETWORKS[network]
             for (method, variant), make in METHODS.items():
-                # A flattened head is there to study alignment; the table has none.
+                # The table has no flattened head; these recipes are for studying alignment.
                 if network.endswith("-flatten") and (method, variant) not in FLATTENED:
                     continue
                 key = RecipeKey(data, network, method, variant)
@@ -82,9 +82,9 @@ def classification() -> Iterator[Recipe]:
 def both_schedules(recipe: Recipe) -> Iterator[Recipe]:
     """The recipe, and its ``-fast`` twin on the short schedule."""
     if recipe.net.autoencoder != "none" or recipe.net.head == "flatten":
-        # What reads a whole map of raw features takes steps far larger than a pooled head does.
-        # With AlignMixup/AE on CIFAR-10 the loss went from 2 to NaN within ten steps of the second
-        # epoch; clipped at 1 it stayed calm, and fell faster than clipped at 5.
+        # A layer that reads a whole map of raw features has far larger gradients than a pooled
+        # head. With AlignMixup/AE on CIFAR-10 the loss went from 2 to NaN within ten steps of the
+        # second epoch; clipped at 1 it was stable, and fell faster than clipped at 5.
         clipped = dataclasses.replace(recipe.train, clip_norm=1.0)
         recipe = dataclasses.replace(recipe, train=clipped)
     yield recipe

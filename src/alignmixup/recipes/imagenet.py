@@ -3,14 +3,13 @@
     alignmixup train imagenet-r50-alignmixup --data DIR         300 epochs at 224 pixels
     alignmixup train imagenet-r50-alignmixup-100 --data DIR     100 epochs in three phases
 
-The images must be there: no program can fetch them (``alignmixup data check imagenet`` says how
-they must lie). The schedule is that of the paper's text, and what the text leaves to "the training
-protocol of" PuzzleMix is that protocol's: random parts of 8 to 100 % of the image, flips, jitter of
-the colours by 0.4, lighting of 0.1 and Nesterov momentum in training; 224 pixels from the centre of
-256 in evaluation.
+The images must be downloaded by hand (``alignmixup data check imagenet`` describes the folder). The
+schedule is that of the paper's text. The text refers to PuzzleMix for the rest: random parts of 8
+to 100 % of the image, flips, color jitter of 0.4, lighting of 0.1 and Nesterov momentum in
+training; the central 224 of 256 pixels in evaluation.
 
-The table for 100 epochs has the protocol of Co-Mixup, which is the "fast" one of PuzzleMix; we have
-its settings from their published configurations:
+The table for 100 epochs has the protocol of Co-Mixup, which is the "fast" one of PuzzleMix, with
+the settings of their published configurations:
 
     epochs    crop  area from  batch  learning rate, linear in between
     0 - 15    128   0.08       1024   0.5 at 0, 1.0 at 8, 0.125 at 15
@@ -18,9 +17,9 @@ its settings from their published configurations:
     40 - 100  224   0.087      448    0.002 at 65, 0.0002 at 90, 0.00002 at 100
 
 with flips as the only other augmentation, plain momentum, no weight decay of norms, and the last
-norm of each block zero at the start. PuzzleMix has beta 1.5 and trains on the clean batch too for
-the first 40 epochs; Co-Mixup mixes parts of 16 in three iterations. Theirs differs in little: it
-decays the classifier's bias, reads images that were scaled down beforehand (to 160 and 352 pixels)
+norm of each block zero at the start. PuzzleMix has beta 1.5 and also trains on the clean batch in
+the first 40 epochs; Co-Mixup mixes parts of 16 in three iterations. Their code differs in details:
+it decays the classifier's bias, reads images that were resized beforehand (to 160 and 352 pixels)
 and draws PuzzleMix's partners within quarters of the batch.
 """
 

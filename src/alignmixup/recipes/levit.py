@@ -2,14 +2,14 @@
 
     alignmixup train imagenet-levit-128s-alignmixup --data DIR      (pip install 'alignmixup[timm]')
 
-The network is timm's. The paper names the number of epochs and the layer: features are aligned at
-the last layer of the convolutional stem, whose maps are 128 x 14 x 14. What it leaves open is that
-of LeViT's own training where we have it: AdamW, weight decay 0.025 (none of vectors), a learning
-rate of 0.0005 for 512 images, five epochs of warm-up, then a cosine. LeViT's distillation,
-RandAugment, erasing, repeated augmentation, label smoothing, moving average of the weights and
-adaptive clipping are left out, and so is its own mixing, which is what is compared. The batch size,
-weight decay of the attention biases and the layers of manifold mixup (the image, and the first two
-stages) are our choice.
+The network is timm's. The paper states the number of epochs and the layer: features are aligned at
+the last layer of the convolutional stem, whose maps are 128 x 14 x 14. Other settings are those of
+LeViT's own training: AdamW, weight decay 0.025 (none of vectors), a learning rate of 0.0005 for 512
+images, five epochs of warm-up, then a cosine. LeViT's distillation, RandAugment, erasing, repeated
+augmentation, label smoothing, EMA of the weights and adaptive clipping are left out, and so is its
+own mixing, which is replaced by the methods compared. The batch size, the weight decay of the
+attention biases and the layers of manifold mixup (the image and the first two stages) are our
+choice.
 """
 
 from __future__ import annotations

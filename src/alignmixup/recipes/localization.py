@@ -3,14 +3,15 @@
     alignmixup train cub200-r50-alignmixup --data DIR
     alignmixup evaluate runs/cub200-r50-alignmixup-seed0 --tasks accuracy localization --data DIR
 
-The images must be there (``alignmixup data check cub200`` says how they must lie), and ImageNet's
-weights come from torchvision at first use. Settings are those of the paper's appendix: images
-squashed to 256 x 256 and cropped to 224 x 224 in training, squashed to 224 x 224 in evaluation; 600
-epochs of SGD at batch 16, a rate that is tenfold in the classifier and falls to a tenth every 150
-epochs. ResNet-50 has stride 1 in its last stage, for a map of 14 x 14 (the appendix has the two
-strides the wrong way round). No boxes are used in training. Nothing here has been trained by us.
+The images must be downloaded by hand (``alignmixup data check cub200`` describes the folder);
+ImageNet weights are downloaded from torchvision at first use. Settings are those of the paper's
+appendix: images squashed to 256 x 256 and cropped to 224 x 224 in training, squashed to 224 x 224
+in evaluation; 600 epochs of SGD with batch size 16; a learning rate ten times as high in the
+classifier, divided by ten every 150 epochs. ResNet-50 has stride 1 in its last stage, for a map of
+14 x 14 (the appendix swaps the two strides). No boxes are used in training. We have not trained
+these recipes.
 
-ACoL and ADL are trained by the same schedule; the paper quotes their figures.
+ACoL and ADL have the same schedule; the paper quotes their figures.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def localization() -> Iterator[Recipe]:
             yield Recipe(key, BIRDS, net, mixer, settings)
         adl = dataclasses.replace(net, name=adl_name)
         yield Recipe(RecipeKey("cub200", network, "adl"), BIRDS, adl, NoMix(), settings)
-    # On ResNet-50 the table has none. Both branches are new and take the classifier's rate.
+    # The table has no ACoL on ResNet-50. Both branches are new and have the classifier's rate.
     acol = NetSpec("acol_vgg", pretrained=True)
     branches = dataclasses.replace(VGG, classifier="branch_")
     yield Recipe(RecipeKey("cub200", "vgg", "acol"), BIRDS, acol, ErasingLoss(), branches)
@@ -66,9 +67,9 @@ def _mixers(layer: str) -> dict[tuple[str, str], Mixer]:
     return {
         ("baseline", ""): NoMix(),
         ("input", ""): InputMixup(alpha=1.0),
-        # Half of the image's side, as 16 is on CIFAR-10; what the paper took is not known.
+        # Half of the image's side, as 16 is on CIFAR-10; the paper's value is not known.
         ("cutout", ""): Cutout(length=112, fill=IMAGENET_MEAN),
-        # At every step, as in its authors' ImageNet runs; what the paper took is not known.
+        # At every step, as in its authors' ImageNet runs; the paper's value is not known.
         ("cutmix", ""): CutMix(alpha=1.0, prob=1.0),
         ("alignmixup", ""): AlignMixup(layer),
         ("alignmixup", "unaligned"): AlignMixup(layer, aligned=False),

@@ -1,7 +1,7 @@
 """A recipe: one row of a table, as a frozen record of everything a run depends on.
 
-A variant changes what differs (``changed``); a record on disk (``to_json``, ``from_json``) holds
-every setting, so that a run can be read again whatever the recipe of that name has become since.
+``changed`` replaces single settings. A record on disk (``to_json``, ``from_json``) holds every
+setting, so that a run can be read after the recipe of that name has changed.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from alignmixup.registry import MIXERS, suggestion
 from alignmixup.training.settings import FREE_SETTINGS, TrainSettings
 
 PARTS = ("data", "net", "mixer", "train")
-# Settings of training that do not change what is trained, beside the seed.
+# Training settings that do not change what is trained, and the seed.
 UNTRAINED = (*FREE_SETTINGS, "compile", "capture", "seed")
-# Values that say nothing of what was trained.
+# Values that are not recorded as settings of a trained network.
 PLAIN: dict[str, tuple[object, ...]] = {
     "precision": ("auto", "float32"),
     "channels_last": ("auto", False),
@@ -234,8 +234,8 @@ class Recipe:
 def changed(recipe: Recipe, changes: Mapping[str, object]) -> Recipe:
     """Return the recipe with settings replaced, named as on the command line: ``train.epochs``.
 
-    All at once: fewer epochs and a shorter warm-up may only be right together. A setting that a
-    phase would change holds in that phase too.
+    All are replaced together, since two settings may be valid only in combination. A setting that
+    a phase would change is replaced in that phase too.
     """
     parts: dict[str, dict[str, Any]] = {}
     for path, value in changes.items():

@@ -102,10 +102,10 @@ def to_html(table: Table) -> str:
 
 
 def in_width(table: Table, width: int) -> list[Table]:
-    """Cut a table that a terminal of this width cannot show into tables of fewer columns.
+    """Split a table that is wider than the terminal into tables of fewer columns.
 
-    Each has the names of the rows; the last has the notes. A column that is too wide even by itself
-    is left to be wrapped.
+    Each has the names of the rows; the last has the notes. A column that is too wide by itself is
+    wrapped.
     """
     names, *widths = [wide + 3 for wide in _widths(table)]  # with the rule and a space each side
     pieces: list[list[int]] = [[]]
@@ -139,7 +139,7 @@ def _pick(cells: tuple[str, ...], piece: Sequence[int]) -> tuple[str, ...]:
 
 
 def to_rich(table: Table) -> RichTable:
-    """Render for the terminal; names are shown as they are, not read as rich's markup."""
+    """Render for the terminal; names are not interpreted as rich markup."""
     from rich.table import Table as RichTable
     from rich.text import Text
 
