@@ -112,8 +112,8 @@ def check_folder(
         return RunRecord(recipe)
     recorded = read_run(folder)
     # The same folder of images has other names from other directories.
-    recipe = dataclasses.replace(recipe, key=there.recipe.key, base=there.recipe.base)
-    before = _extended(folder, there, recipe) if extend else there.recipe
+    recipe = dataclasses.replace(recipe, key=recorded.recipe.key, base=recorded.recipe.base)
+    before = _extended(folder, recorded, recipe) if extend else recorded.recipe
     found = differences(before.to_json(), recipe.to_json())
     if init_from is not None:
         begun = (recorded.init_from or {}).get("run")
