@@ -12,7 +12,7 @@ from alignmixup.experiments import run
 from alignmixup.experiments.batches import load_split
 from alignmixup.experiments.bench import SHAPES, bench, check_rows, write_rows
 from alignmixup.experiments.run import Sets, train
-from alignmixup.mixers import AlignMixup
+from alignmixup.mixers.alignmixup import AlignMixup
 from alignmixup.recipes.catalogue import (
     find_recipe,
     published_cell,

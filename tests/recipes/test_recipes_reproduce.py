@@ -7,21 +7,18 @@ from alignmixup.cli.program import COMMANDS
 from alignmixup.experiments.detecting import KINDS
 from alignmixup.experiments.outliers import SOURCES
 from alignmixup.experiments.scored_tasks import TASKS
-from alignmixup.mixers import (
-    AlignMixup,
-    AlignMixupAE,
-    AlignMixupVAE,
-    CoMixup,
-    CutMix,
-    Cutout,
-    InputMixup,
-    ManifoldMixup,
-    NoMix,
-    PuzzleMix,
-    SaliencyMix,
-    StyleCutMix,
-    StyleMix,
-)
+from alignmixup.mixers.alignmixup import AlignMixup
+from alignmixup.mixers.alignmixup_ae import AlignMixupAE, AlignMixupVAE
+from alignmixup.mixers.comixup import CoMixup
+from alignmixup.mixers.cutmix import CutMix
+from alignmixup.mixers.cutout import Cutout
+from alignmixup.mixers.input_mixup import InputMixup
+from alignmixup.mixers.manifold_mixup import ManifoldMixup
+from alignmixup.mixers.nomix import NoMix
+from alignmixup.mixers.puzzlemix import PuzzleMix
+from alignmixup.mixers.saliencymix import SaliencyMix
+from alignmixup.mixers.stylecutmix import StyleCutMix
+from alignmixup.mixers.stylemix import StyleMix
 from alignmixup.models.wsol import ErasingLoss
 from alignmixup.recipes.catalogue import find_recipe, published_cell, recipe_names
 from alignmixup.recipes.reproduce import MISSING, steps_of

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import torch
 
-from alignmixup.mixers import StyleCutMix, StyleMix
+from alignmixup.mixers.stylecutmix import StyleCutMix
+from alignmixup.mixers.stylemix import StyleMix
 from alignmixup.recipes.catalogue import find_recipe, recipe_names
 from alignmixup.recipes.schema import Recipe
 from alignmixup.training.ledger import read_ledger

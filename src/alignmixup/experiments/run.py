@@ -42,7 +42,10 @@ from alignmixup.experiments.run_folder import (
     read_recipe,
     whole_lines,
 )
-from alignmixup.mixers import AlignMixup, AlignMixupAE, StyleCutMix, StyleMix
+from alignmixup.mixers.alignmixup import AlignMixup
+from alignmixup.mixers.alignmixup_ae import AlignMixupAE
+from alignmixup.mixers.stylecutmix import StyleCutMix
+from alignmixup.mixers.stylemix import StyleMix
 from alignmixup.recipes.catalogue import find_recipe
 from alignmixup.recipes.schema import Recipe, changed
 from alignmixup.training import Summary, fit, join_team

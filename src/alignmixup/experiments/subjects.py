@@ -28,7 +28,8 @@ from alignmixup.experiments.batches import eval_batches, load_split, side_of
 from alignmixup.experiments.provenance import origin
 from alignmixup.experiments.run import ADAIN, open_run, pick_device
 from alignmixup.experiments.run_folder import read_recipe
-from alignmixup.mixers import StyleCutMix, StyleMix
+from alignmixup.mixers.stylecutmix import StyleCutMix
+from alignmixup.mixers.stylemix import StyleMix
 from alignmixup.recipes.schema import Recipe
 
 __all__ = ["Pictures", "Subject", "open_pictures", "open_subject"]

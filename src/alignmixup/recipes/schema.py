@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from types import UnionType
 from typing import Any, Literal, Self, Union, get_args, get_origin, get_type_hints
 
-from alignmixup import mixers
 from alignmixup.contracts import Mixer
-from alignmixup.models.wsol import ErasingLoss
 from alignmixup.models.zoo import NetSpec
+from alignmixup.registry import MIXERS
 from alignmixup.report.paper import Published
 from alignmixup.training.settings import FREE_SETTINGS, TrainSettings
 
@@ -28,7 +27,6 @@ __all__ = [
     "Row",
     "changed",
     "check_kind",
-    "mixer_names",
     "on_data",
 ]
 
@@ -168,14 +166,12 @@ class Recipe:
     def from_json(cls, record: Mapping[str, Any]) -> Self:
         """Undo ``to_json``; a setting this version does not know is an error that names it."""
         mixer = dict(record["mixer"])
-        kind = mixer.pop("kind")
-        if kind not in mixer_names():
-            raise ValueError(f"unknown mixer {kind!r}; this version has {mixer_names()}")
+        kind = MIXERS[mixer.pop("kind")]
         return cls(
             name=record["name"],
             data=_read(DataSpec, record["data"]),
             net=_read(NetSpec, _with_block(record["net"])),
-            mixer=_read(_mixers()[kind], mixer),
+            mixer=_read(kind, mixer),
             train=_read(TrainSettings, record["train"]),
             phases=tuple(_read(Phase, phase) for phase in record.get("phases", ())),
         )
@@ -258,18 +254,6 @@ def _scaled(settings: Mapping[str, Any], prefix: str, scale: float) -> dict[str,
     """The sides of images among these settings, in another size."""
     names = [prefix + side for side in ("image_size", "resize", "eval_resize")]
     return {name: round(scale * settings[name]) for name in names if settings.get(name)}
-
-
-def mixer_names() -> list[str]:
-    """The class names of all mixers."""
-    return list(_mixers())
-
-
-def _mixers() -> dict[str, type[Mixer]]:
-    public = {name: getattr(mixers, name) for name in mixers.__all__}
-    # ACoL has a loss of its own, which takes the place of a mixer.
-    public["ErasingLoss"] = ErasingLoss
-    return {n: v for n, v in public.items() if isinstance(v, type) and issubclass(v, Mixer)}
 
 
 def _read(kind: Any, record: Mapping[str, Any]) -> Any:
