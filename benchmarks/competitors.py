@@ -27,7 +27,8 @@ from torch import Tensor
 from alignmixup.contracts import Draw
 from alignmixup.experiments import bench
 from alignmixup.experiments.bench import CaseTime, MethodTime, write_rows
-from alignmixup.mixers import CoMixup, PuzzleMix
+from alignmixup.mixers.comixup import CoMixup
+from alignmixup.mixers.puzzlemix import PuzzleMix
 from alignmixup.ops.gridcut import cut_ordered
 from alignmixup.ops.puzzle import puzzle_energy, transport
 from alignmixup.recipes.catalogue import find_recipe

@@ -23,7 +23,8 @@ import ot as pot
 import torch
 from torch import Tensor
 
-from alignmixup.ops import _absorbed, _reference, pairwise_cost
+from alignmixup.ops import _absorbed, _reference
+from alignmixup.ops.cost import pairwise_cost
 
 BATCH, EPS, NUM_ITERS, CHANNELS = 128, 0.1, 100, 512
 SIZES = [16, 49, 64, 196]

@@ -29,7 +29,8 @@ import torch
 import triton
 from torch import Tensor
 
-from alignmixup.ops import align, sinkhorn
+from alignmixup.ops import align
+from alignmixup.ops.sinkhorn import sinkhorn
 from alignmixup.ops.triton import (
     common as _triton_common,
     cost as _triton_cost,

@@ -15,21 +15,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import alignmixup as am
 from alignmixup.contracts import Draw, Mixer
-from alignmixup.mixers import (
-    AlignMixup,
-    AlignMixupAE,
-    CoMixup,
-    CutMix,
-    Cutout,
-    InputMixup,
-    ManifoldMixup,
-    NoMix,
-    PuzzleMix,
-    SaliencyMix,
-    StyleCutMix,
-    StyleMix,
-)
 from alignmixup.ops.adain import save_adain, small_adain
 
 NUM_CLASSES = 5
@@ -60,37 +47,37 @@ STYLE = str(Path(tempfile.mkdtemp()) / "style.safetensors")
 save_adain(small_adain(4, torch.Generator().manual_seed(0)), STYLE)
 
 ROWS = [
-    Row("none", NoMix()),
-    Row("none-bce", NoMix(loss="bce")),
-    Row("input", InputMixup()),
-    Row("input-per-sample", InputMixup(lam_per_sample=True)),
-    Row("input-bce", InputMixup(loss="bce")),
-    Row("cutout", Cutout(length=6), recovers={"cut": None}),
-    Row("cutmix", CutMix()),
-    Row("cutmix-always", CutMix(prob=1.0, correct_lam=False)),
-    Row("manifold", ManifoldMixup()),
-    Row("manifold-per-sample", ManifoldMixup(("layer2", "layer4"), lam_per_sample=True)),
-    Row("align", AlignMixup(), recovers=ALIGNED),
-    Row("align-unaligned", AlignMixup(aligned=False)),
-    Row("align-per-sample", AlignMixup(lam_per_sample=True), recovers=ALIGNED),
+    Row("none", am.NoMix()),
+    Row("none-bce", am.NoMix(loss="bce")),
+    Row("input", am.InputMixup()),
+    Row("input-per-sample", am.InputMixup(lam_per_sample=True)),
+    Row("input-bce", am.InputMixup(loss="bce")),
+    Row("cutout", am.Cutout(length=6), recovers={"cut": None}),
+    Row("cutmix", am.CutMix()),
+    Row("cutmix-always", am.CutMix(prob=1.0, correct_lam=False)),
+    Row("manifold", am.ManifoldMixup()),
+    Row("manifold-per-sample", am.ManifoldMixup(("layer2", "layer4"), lam_per_sample=True)),
+    Row("align", am.AlignMixup(), recovers=ALIGNED),
+    Row("align-unaligned", am.AlignMixup(aligned=False)),
+    Row("align-per-sample", am.AlignMixup(lam_per_sample=True), recovers=ALIGNED),
     # Mixed at two by two positions and repeated: finer detail is gone at any lam.
-    Row("align-resolution", AlignMixup(resolution=2), recovers={"feat": None, "feat'": None}),
-    Row("align-early", AlignMixup("layer1", num_iters=20), recovers=ALIGNED),
-    Row("align-attention", AlignMixup(num_iters=0), recovers=ALIGNED),
-    Row("align-tol", AlignMixup(tol=1e-3), recovers=ALIGNED),
-    Row("align-bce", AlignMixup(loss="bce"), recovers=ALIGNED),
-    Row("align-released", AlignMixup.released(), recovers=ALIGNED),
-    Row("align-ae-xA", AlignMixupAE("layer4", layers=("x", "A"), clean=False), recovers=ALIGNED),
-    Row("saliencymix", SaliencyMix()),
-    Row("saliencymix-per-sample", SaliencyMix(prob=1.0, saliency="per_sample")),
-    Row("stylemix", StyleMix(STYLE), recovers={"style": None}),
-    Row("stylecutmix", StyleCutMix(STYLE)),
-    Row("puzzle", PuzzleMix(), is_guided=True),
-    Row("puzzle-clean", PuzzleMix(clean_lam=1.0, t_size=-1, loss="ce"), is_guided=True),
-    Row("co", CoMixup(), recovers={"4": None}, is_guided=True),
+    Row("align-resolution", am.AlignMixup(resolution=2), recovers={"feat": None, "feat'": None}),
+    Row("align-early", am.AlignMixup("layer1", num_iters=20), recovers=ALIGNED),
+    Row("align-attention", am.AlignMixup(num_iters=0), recovers=ALIGNED),
+    Row("align-tol", am.AlignMixup(tol=1e-3), recovers=ALIGNED),
+    Row("align-bce", am.AlignMixup(loss="bce"), recovers=ALIGNED),
+    Row("align-released", am.AlignMixup.released(), recovers=ALIGNED),
+    Row("align-ae-xA", am.AlignMixupAE("layer4", layers=("x", "A"), clean=False), recovers=ALIGNED),
+    Row("saliencymix", am.SaliencyMix()),
+    Row("saliencymix-per-sample", am.SaliencyMix(prob=1.0, saliency="per_sample")),
+    Row("stylemix", am.StyleMix(STYLE), recovers={"style": None}),
+    Row("stylecutmix", am.StyleCutMix(STYLE)),
+    Row("puzzle", am.PuzzleMix(), is_guided=True),
+    Row("puzzle-clean", am.PuzzleMix(clean_lam=1.0, t_size=-1, loss="ce"), is_guided=True),
+    Row("co", am.CoMixup(), recovers={"4": None}, is_guided=True),
     Row(
         "co-small-parts",
-        CoMixup(part_size=4, grids=(2, 4), clean_lam=0.0),
+        am.CoMixup(part_size=4, grids=(2, 4), clean_lam=0.0),
         recovers={"2": None, "4": None},
         is_guided=True,
     ),

@@ -50,6 +50,14 @@ def loop_energy(unary: Tensor, down: Tensor, right: Tensor, z: Tensor) -> float:
     return total
 
 
+def ordered_energy(unary: Tensor, down: Tensor, right: Tensor, labels: Tensor) -> Tensor:
+    """E(z) of a batch of grids [b, L, n, m] with labels [b, n, m]."""
+    z = labels.to(unary.dtype) / (unary.shape[1] - 1)
+    own = unary.gather(1, labels.unsqueeze(1)).sum((1, 2, 3))
+    below = (down * (z[:, 1:] - z[:, :-1]) ** 2).sum((1, 2))
+    return own + below + (right * (z[:, :, 1:] - z[:, :, :-1]) ** 2).sum((1, 2))
+
+
 def max_flow_labels(unary: Tensor, down: Tensor, right: Tensor) -> Tensor:
     """The exact minimum for one grid [L, n, m]: a minimum cut of the Ishikawa graph.
 

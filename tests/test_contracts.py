@@ -309,7 +309,7 @@ def test_what_is_fusible_is_compiled_inside_the_block_and_only_there(
 
 
 def test_chance_comes_from_a_generator_or_from_torch():
-    from alignmixup.mixers import InputMixup
+    from alignmixup.mixers.input_mixup import InputMixup
 
     net, x, y = torch.nn.Flatten(), torch.rand(6, 1, 1, 4), torch.arange(6) % 4
     first, again = (

@@ -15,7 +15,7 @@ import alignmixup as am
 from alignmixup import datasets, models
 from alignmixup.contracts import RecipeKey
 from alignmixup.experiments.scoring import evaluate
-from alignmixup.mixers import AlignMixup
+from alignmixup.mixers.alignmixup import AlignMixup
 from alignmixup.models import NetSpec, default_tap
 from alignmixup.recipes.schema import DataSpec, Recipe
 from alignmixup.registry import DATASETS, MODELS, TASKS, import_plugin

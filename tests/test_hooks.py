@@ -18,7 +18,9 @@ from torch.utils.checkpoint import checkpoint
 from alignmixup.contracts import Mixer
 from alignmixup.evaluation.effect import alignment_effect
 from alignmixup.hooks import find_layer, layer_names, plain_module, tap
-from alignmixup.mixers import AlignMixup, AlignMixupAE, ManifoldMixup
+from alignmixup.mixers.alignmixup import AlignMixup
+from alignmixup.mixers.alignmixup_ae import AlignMixupAE
+from alignmixup.mixers.manifold_mixup import ManifoldMixup
 from cases import TinyNet, draw_case, images, labels
 
 pytestmark = [
@@ -107,7 +109,7 @@ def test_a_missing_layer_lists_what_there_is(mixer: Mixer) -> None:
     message = str(error.value)
     assert "did you mean" in message
     assert "'layer4'" in message.split("?")[0]
-    assert "it has: fc, layer1, layer2, layer4, layer1.0" in message
+    assert "its layers: fc, layer1, layer2, layer4, layer1.0" in message
     assert not has_hooks(net)
 
 
@@ -116,13 +118,15 @@ def test_a_missing_layer_lists_what_there_is(mixer: Mixer) -> None:
 )
 def test_what_is_no_layer_is_refused(layer: str) -> None:
     """Also a parameter or a plain attribute (``head`` is a string here) of that name."""
-    with pytest.raises(ValueError, match=r"there is no layer .* in TinyNet.*it has: fc, layer1"):
+    with pytest.raises(
+        ValueError, match=r"there is no layer .* in TinyNet.*its layers: fc, layer1"
+    ):
         find_layer(TinyNet(), layer)
 
 
 def test_a_long_list_of_layers_is_cut_short() -> None:
     net = nn.Sequential(*[nn.Identity() for _ in range(50)])
-    with pytest.raises(ValueError, match=r"it has: 0, 1, 10, .*, \.\.\.$"):
+    with pytest.raises(ValueError, match=r"its layers: 0, 1, 10, .*, \.\.\.$"):
         find_layer(net, "layer4")
 
 
@@ -143,7 +147,7 @@ class Wayward(TinyNet):
 @pytest.mark.parametrize("wrap", [lambda net: net, compiled], ids=["eager", "compiled"])
 def test_a_layer_that_runs_twice_is_an_error(wrap: Callable[[nn.Module], nn.Module]) -> None:
     mixer, net = AlignMixup(), Wayward(repeats=2)
-    with pytest.raises(ValueError, match=r"'layer4' ran 2 times .*it has: fc, layer1"):
+    with pytest.raises(ValueError, match=r"'layer4' ran 2 times .*its layers: fc, layer1"):
         mixer.apply(wrap(net), images(4), labels(4), draw_case(mixer, "feat", 4))
 
 
@@ -151,7 +155,7 @@ def test_a_layer_that_does_not_run_is_an_error() -> None:
     mixer, net = AlignMixup("spare"), Wayward(repeats=1)
     for case in ("input", "feat"):  # in the first step, whatever its case
         with pytest.raises(
-            ValueError, match=r"'spare' did not run in this forward.*it has: fc, layer1"
+            ValueError, match=r"'spare' did not run in this forward.*its layers: fc, layer1"
         ):
             mixer.apply(net, images(4), labels(4), draw_case(mixer, case, 4))
     assert not has_hooks(net)
@@ -168,7 +172,7 @@ def test_a_compiled_layer_that_does_not_run_is_an_error() -> None:
 @pytest.mark.parametrize("case", ["feat", "feat'"])
 def test_a_wrong_rank_is_named(case: str) -> None:
     mixer, net = AlignMixup("fc"), TinyNet()
-    expected = r"'fc' gives \[4, 5\]; AlignMixup needs maps .*it has: fc, layer1"
+    expected = r"'fc' returns \[4, 5\]; AlignMixup needs maps .*its layers: fc, layer1"
     with pytest.raises(ValueError, match=expected):
         mixer.apply(net, images(4), labels(4), draw_case(mixer, case, 4))
     assert not has_hooks(net)
@@ -193,7 +197,7 @@ class TwoHeads(TinyNet):
 @pytest.mark.parametrize("mixer", [AlignMixup("pair"), ManifoldMixup(("pair",))])
 def test_a_tuple_is_named(mixer: Mixer) -> None:
     case = list(mixer.cases)[-1]
-    with pytest.raises(ValueError, match="'pair' gives tuple, not a tensor; it has: fc"):
+    with pytest.raises(ValueError, match="'pair' returns tuple, not a tensor; its layers: fc"):
         mixer.apply(TwoHeads(), images(4), labels(4), draw_case(mixer, case, 4))
 
 
@@ -220,9 +224,11 @@ class BatchSecond(nn.Module):
 )
 def test_an_output_whose_rows_are_not_the_samples_is_named(mixer: Mixer) -> None:
     draw = draw_case(mixer, list(mixer.cases)[-1], 6)
-    with pytest.raises(ValueError, match=r"'tokens' gives \[16, 6, 8\] for a batch of 6: .* first"):
+    with pytest.raises(
+        ValueError, match=r"'tokens' returns \[16, 6, 8\] for a batch of 6: .* first"
+    ):
         mixer.apply(BatchSecond(), images(6), labels(6), draw)
-    with pytest.raises(ValueError, match=r"'tokens' gives \[16, 6, 8\] for a batch of 6"):
+    with pytest.raises(ValueError, match=r"'tokens' returns \[16, 6, 8\] for a batch of 6"):
         alignment_effect(BatchSecond(), "tokens", images(6))
 
 
@@ -264,7 +270,7 @@ def test_a_layer_beside_what_is_checkpointed_mixes(is_reentrant: bool) -> None:
 
 def test_what_has_no_layers_is_named() -> None:
     mixer = AlignMixup()
-    with pytest.raises(ValueError, match="a function has no layers whose output can be replaced"):
+    with pytest.raises(ValueError, match="the layers of a function cannot be tapped"):
         mixer.apply(lambda x: x, images(4), labels(4), draw_case(mixer, "feat", 4))
 
 
@@ -272,7 +278,7 @@ def test_what_has_no_layers_is_named() -> None:
 def test_a_scripted_module_is_named() -> None:
     mixer = AlignMixup("0")
     net = torch.jit.trace(nn.Sequential(nn.Flatten(), nn.Linear(768, 5)), images(4))
-    with pytest.raises(ValueError, match="a TopLevelTracedModule has no layers whose output"):
+    with pytest.raises(ValueError, match="the layers of a TopLevelTracedModule cannot be tapped"):
         mixer.apply(net, images(4), labels(4), draw_case(mixer, "feat", 4))
 
 
@@ -395,11 +401,11 @@ def test_a_compiled_module_that_ran_before_is_an_error(wrap: Callable) -> None:
     net, x = wrap(TinyNet()), images(6)
     net(x)
     for case in AlignMixup().cases:
-        with pytest.raises(ValueError, match="compiled before the mixer first saw the module"):
+        with pytest.raises(ValueError, match="compiled before the mixer's first call"):
             AlignMixup().apply(net, x, labels(6), draw_case(AlignMixup(), case, 6))
     mixer = ManifoldMixup()
     for case in mixer.cases.keys() - {"input"}:
-        with pytest.raises(ValueError, match="compiled before the mixer first saw the module"):
+        with pytest.raises(ValueError, match="compiled before the mixer's first call"):
             mixer.apply(net, x, labels(6), draw_case(mixer, case, 6))
     draw = draw_case(mixer, "input", 6)
     expected = mixer.apply(TinyNet(), x, labels(6), draw).loss()  # where no tap is needed
@@ -445,7 +451,7 @@ def test_a_compiled_module_is_plain_after_an_exception() -> None:
 
 def test_a_wrong_rank_in_a_compiled_module_is_named() -> None:
     mixer = AlignMixup("fc")
-    with pytest.raises(ValueError, match=r"'fc' gives \[6, 5\]"):
+    with pytest.raises(ValueError, match=r"'fc' returns \[6, 5\]"):
         mixer.apply(compiled(TinyNet()), images(6), labels(6), draw_case(mixer, "feat", 6))
 
 

@@ -19,7 +19,9 @@ from alignmixup.figures.correspondences import aligned_pair, draw_pairs
 from alignmixup.figures.curves import training_curves
 from alignmixup.figures.sources import different_pairs
 from alignmixup.figures.style import save
-from alignmixup.mixers import AlignMixup, InputMixup, NoMix
+from alignmixup.mixers.alignmixup import AlignMixup
+from alignmixup.mixers.input_mixup import InputMixup
+from alignmixup.mixers.nomix import NoMix
 from alignmixup.models.zoo import NetSpec
 from alignmixup.recipes.schema import DataSpec, Recipe
 from alignmixup.report.render import Table, to_html, to_markdown

@@ -1,15 +1,14 @@
 """Taps: replace the output of a named layer during one forward pass of any module.
 
     with tap(net, "layer4", action, *args):
-        logits = net(x)                       # layer4 gave out = action(out, *args) to what follows
+        logits = net(x)                       # layer4 returns action(out, *args)
 
-A tap that did not act exactly once is an error, never a plain forward that nobody notices.
+A tap whose layer did not run exactly once raises an error.
 
-In eager mode the hook lives as long as the ``with`` block. A module that goes through
-``torch.compile`` is different: a hook that comes after the first compiled call is silently
-ignored, and one that comes and goes compiles anew each time. There the hook is installed at the
-first ``tap`` (with ``action=None`` too: a mixer taps in every case), stays, and does nothing
-outside the block.
+In eager mode the hook exists only within the ``with`` block. ``torch.compile`` ignores hooks that
+are added after the first compiled call, and recompiles when hooks come and go. In a compiled module
+the hook is therefore installed by the first ``tap`` (also with ``action=None``: a mixer taps in
+every case), stays installed, and does nothing outside the block.
 """
 
 from __future__ import annotations
@@ -26,35 +25,24 @@ import torch
 from torch import Tensor, nn
 from torch.utils import checkpoint
 
-__all__ = [
-    "WrongOutput",
-    "attribute_around",
-    "check_layer_name",
-    "check_rows",
-    "find_layer",
-    "layer_names",
-    "plain_module",
-    "tap",
-]
-
 Action = Callable[..., Tensor]
 
 
 class WrongOutput(ValueError):
-    """An action cannot replace this output; ``tap`` adds to the message which layers there are."""
+    """An action cannot replace this output; ``tap`` adds the names of all layers to the message."""
 
 
 def check_rows(output: Tensor, layer: str, batch_size: int) -> None:
-    """Raise where an output has not one row a sample: others would be mixed than the labels are."""
+    """Raise unless ``output`` has one row per sample: partners would not match the labels."""
     if not output.ndim or len(output) != batch_size:
         raise WrongOutput(
-            f"layer {layer!r} gives {list(output.shape)} for a batch of {batch_size}: the batch "
-            "must come first; name a layer where it does"
+            f"layer {layer!r} returns {list(output.shape)} for a batch of {batch_size}: the first "
+            "dimension must be the batch; choose another layer"
         )
 
 
 class _Slot:
-    """What the hook of one layer reads: the action of this forward and how often it has acted."""
+    """State of the hook of one layer: the action of this forward pass and its number of calls."""
 
     def __init__(self) -> None:
         self.action: Action | None = None
@@ -65,77 +53,63 @@ class _Slot:
 
     def hook(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
         if self.action is None:
-            return None  # leaves the output as it is
+            return None  # keeps the output
         self.fired += 1
         if not isinstance(output, Tensor):
-            raise WrongOutput(f"layer {self.layer!r} gives {type(output).__name__}, not a tensor")
+            raise WrongOutput(f"layer {self.layer!r} returns {type(output).__name__}, not a tensor")
         if self.has_backward and not torch.compiler.is_compiling():
             _refuse_checkpointing(self.layer)
         return self.action(output, *self.args)
 
 
 def _refuse_checkpointing(layer: str) -> None:
-    """Raise within activation checkpointing: backward runs the layer again, after the tap is gone.
+    """Raise within activation checkpointing, which reruns the layer in backward, after the tap.
 
-    The gradient would be that of features nobody mixed.
+    The gradient would be that of unmixed features.
     """
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         if frame.f_code.co_name == "checkpoint" and frame.f_globals is vars(checkpoint):
             raise WrongOutput(
-                f"layer {layer!r} runs within torch.utils.checkpoint, which runs it again, "
-                "unmixed, in the backward pass; name a layer outside of what is checkpointed"
+                f"layer {layer!r} runs within torch.utils.checkpoint, which reruns it unmixed in "
+                "the backward pass; choose a layer outside of the checkpoint"
             )
         frame = frame.f_back
 
 
-# Layers of compiled modules, whose hook stays.
+# Slots of layers in compiled modules, whose hooks stay installed.
 _installed: WeakKeyDictionary[nn.Module, _Slot] = WeakKeyDictionary()
 
 
 @contextmanager
 def tap(net: nn.Module, layer: str, action: Action | None, *args: Any) -> Iterator[None]:
-    """Let ``action(output, *args)`` replace the output of ``layer`` in one forward of ``net``.
+    """Replace the output of ``layer`` by ``action(output, *args)`` in one forward pass of ``net``.
 
-    With ``action=None`` the forward is a plain one. ``action`` should be a function with a fixed
-    identity and ``args`` what changes between steps, so that a compiled module is compiled once a
-    case and not once a step.
+    With ``action=None`` the forward pass is unchanged. ``action`` should be a function with a fixed
+    identity and ``args`` the tensors that change between steps: a compiled module is then compiled
+    once per case and not once per step.
     """
     target, is_compiled = find_layer(net, layer)
-    if not is_compiled:
-        if action is None:
-            yield
-            return
+    if action is None and not is_compiled:
+        yield
+        return
+    slot = _installed.get(target) if is_compiled else None
+    if slot is None:
         slot = _Slot()
         handle = target.register_forward_hook(slot.hook)
-        try:
-            yield from _acting(slot, action, args, net, layer, is_compiled)
-        finally:
-            handle.remove()
-        return
-    if target not in _installed:
-        slot = _installed[target] = _Slot()
-        target.register_forward_hook(slot.hook)
-    yield from _acting(_installed[target], action, args, net, layer, is_compiled)
-
-
-def _acting(
-    slot: _Slot,
-    action: Action | None,
-    args: tuple[Any, ...],
-    net: nn.Module,
-    layer: str,
-    is_compiled: bool,
-) -> Iterator[None]:
+        if is_compiled:
+            _installed[target] = slot
     slot.action, slot.args, slot.fired, slot.layer = action, args, 0, layer
-    # A compiled module runs again in backward what it has traced, action and all.
+    # The backward pass of a compiled module recomputes what was traced, including the action.
     slot.has_backward = torch.is_grad_enabled() and not is_compiled
     try:
         yield
     except WrongOutput as error:
-        raise ValueError(f"{error}; {_there_is(net)}") from None
+        raise ValueError(f"{error}; {_list_layers(net)}") from None
     finally:
         slot.action, slot.args = None, ()
+        if not is_compiled:
+            handle.remove()
     if action is not None and slot.fired != 1:
         raise ValueError(_misfire(net, layer, slot.fired, is_compiled))
 
@@ -143,40 +117,39 @@ def _acting(
 def _misfire(net: nn.Module, layer: str, fired: int, is_compiled: bool) -> str:
     if fired > 1:
         return (
-            f"layer {layer!r} ran {fired} times in one forward pass, so what to mix is ambiguous; "
-            f"name a layer that runs once; {_there_is(net)}"
+            f"layer {layer!r} ran {fired} times in one forward pass; choose one that runs once; "
+            f"{_list_layers(net)}"
         )
     if is_compiled:
         return (
-            f"layer {layer!r} was compiled before the mixer first saw the module, and "
-            "torch.compile ignores hooks that come later: let the mixer make the first call of "
-            "the compiled module, or call torch.compiler.reset() before it; or it does not run "
-            "in this forward pass at all"
+            f"layer {layer!r} did not run, or was compiled before the mixer's first call, and "
+            "torch.compile ignores later hooks: call the mixer before any other forward pass of "
+            "the compiled module, or call torch.compiler.reset() first"
         )
     return (
-        f"layer {layer!r} did not run in this forward pass; name a layer that does; "
-        f"{_there_is(net)}"
+        f"layer {layer!r} did not run in this forward pass; choose one that does; "
+        f"{_list_layers(net)}"
     )
 
 
 def check_layer_name(layer: object) -> None:
-    """Raise a ``ValueError`` for what cannot be the name of a layer."""
+    """Raise a ``ValueError`` unless ``layer`` is a string."""
     if not isinstance(layer, str):
         raise ValueError(
-            f"a layer is the name of a sub-module, such as 'layer4', got {layer!r}; "
-            "[name for name, _ in net.named_modules()] lists them"
+            f"a layer is the name of a sub-module, such as 'layer4', got {layer!r}; list them by "
+            "[name for name, _ in net.named_modules()]"
         )
 
 
 def find_layer(net: nn.Module, layer: str) -> tuple[nn.Module, bool]:
-    """Return the sub-module called ``layer`` and whether it runs inside compiled code.
+    """Return the sub-module named ``layer`` and whether it runs inside compiled code.
 
-    Wrappers (DistributedDataParallel, ``torch.compile``) are looked through, so a layer has the
-    name it has in the plain module.
+    ``layer`` is the name in the module without wrappers (DistributedDataParallel,
+    ``torch.compile``).
     """
     *around, (parent, is_compiled) = _modules_around(net, layer)
     target = parent.get_submodule(layer.rpartition(".")[2])
-    # A layer wrapped by torch.compile is hooked from outside; module.compile() compiles its hooks.
+    # torch.compile(layer) is hooked from outside; layer.compile() compiles its hooks.
     is_compiled = is_compiled or target._compiled_call_impl is not None
     return target, is_compiled or any(entered for _, entered in around)
 
@@ -188,7 +161,7 @@ def attribute_around(net: nn.Module, layer: str, name: str) -> Any:
 
 
 def _modules_around(net: nn.Module, layer: str) -> list[tuple[nn.Module, bool]]:
-    """The modules around ``layer``, outermost first, and which of them a wrapper compiles."""
+    """Return the modules that contain ``layer``, outermost first, and which are compiled."""
     check_layer_name(layer)
     around = [_unwrap(net)]
     *parents, name = layer.split(".")
@@ -203,17 +176,17 @@ def _modules_around(net: nn.Module, layer: str) -> list[tuple[nn.Module, bool]]:
 
 
 def _unwrap(module: nn.Module) -> tuple[nn.Module, bool]:
-    """Return the module inside all wrappers and whether one of them compiles it."""
+    """Return the module without wrappers and whether one of them compiles it."""
     is_compiled = False
     while True:
         if isinstance(module, nn.DataParallel):
             raise ValueError(
-                "DataParallel splits a batch, so partners are lost; use DistributedDataParallel"
+                "DataParallel splits the batch and separates partners; use DistributedDataParallel"
             )
         if not isinstance(module, nn.Module) or isinstance(module, torch.jit.ScriptModule):
             raise ValueError(
-                f"a {type(module).__name__} has no layers whose output can be replaced: give the "
-                "mixer the nn.Module itself, or one that torch.compile has wrapped"
+                f"the layers of a {type(module).__name__} cannot be tapped: pass the nn.Module, "
+                "or the result of torch.compile"
             )
         is_compiled = is_compiled or module._compiled_call_impl is not None
         if isinstance(module, torch._dynamo.OptimizedModule):
@@ -225,25 +198,24 @@ def _unwrap(module: nn.Module) -> tuple[nn.Module, bool]:
 
 
 def plain_module(net: nn.Module) -> nn.Module:
-    """Return the module inside all wrappers."""
+    """Return the module without wrappers."""
     return _unwrap(net)[0]
 
 
 def _no_such_layer(net: nn.Module, layer: str) -> str:
     close = difflib.get_close_matches(layer, layer_names(net), n=5, cutoff=0.4)
     hint = f"did you mean {close}? " if close else ""
-    return (
-        f"there is no layer {layer!r} in {type(plain_module(net)).__name__}; {hint}{_there_is(net)}"
-    )
+    kind = type(plain_module(net)).__name__
+    return f"there is no layer {layer!r} in {kind}; {hint}{_list_layers(net)}"
 
 
-def _there_is(net: nn.Module) -> str:
+def _list_layers(net: nn.Module) -> str:
     names = layer_names(net)
-    return "it has: " + ", ".join(names[:40]) + (", ..." if len(names) > 40 else "")
+    return "its layers: " + ", ".join(names[:40]) + (", ..." if len(names) > 40 else "")
 
 
 def layer_names(net: nn.Module) -> list[str]:
-    """Return the names a tap of ``net`` can have, outer layers first."""
+    """Return the names of all layers of ``net``, outer layers first."""
     plain = (name.replace("_orig_mod.", "") for name, _ in plain_module(net).named_modules())
     names = {name for name in plain if name and not name.endswith("_orig_mod")}
     return sorted(names, key=lambda name: (name.count("."), name))

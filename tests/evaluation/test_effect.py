@@ -12,7 +12,8 @@ from torch import nn
 
 from alignmixup.contracts import Draw
 from alignmixup.evaluation.effect import Effect, alignment_effect
-from alignmixup.mixers import AlignMixup, AlignMixupAE
+from alignmixup.mixers.alignmixup import AlignMixup
+from alignmixup.mixers.alignmixup_ae import AlignMixupAE
 from cases import TinyNet, images, labels
 
 KEEPS = ["anchor", "partner"]

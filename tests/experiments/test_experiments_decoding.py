@@ -22,7 +22,9 @@ from alignmixup.experiments.painters import (
     reconstruction,
 )
 from alignmixup.experiments.run import Sets, train
-from alignmixup.mixers import AlignMixup, AlignMixupAE, AlignMixupVAE, NoMix
+from alignmixup.mixers.alignmixup import AlignMixup
+from alignmixup.mixers.alignmixup_ae import AlignMixupAE, AlignMixupVAE
+from alignmixup.mixers.nomix import NoMix
 from alignmixup.models import PreActResNet18, build
 from alignmixup.models.zoo import NetSpec
 from alignmixup.recipes.schema import DataSpec, Recipe

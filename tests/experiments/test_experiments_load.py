@@ -16,7 +16,9 @@ from alignmixup.cli import main
 from alignmixup.contracts import RecipeKey
 from alignmixup.datasets import shapes
 from alignmixup.experiments.batches import eval_batches, load_split
-from alignmixup.mixers import InputMixup, ManifoldMixup, NoMix
+from alignmixup.mixers.input_mixup import InputMixup
+from alignmixup.mixers.manifold_mixup import ManifoldMixup
+from alignmixup.mixers.nomix import NoMix
 from alignmixup.models.zoo import NetSpec
 from alignmixup.recipes.schema import DataSpec, Recipe
 from alignmixup.report.reading import read_results

@@ -23,7 +23,10 @@ from alignmixup.experiments.run import train
 from alignmixup.experiments.run_folder import append_results, read_recipe
 from alignmixup.experiments.scoring import evaluate
 from alignmixup.experiments.styling import make_style_weights, with_style_weights
-from alignmixup.mixers import AlignMixup, NoMix, StyleCutMix, StyleMix
+from alignmixup.mixers.alignmixup import AlignMixup
+from alignmixup.mixers.nomix import NoMix
+from alignmixup.mixers.stylecutmix import StyleCutMix
+from alignmixup.mixers.stylemix import StyleMix
 from alignmixup.models.zoo import NetSpec
 from alignmixup.ops.adain import load_adain, save_adain, small_adain
 from alignmixup.recipes.schema import DataSpec, Recipe, changed, limited, on_data

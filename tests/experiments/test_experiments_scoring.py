@@ -26,7 +26,8 @@ from alignmixup.experiments.provenance import provenance
 from alignmixup.experiments.run import Sets, train
 from alignmixup.experiments.run_folder import append_results
 from alignmixup.experiments.scoring import evaluate, task_names
-from alignmixup.mixers import NoMix, StyleMix
+from alignmixup.mixers.nomix import NoMix
+from alignmixup.mixers.stylemix import StyleMix
 from alignmixup.models.zoo import NetSpec
 from alignmixup.recipes.schema import DataSpec, Recipe
 from alignmixup.registry import DATASETS, TASKS

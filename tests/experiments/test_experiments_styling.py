@@ -13,7 +13,7 @@ from alignmixup.cli import main
 from alignmixup.datasets import shapes
 from alignmixup.experiments import batches, styling
 from alignmixup.experiments.styling import make_style_weights, some_images
-from alignmixup.mixers import StyleCutMix
+from alignmixup.mixers.stylecutmix import StyleCutMix
 from alignmixup.ops.adain import find_weights, load_adain
 
 

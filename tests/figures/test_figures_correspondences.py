@@ -9,7 +9,7 @@ from alignmixup.experiments.run import Sets, train
 from alignmixup.figures import sources
 from alignmixup.figures.correspondences import AlignedPair, aligned_pair, draw_pairs
 from alignmixup.figures.registry import draw_figure
-from alignmixup.mixers import AlignMixup
+from alignmixup.mixers.alignmixup import AlignMixup
 from alignmixup.models import build
 from alignmixup.models.zoo import NetSpec
 from alignmixup.recipes.schema import DataSpec, Recipe

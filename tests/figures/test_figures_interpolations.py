@@ -16,7 +16,8 @@ from alignmixup.experiments.run import Sets, train
 from alignmixup.figures import pose, teaser
 from alignmixup.figures.interpolations import Interpolation, draw_interpolations, interpolation
 from alignmixup.figures.teaser import teaser_pictures
-from alignmixup.mixers import AlignMixup, NoMix
+from alignmixup.mixers.alignmixup import AlignMixup
+from alignmixup.mixers.nomix import NoMix
 from alignmixup.models import build
 from alignmixup.models.zoo import NetSpec
 from alignmixup.ops.align import align_mix

@@ -14,7 +14,7 @@ from alignmixup.experiments.scoring import evaluate
 from alignmixup.figures import reliability as figures, sources
 from alignmixup.figures.reliability import ReliabilityPanel, draw_reliability, reliability_panels
 from alignmixup.figures.style import BLUE, VERMILLION
-from alignmixup.mixers import NoMix
+from alignmixup.mixers.nomix import NoMix
 from alignmixup.models.zoo import NetSpec
 from alignmixup.recipes.schema import DataSpec, Recipe
 from alignmixup.training import TrainSettings

@@ -6,7 +6,8 @@ import torch
 
 from alignmixup.figures.registry import draw_figure
 from alignmixup.figures.toy import ToyAlignment, draw_toy, toy_alignment
-from alignmixup.ops import pairwise_cost, sinkhorn
+from alignmixup.ops.cost import pairwise_cost
+from alignmixup.ops.sinkhorn import sinkhorn
 
 RNG = np.random.default_rng(0)
 

@@ -468,10 +468,13 @@ class NarrowBackbone(nn.Module):
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: AE(layers=()), r"one or more different ones of \['x', 'A', 'e', 'E'\], got \(\)"),
+        (
+            lambda: AE(layers=()),
+            r"layers must be different ones of \['x', 'A', 'e', 'E'\], got \(\)",
+        ),
         (lambda: AE(layers=("x", "x")), "different ones"),
         (lambda: AE(layers=("x", "B")), r"got \('x', 'B'\)"),
-        (lambda: AE(layers=("e", "E")), "a vector 'e' or a tensor 'E', got both"),
+        (lambda: AE(layers=("e", "E")), "a vector 'e' or a tensor 'E', got layers"),
         (lambda: AE(reconstruction_weight=0.0), "positive and finite, got 0.0; .* clean=False"),
         (lambda: AE(reconstruction_weight=math.inf), "positive and finite, got inf"),
         (lambda: AE(reconstruction_weight=math.nan), "positive and finite, got nan"),
@@ -479,16 +482,16 @@ class NarrowBackbone(nn.Module):
         (lambda: AE(clean=False, weights={"clean": 1.0}), r"unknown cases \['clean'\]"),
         (lambda: AE(layers=("x",), weights={"feat": 1.0}), r"unknown cases \['feat'\]"),
         (lambda: AE(weights={"feat": 0.0}), "not all zero"),
-        (lambda: AE(alpha=0.0), "alpha must be positive, got 0.0"),
+        (lambda: AE(alpha=0.0), "alpha must be positive and finite, got 0.0"),
         (lambda: AE(eps=0.0), "eps must be a positive number, got 0.0"),
-        (lambda: AE(num_iters=-1), "num_iters must be a whole number, 0 .* got -1"),
+        (lambda: AE(num_iters=-1), "num_iters must be an integer >= 0 .* got -1"),
         (lambda: AE(resolution=0), "resolution must be at least 1, got 0"),
         (lambda: AE(loss="mse"), "unknown loss 'mse'"),
-        (lambda: AlignMixupVAE(embedding_dim=0), "embedding_dim must be at least 1, got 0"),
-        (lambda: AlignMixupVAE(kl_weight=-1.0), "kl_weight must be 0 or more and finite, got -1.0"),
-        (lambda: AlignMixupVAE(kl_weight=math.inf), "kl_weight must be 0 .* got inf"),
-        (lambda: AlignMixupVAE(kl_weight=math.nan), "kl_weight must be 0 .* got nan"),
-        (lambda: AlignMixupVAE(alpha=-1.0), "alpha must be positive, got -1.0"),
+        (lambda: AlignMixupVAE(embedding_dim=0), "embedding_dim must be an integer >= 1, got 0"),
+        (lambda: AlignMixupVAE(kl_weight=-1.0), "kl_weight must be >= 0 and finite, got -1.0"),
+        (lambda: AlignMixupVAE(kl_weight=math.inf), "kl_weight must be >= 0 .* got inf"),
+        (lambda: AlignMixupVAE(kl_weight=math.nan), "kl_weight must be >= 0 .* got nan"),
+        (lambda: AlignMixupVAE(alpha=-1.0), "alpha must be positive and finite, got -1.0"),
     ],
 )
 def test_bad_settings_are_named(build, message: str) -> None:
@@ -499,11 +502,11 @@ def test_bad_settings_are_named(build, message: str) -> None:
 def test_a_network_that_takes_no_noise_or_cannot_decode_is_named() -> None:
     x, y = images(4), labels(4)
     vae = AlignMixupVAE("layer1", layers=("x", "A"), clean=False)
-    with pytest.raises(ValueError, match=r"Backbone.forward takes no \['noise'\]"):
+    with pytest.raises(ValueError, match=r"Backbone.forward has no arguments \['noise'\]"):
         vae.apply(Backbone(), x, y, draw_case(vae, "input", 4))
     net, ae = Backbone(), AE("layer1", layers=("x", "A"))
     net.decoder = nn.Identity()
-    with pytest.raises(ValueError, match=r"Backbone.forward takes no \['decode'\]"):
+    with pytest.raises(ValueError, match=r"Backbone.forward has no arguments \['decode'\]"):
         ae.apply(net, x, y, draw_case(ae, "clean", 4))
 
 
@@ -519,15 +522,15 @@ def test_a_network_that_takes_no_noise_or_cannot_decode_is_named() -> None:
         ),
         (AE("layer1", layers=("x",)), "clean", Backbone, "this Backbone has none"),
         (AE(layer="layer9"), "feat", network, "there is no layer 'layer9'"),
-        (AE(layers=("E",)), "embed", network, r"gives \[6, 12\].* as 'e'"),
-        (AE(), "embed", lambda: network("tensor"), r"gives \[6, 3, 2, 2\].* mix it as 'E'"),
+        (AE(layers=("E",)), "embed", network, r"returns \[6, 12\].* as 'e'"),
+        (AE(), "embed", lambda: network("tensor"), r"returns \[6, 3, 2, 2\].* mix it as 'E'"),
         (
             AE(),
             "input",
             lambda: network(variational=True),
-            "variational=True, which is for AlignMixupVAE, not for AlignMixupAE",
+            "variational=True needs AlignMixupVAE, got AlignMixupAE",
         ),
-        (AlignMixupVAE(), "input", network, "variational=False, which is for AlignMixupAE"),
+        (AlignMixupVAE(), "input", network, "variational=False needs AlignMixupAE"),
         (
             AlignMixupVAE(embedding_dim=5),
             "input",
@@ -546,7 +549,7 @@ def test_draws_of_another_mixer_are_named() -> None:
     with pytest.raises(ValueError, match="case is 'embed', but this mixer has"):
         AE(layers=("x", "A")).apply(network(), images(6), labels(6), draw)
     bare = Draw("input", draw.perm, draw.lam)
-    with pytest.raises(ValueError, match="needs a draw with noise"):
+    with pytest.raises(ValueError, match="AlignMixupVAE needs a NoiseDraw, got a Draw"):
         AlignMixupVAE(**VAE).apply(network(variational=True), images(6), labels(6), bare)
 
 

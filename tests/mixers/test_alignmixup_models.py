@@ -4,10 +4,11 @@ import pytest
 import torch
 
 from alignmixup.contracts import Draw
-from alignmixup.hooks import find_layer
-from alignmixup.mixers import AlignMixup
+from alignmixup.hooks import attribute_around, find_layer
+from alignmixup.mixers.alignmixup import AlignMixup
 from alignmixup.models.zoo import NetSpec, build, default_tap
 from alignmixup.ops.align import align_mix
+from alignmixup.ops.blend import blend_with_partner
 from torchvision_schemas import define_torchvision_schemas
 
 HALF = (0.5, 0.5, 0.5)
@@ -41,13 +42,10 @@ def test_the_mixed_forward_is_the_network_from_the_mixed_layer_on(name, case):
     plain = net(x)
     handle.remove()
     keep = "anchor" if case == "feat" else "partner"
-    # A class token is mixed where it is; the other positions are aligned.
-    num_prefix = 1 if name == "timm-vit" else 0
-    patches = seen[0][:, num_prefix:] if num_prefix else seen[0]
-    expected = align_mix(patches, perm, lam, keep=keep)
-    if num_prefix:
-        token = seen[0][:, :num_prefix]
-        expected = torch.cat([torch.lerp(token[perm], token, lam), expected], dim=1)
+    features, prefix = seen[0], attribute_around(net, layer, "num_prefix_tokens") or 0
+    expected = align_mix(features[:, prefix:], perm, lam, keep=keep)
+    if prefix:  # class tokens are mixed and not aligned
+        expected = torch.cat((blend_with_partner(features[:, :prefix], perm, lam), expected), 1)
     handle = target.register_forward_hook(lambda m, i, out: expected)
     by_hand = net(x)
     handle.remove()

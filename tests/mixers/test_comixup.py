@@ -435,20 +435,20 @@ def test_published_settings() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"alpha": 0.0}, "alpha must be positive, got 0.0"),
-        ({"part_size": 0}, "part_size must be a whole number from 1 on, got 0"),
-        ({"num_restarts": 0}, "num_restarts must be a whole number from 1 on, got 0"),
-        ({"grids": (0,)}, r"grids must be different numbers .* got \(0,\)"),
+        ({"alpha": 0.0}, "alpha must be positive and finite, got 0.0"),
+        ({"part_size": 0}, "part_size must be an integer >= 1, got 0"),
+        ({"num_restarts": 0}, "num_restarts must be an integer >= 1, got 0"),
+        ({"grids": (0,)}, r"grids must be different integers .* got \(0,\)"),
         ({"penalty": "firm"}, "penalty must be 'hard' or 'soft', got 'firm'"),
         ({"omega": 2.0}, "omega must lie in .* got 2.0"),
-        ({"beta": -1.0}, "beta must be 0 or more, and finite, got -1.0"),
-        ({"eta": math.nan}, "eta must be 0 or more, and finite, got nan"),
-        ({"gamma": math.inf}, "gamma must be 0 or more, and finite, got inf"),
-        ({"threshold": math.nan}, "threshold must be 0 or more, and finite, got nan"),
-        ({"clean_lam": math.inf}, "clean_lam must be 0 .* got inf"),
-        ({"grids": 4}, r"grids must be a tuple of whole numbers, such as \(2, 4\), got 4"),
-        ({"grids": (4.0,)}, r"a tuple of whole numbers, .* got \(4.0,\)"),
-        ({"part_size": 8.0}, "part_size must be a whole number from 1 on, got 8.0"),
+        ({"beta": -1.0}, "beta must be >= 0 and finite, got -1.0"),
+        ({"eta": math.nan}, "eta must be >= 0 and finite, got nan"),
+        ({"gamma": math.inf}, "gamma must be >= 0 and finite, got inf"),
+        ({"threshold": math.nan}, "threshold must be >= 0 and finite, got nan"),
+        ({"clean_lam": math.inf}, "clean_lam must be >= 0 .* got inf"),
+        ({"grids": 4}, r"grids must be a tuple of integers, such as \(2, 4\), got 4"),
+        ({"grids": (4.0,)}, r"a tuple of integers, .* got \(4.0,\)"),
+        ({"part_size": 8.0}, "part_size must be an integer >= 1, got 8.0"),
     ],
 )
 def test_bad_settings_are_named(settings: dict[str, object], message: str) -> None:
@@ -460,14 +460,14 @@ def test_bad_settings_are_named(settings: dict[str, object], message: str) -> No
 def test_bad_input_is_named() -> None:
     mixer = CoMixup()
     bare = Draw("4", torch.arange(2), torch.ones(()))
-    with pytest.raises(ValueError, match="needs a draw with a prior and a start"):
+    with pytest.raises(ValueError, match="CoMixup needs a CoDraw, got a Draw"):
         mixer.apply(TinyNet(), images(2), labels(2), bare)
-    with pytest.raises(ValueError, match=r"4 blocks divide, got \[2, 3, 14, 14\]"):
+    with pytest.raises(ValueError, match=r"into 4 blocks per side, got \[2, 3, 14, 14\]"):
         mixer.apply(TinyNet(), images(2)[..., :14, :14], labels(2), draw_from(mixer, 2))
     # A grid that does not fit is named at once, not when it happens to be drawn.
     several = CoMixup(grids=(2, 3))
     start = dataclasses.replace(draw_from(CoMixup(grids=(2,)), 2), case="2")
-    with pytest.raises(ValueError, match=r"3 blocks divide, got \[2, 3, 16, 16\]"):
+    with pytest.raises(ValueError, match=r"into 3 blocks per side, got \[2, 3, 16, 16\]"):
         several.apply(TinyNet(), images(2), labels(2), start)
 
 

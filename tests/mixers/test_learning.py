@@ -8,19 +8,17 @@ from torch import nn
 
 import alignmixup.mixers
 from alignmixup.contracts import Mixer
-from alignmixup.mixers import (
-    AlignMixup,
-    CoMixup,
-    CutMix,
-    Cutout,
-    InputMixup,
-    ManifoldMixup,
-    NoMix,
-    PuzzleMix,
-    SaliencyMix,
-    StyleCutMix,
-    StyleMix,
-)
+from alignmixup.mixers.alignmixup import AlignMixup
+from alignmixup.mixers.comixup import CoMixup
+from alignmixup.mixers.cutmix import CutMix
+from alignmixup.mixers.cutout import Cutout
+from alignmixup.mixers.input_mixup import InputMixup
+from alignmixup.mixers.manifold_mixup import ManifoldMixup
+from alignmixup.mixers.nomix import NoMix
+from alignmixup.mixers.puzzlemix import PuzzleMix
+from alignmixup.mixers.saliencymix import SaliencyMix
+from alignmixup.mixers.stylecutmix import StyleCutMix
+from alignmixup.mixers.stylemix import StyleMix
 from alignmixup.ops.adain import save_adain, small_adain
 from learning import learn_stripes
 

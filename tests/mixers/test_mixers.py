@@ -13,15 +13,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from alignmixup.contracts import Draw, Mixed, Mixer, soft_cross_entropy, softmax_bce
-from alignmixup.mixers import (
-    AlignMixup,
-    AlignMixupAE,
-    CutMix,
-    Cutout,
-    InputMixup,
-    ManifoldMixup,
-    NoMix,
-)
+from alignmixup.mixers.alignmixup import AlignMixup
+from alignmixup.mixers.alignmixup_ae import AlignMixupAE
+from alignmixup.mixers.cutmix import CutMix
+from alignmixup.mixers.cutout import Cutout
+from alignmixup.mixers.input_mixup import InputMixup
+from alignmixup.mixers.manifold_mixup import ManifoldMixup
+from alignmixup.mixers.nomix import NoMix
 from alignmixup.ops.align import align_mix
 from cases import (
     NUM_CLASSES,
@@ -400,6 +398,17 @@ def test_resolution_mixes_block_means() -> None:
     torch.testing.assert_close(mixed, expected)
 
 
+def test_a_layer_may_be_called_clean() -> None:
+    net = TinyNet()
+    net.add_module("clean", net.layer4)
+    del net.layer4
+    net.forward = lambda x: net.fc(net.clean(net.layer2(net.layer1(x))).flatten(1))
+    mixer = ManifoldMixup(("clean",))
+    mixed = mixer.apply(net, images(6), labels(6), draw_case(mixer, "clean", 6))
+    assert not torch.allclose(mixed.logits, net(images(6)))
+    assert (mixed.targets.amax(1) < 1).any()
+
+
 class Constant(nn.Module):
     """A network that gives these logits whatever it sees."""
 
@@ -442,11 +451,11 @@ def test_bad_batches_are_named(row: Row, case: str) -> None:
             apply(x.index_fill(0, torch.tensor([5]), float(bad)), y)
     with pytest.raises(ValueError, match=r"labels must be a tensor .*, got list"):
         apply(x, y.tolist())
-    with pytest.raises(ValueError, match=r"labels must be a tensor .*, got a number alone"):
+    with pytest.raises(ValueError, match=r"labels must be a tensor .*, got a scalar"):
         apply(x, y[0])
-    with pytest.raises(ValueError, match=r"nothing to mix in a batch of shape \[0, 3, 16, 16\]"):
+    with pytest.raises(ValueError, match=r"images must not be empty, got shape \[0, 3, 16, 16\]"):
         apply(x[:0], y[:0])
-    with pytest.raises(ValueError, match="draw is for a batch of 6, but there are 3 images"):
+    with pytest.raises(ValueError, match="draw is for a batch of 6, got 3 images"):
         apply(x[:3], y[:3])
     with pytest.raises(ValueError, match=r"lam must have shape \[\] or \[6\], got \[4\]"):
         apply(x, y, dataclasses.replace(draw, lam=torch.ones(4)))
@@ -460,7 +469,7 @@ def test_a_network_that_gives_no_logits_is_named(row: Row) -> None:
             return super().forward(x)[:, :, None]
 
     for case in row.mixer.cases:
-        with pytest.raises(ValueError, match=r"must give logits \[b, k\], got \[6, 5, 1\]"):
+        with pytest.raises(ValueError, match=r"must return logits \[b, k\], got \[6, 5, 1\]"):
             row.mixer.apply(Maps(), images(6), labels(6), draw_case(row.mixer, case, 6))
 
 
@@ -514,14 +523,14 @@ def test_inference_mode_works_or_is_named(row: Row) -> None:
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: InputMixup(alpha=0.0), "alpha must be positive, got 0.0"),
-        (lambda: InputMixup(alpha=float("nan")), "alpha must be positive, got nan"),
-        (lambda: InputMixup(alpha=float("inf")), "alpha must be finite, got inf"),
+        (lambda: InputMixup(alpha=0.0), "alpha must be positive and finite, got 0.0"),
+        (lambda: InputMixup(alpha=float("nan")), "alpha must be positive and finite, got nan"),
+        (lambda: InputMixup(alpha=float("inf")), "alpha must be positive and finite, got inf"),
         (lambda: InputMixup(loss="mse"), "unknown loss 'mse'; choose from"),
         (lambda: NoMix(loss=""), "unknown loss ''"),
         (lambda: ManifoldMixup(()), r"layers must be one or more different names, got \(\)"),
         (lambda: ManifoldMixup(("layer1", "layer1")), "different names"),
-        (lambda: ManifoldMixup("layer1"), r"a tuple of names: write \('layer1',\)"),
+        (lambda: ManifoldMixup("layer1"), r"layers must be a tuple of names, .* got 'layer1'"),
         (lambda: ManifoldMixup(None), "layers must be a tuple of names, .* got None"),
         (lambda: ManifoldMixup((3,)), "a layer is the name of a sub-module, .* got 3"),
         (lambda: ManifoldMixup(([],)), r"a layer is the name of a sub-module, .* got \[\]"),
@@ -530,15 +539,15 @@ def test_inference_mode_works_or_is_named(row: Row) -> None:
         (lambda: AlignMixup(layer=[]), r"a layer is the name of a sub-module, .* got \[\]"),
         (lambda: AlignMixupAE(layer=3), "a layer is the name of a sub-module, .* got 3"),
         (lambda: AlignMixupAE(embed=None), "a layer is the name of a sub-module, .* got None"),
-        (lambda: AlignMixup(prefix_tokens=-1), "prefix_tokens must be 0 or more, got -1"),
+        (lambda: AlignMixup(prefix_tokens=-1), "prefix_tokens must be >= 0, got -1"),
         (lambda: CutMix(prob=1.5), r"prob must lie in \[0, 1\], got 1.5"),
-        (lambda: CutMix(alpha=-1.0), "alpha must be positive, got -1.0"),
-        (lambda: Cutout(length=1), "length must be a whole number of pixels, 2 or more, got 1"),
-        (lambda: Cutout(length=16.0), "length must be a whole number of pixels, .* got 16.0"),
-        (lambda: Cutout(fill=0.5), r"fill must be a tuple of one number a channel, .* got 0.5"),
+        (lambda: CutMix(alpha=-1.0), "alpha must be positive and finite, got -1.0"),
+        (lambda: Cutout(length=1), "length must be an integer >= 2, got 1"),
+        (lambda: Cutout(length=16.0), "length must be an integer >= 2, got 16.0"),
+        (lambda: Cutout(fill=0.5), r"fill must be a tuple of one number per channel, .* got 0.5"),
         (lambda: Cutout(fill=(0.5, float("nan"), 0.5)), r"got \(0.5, nan, 0.5\)"),
         (lambda: AlignMixup(eps=0.0), "eps must be a positive number, got 0.0"),
-        (lambda: AlignMixup(num_iters=-1), "num_iters must be a whole number, 0 .* got -1"),
+        (lambda: AlignMixup(num_iters=-1), "num_iters must be an integer >= 0 .* got -1"),
         (lambda: AlignMixup(tol=0.0), "tol must be positive, .* got 0.0"),
         (lambda: AlignMixup(last="diagonal"), "last must be 'rows' or 'columns', got 'diagonal'"),
         (lambda: AlignMixup(resolution=0), "resolution must be at least 1, got 0"),
@@ -564,7 +573,9 @@ def test_a_case_of_another_mixer_is_named(row: Row) -> None:
 def test_a_draw_without_a_box_is_named() -> None:
     bare = Draw("cut", torch.arange(6), torch.tensor(0.5))
     for mixer in (CutMix(), Cutout()):
-        with pytest.raises(ValueError, match="needs a draw with a box centre"):
+        with pytest.raises(
+            ValueError, match="needs a BoxDraw, got a Draw: use the mixer's own draw"
+        ):
             mixer.apply(TinyNet(), images(6), labels(6), bare)
 
 
@@ -580,7 +591,7 @@ def test_a_resolution_that_does_not_divide_the_map_is_named(resolution: int, cas
 @pytest.mark.parametrize("case", ["input", "feat"])
 def test_a_layer_without_positions_is_named_in_any_case(case: str) -> None:
     mixer = AlignMixup("fc")
-    with pytest.raises(ValueError, match=r"layer 'fc' gives \[6, 5\]; AlignMixup needs maps"):
+    with pytest.raises(ValueError, match=r"layer 'fc' returns \[6, 5\]; AlignMixup needs maps"):
         mixer.apply(TinyNet(), images(6), labels(6), draw_case(mixer, case, 6))
 
 

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from alignmixup.contracts import Draw, Mixer
-from alignmixup.mixers import AlignMixup, ManifoldMixup
+from alignmixup.mixers.alignmixup import AlignMixup
+from alignmixup.mixers.manifold_mixup import ManifoldMixup
 from alignmixup.ops.align import align_mix
 from cases import NUM_CLASSES, TinyNet, draw_case, images, labels
 
@@ -116,9 +117,13 @@ def test_gradients_reach_the_prefix_and_the_patches() -> None:
 @pytest.mark.parametrize(
     ("mixer", "net", "message"),
     [
-        (AlignMixup("blocks", prefix_tokens=17), TinyViT, "17 leaves nothing .* the 17 tokens"),
-        (AlignMixup(prefix_tokens=1), TinyNet, r"prefix_tokens is 1, .* gives maps \[6, 8, 4, 4\]"),
-        (AlignMixup("blocks", resolution=2), TinyViT, r"resolution 2 .* gives \[6, 17, 12\]"),
+        (AlignMixup("blocks", prefix_tokens=17), TinyViT, "17 leaves no token to align of the 17"),
+        (
+            AlignMixup(prefix_tokens=1),
+            TinyNet,
+            r"prefix_tokens is 1, .* returns maps \[6, 8, 4, 4\]",
+        ),
+        (AlignMixup("blocks", resolution=2), TinyViT, r"resolution 2 .* returns \[6, 17, 12\]"),
     ],
 )
 def test_what_cannot_be_is_named_in_any_case(mixer, net, message: str, case: str) -> None:

@@ -14,10 +14,9 @@ from torch import Tensor, nn
 from alignmixup.contracts import Draw, soft_cross_entropy
 from alignmixup.mixers.puzzlemix import PuzzleDraw, PuzzleMix
 from alignmixup.ops.gradient_saliency import block_saliency, gradient_saliency
-from alignmixup.ops.gridcut import ordered_energy
 from alignmixup.ops.puzzle import puzzle_energy, repeat_blocks, transport
 from cases import NUM_CLASSES, TinyNet, draw_case, images, labels, with_lam
-from gridcut_oracles import salient_pictures
+from gridcut_oracles import ordered_energy, salient_pictures
 from learning import check_it_teaches
 
 EVERY_GRID = [str(n) for n in PuzzleMix().grids]
@@ -458,26 +457,26 @@ def test_published_settings() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"grids": ()}, r"grids must be different numbers .* got \(\)"),
+        ({"grids": ()}, r"grids must be different integers .* got \(\)"),
         ({"grids": (4, 4)}, r"got \(4, 4\)"),
         ({"grids": (1,)}, r"got \(1,\)"),
-        ({"grids": 4}, r"grids must be a tuple of whole numbers, such as \(2, 4\), got 4"),
-        ({"grids": (2.0,)}, r"a tuple of whole numbers, .* got \(2.0,\)"),
-        ({"num_labels": 1}, "num_labels must be a whole number from 2 on, got 1"),
-        ({"num_labels": 2.5}, "num_labels must be a whole number from 2 on, got 2.5"),
-        ({"eta": -0.1}, "eta must be 0 or more, and finite, got -0.1"),
-        ({"eta": math.nan}, "eta must be 0 or more, and finite, got nan"),
-        ({"beta": math.nan}, "beta must be 0 or more, and finite, got nan"),
-        ({"gamma": math.inf}, "gamma must be 0 or more, and finite, got inf"),
-        ({"t_eps": math.nan}, "t_eps must be 0 or more, and finite, got nan"),
-        ({"adv_eps": math.nan}, "adv_eps must be 0 or more, and finite, got nan"),
-        ({"clean_lam": math.nan}, "clean_lam must be 0 .* got nan"),
+        ({"grids": 4}, r"grids must be a tuple of integers, such as \(2, 4\), got 4"),
+        ({"grids": (2.0,)}, r"a tuple of integers, .* got \(2.0,\)"),
+        ({"num_labels": 1}, "num_labels must be an integer >= 2, got 1"),
+        ({"num_labels": 2.5}, "num_labels must be an integer >= 2, got 2.5"),
+        ({"eta": -0.1}, "eta must be >= 0 and finite, got -0.1"),
+        ({"eta": math.nan}, "eta must be >= 0 and finite, got nan"),
+        ({"beta": math.nan}, "beta must be >= 0 and finite, got nan"),
+        ({"gamma": math.inf}, "gamma must be >= 0 and finite, got inf"),
+        ({"t_eps": math.nan}, "t_eps must be >= 0 and finite, got nan"),
+        ({"adv_eps": math.nan}, "adv_eps must be >= 0 and finite, got nan"),
+        ({"clean_lam": math.nan}, "clean_lam must be >= 0 .* got nan"),
         ({"t_size": 0}, "got 4 and 0"),
         ({"adv_prob": 1.5}, "adv_prob must lie in .* got 1.5"),
-        ({"mean": (0.5,)}, "give both mean and std or neither"),
+        ({"mean": (0.5,)}, "set both mean and std or neither"),
         ({"mean": (0.5,), "std": (0.0,)}, "std positive"),
-        ({"mean": (0.5,), "std": (0.5,), "saliency_std": (0.5,)}, "cannot stand beside std"),
-        ({"clean_lam": -1.0}, "clean_lam must be 0 .* -1.0"),
+        ({"mean": (0.5,), "std": (0.5,), "saliency_std": (0.5,)}, "excludes std"),
+        ({"clean_lam": -1.0}, "clean_lam must be >= 0 .* -1.0"),
         ({"saliency_std": (0.0,)}, "saliency_std must be positive"),
     ],
 )

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from alignmixup.contracts import Draw
-from alignmixup.mixers.boxes import BoxDraw
+from alignmixup.mixers.base import BoxDraw
 from alignmixup.mixers.cutmix import CutMix
 from alignmixup.mixers.saliencymix import SaliencyMix
 from alignmixup.ops.saliency import fine_grained_saliency, saliency_peak
@@ -174,11 +174,11 @@ def test_it_learns_shapes() -> None:
     ("build", "message"),
     [
         (lambda: SaliencyMix(prob=-0.1), r"prob must lie in \[0, 1\], got -0.1"),
-        (lambda: SaliencyMix(alpha=0.0), "alpha must be positive, got 0.0"),
+        (lambda: SaliencyMix(alpha=0.0), "alpha must be positive and finite, got 0.0"),
         (lambda: SaliencyMix(saliency="all"), r"unknown saliency 'all'; choose from \['first'"),
         (lambda: SaliencyMix(mean=(0.5, 0.5, 0.5)), "both mean and std or neither"),
         (lambda: SaliencyMix(mean=(0.5,), std=(0.0,)), "std positive, got"),
-        (lambda: SaliencyMix(mean=0.5, std=0.5), "one value a channel, .* got 0.5 and 0.5"),
+        (lambda: SaliencyMix(mean=0.5, std=0.5), "one value per channel, .* got 0.5 and 0.5"),
         (lambda: SaliencyMix(loss="mse"), "unknown loss 'mse'"),
     ],
 )

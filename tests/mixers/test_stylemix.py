@@ -244,7 +244,9 @@ def test_auto_gamma_without_its_distances_is_named(weights: str, tmp_path: Path)
         StyleCutMix(str(bare), gamma="auto").apply(TinyNet(), images(6), labels(6), draw)
     mixer = StyleCutMix(weights, gamma="auto")
     for y in (labels(6), torch.eye(5)[labels(6)]):
-        with pytest.raises(ValueError, match="labels of 5 classes but style distances of 3"):
+        with pytest.raises(
+            ValueError, match="labels have 5 classes but the weights have distances of 3"
+        ):
             mixer.apply(TinyNet(), images(6), y, draw)
 
 
@@ -360,13 +362,13 @@ def test_a_captured_step_mixes_as_a_plain_one(weights: str, gamma: str) -> None:
     ("build", "message"),
     [
         (lambda: StyleMix(prob=2.0), r"prob must lie in \[0, 1\], got 2.0"),
-        (lambda: StyleMix(alpha=0.0), "alpha must be positive, got 0.0"),
+        (lambda: StyleMix(alpha=0.0), "alpha must be positive and finite, got 0.0"),
         (lambda: StyleMix(content_weight=1.5), r"content_weight must lie in \[0, 1\], got 1.5"),
         (lambda: StyleMix(input_size=8), "input_size must be at least 16 pixels, got 8"),
         (lambda: StyleMix(std=(1.0, 1.0, 1.0)), "both mean and std or neither"),
-        (lambda: StyleMix(sha256="00"), "sha256 '00' is that of no weights: name them"),
+        (lambda: StyleMix(sha256="00"), "sha256 '00' given without weights"),
         (lambda: StyleCutMix(gamma="none"), r"unknown gamma 'none'; choose from \['beta', 'auto"),
-        (lambda: StyleCutMix(gamma_alpha=-1.0), "alpha must be positive, got -1.0"),
+        (lambda: StyleCutMix(gamma_alpha=-1.0), "alpha must be positive and finite, got -1.0"),
         (lambda: StyleCutMix(delta=0.0), "delta must be positive, got 0.0"),
         (lambda: StyleCutMix(loss="mse"), "unknown loss 'mse'"),
     ],
@@ -386,7 +388,9 @@ def test_what_cannot_be_stylised_is_named(kind: type[StyleMixer], weights: str) 
     with pytest.raises(ValueError, match=r"needs pixels in \[0, 1\], got values from"):
         mixer.apply(TinyNet(), images(6) * 3 - 1, labels(6), draw)
     bare = Draw(draw.case, draw.perm, draw.lam)
-    with pytest.raises(ValueError, match=r"needs a draw with .* use its own draw"):
+    with pytest.raises(
+        ValueError, match=r"needs a Style.*Draw, got a Draw: use the mixer's own draw"
+    ):
         mixer.apply(TinyNet(), images(6), labels(6), bare)
 
 

@@ -9,7 +9,8 @@ import torch
 from hypothesis import given, strategies as st
 from torch import Tensor
 
-from alignmixup.ops import _absorbed, _reference, sinkhorn
+from alignmixup.ops import _absorbed, _reference
+from alignmixup.ops.sinkhorn import sinkhorn
 
 SCALES = [0.01, 1.0, 30.0, 1e3, 1e6]  # with eps = 0.1 the largest is far beyond float32's digits
 

@@ -10,9 +10,10 @@ from hypothesis import given, strategies as st
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from alignmixup.ops import pairwise_cost, sinkhorn
 from alignmixup.ops.align import align_mix
 from alignmixup.ops.blend import blend
+from alignmixup.ops.cost import pairwise_cost
+from alignmixup.ops.sinkhorn import sinkhorn
 
 KEEPS = ["anchor", "partner"]
 both_directions = pytest.mark.parametrize("keep", KEEPS)
@@ -381,19 +382,19 @@ def test_a_tracer_sees_the_shape_type_and_layout_there_will_be(shape: tuple[int,
         ({"features": maps(3, 4, 2, 2, 2)}, r"\[3, 4, 2, 2, 2\]"),
         ({"features": torch.ones(3, 4, 5, dtype=torch.int64)}, "torch.int64"),
         ({"perm": torch.arange(4)}, r"perm must have shape \[3\], got \[4\]"),
-        ({"perm": torch.arange(3) + 1}, "perm must hold samples 0 to 2, got 1 to 3"),
-        ({"perm": torch.arange(3) - 1}, "perm must hold samples 0 to 2, got -1 to 1"),
-        ({"perm": torch.rand(3)}, "perm must hold whole numbers, got torch.float32"),
-        ({"lam": 0.5}, "lam must be a tensor, got 0.5: wrap it in torch.tensor"),
+        ({"perm": torch.arange(3) + 1}, "perm must have values 0 to 2, got 1 to 3"),
+        ({"perm": torch.arange(3) - 1}, "perm must have values 0 to 2, got -1 to 1"),
+        ({"perm": torch.rand(3)}, "perm must have an integer dtype, got torch.float32"),
+        ({"lam": 0.5}, "lam must be a tensor, got 0.5: use torch.tensor\\(0.5\\)"),
         ({"lam": torch.ones(2)}, r"lam must have shape \[\] or \[3\], got \[2\]"),
         ({"lam": torch.ones(3, 1)}, r"lam must have shape \[\] or \[3\], got \[3, 1\]"),
         ({"keep": "both"}, "keep must be 'anchor' or 'partner', got 'both'"),
         ({"eps": 0.0}, "eps must be a positive number, got 0.0"),
         ({"eps": float("nan")}, "eps must be a positive number, got nan"),
         ({"eps": "0.1"}, "eps must be a positive number, got '0.1'"),
-        ({"num_iters": 3.0}, "num_iters must be a whole number, .* got 3.0"),
+        ({"num_iters": 3.0}, "num_iters must be an integer .* got 3.0"),
         ({"features": torch.rand(3, 5, 0, 4)}, r"must have positions and channels, got \[3, 5, 0"),
-        ({"num_iters": -1}, "num_iters must be a whole number, 0 .* got -1"),
+        ({"num_iters": -1}, "num_iters must be an integer >= 0 .* got -1"),
         ({"tol": -1.0}, "tol must be positive, .* got -1.0"),
         ({"last": "both"}, "last must be 'rows' or 'columns', got 'both'"),
         ({"backend": "nonesuch"}, "unknown backend 'nonesuch'; choose from"),

@@ -12,15 +12,16 @@ import torch
 from torch import Tensor
 
 from alignmixup.contracts import soft_cross_entropy, softmax_bce
-from alignmixup.ops import pairwise_cost, sinkhorn
 from alignmixup.ops.adain import adain, style_statistics
 from alignmixup.ops.align import align_mix
 from alignmixup.ops.blend import blend
+from alignmixup.ops.cost import pairwise_cost
 from alignmixup.ops.gradient_saliency import block_saliency
 from alignmixup.ops.gridcut import cut_ordered
 from alignmixup.ops.joint import JointCosts, assign_blocks, joint_objective
 from alignmixup.ops.puzzle import puzzle_energy, transport
 from alignmixup.ops.saliency import fine_grained_saliency
+from alignmixup.ops.sinkhorn import sinkhorn
 
 
 def rand(*shape: int, seed: int = 0) -> Tensor:

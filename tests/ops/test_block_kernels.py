@@ -18,12 +18,12 @@ from torch import Tensor
 from alignmixup.mixers.comixup import CoMixup
 from alignmixup.mixers.puzzlemix import PuzzleMix
 from alignmixup.ops import block_kernels as kernels
-from alignmixup.ops.block_kernels import choose_backend
-from alignmixup.ops.gridcut import cut_ordered, ordered_energy
+from alignmixup.ops.backend import choose_backend, refuse_blocks
+from alignmixup.ops.gridcut import cut_ordered
 from alignmixup.ops.joint import JointCosts, assign_blocks, joint_objective
 from alignmixup.ops.puzzle import puzzle_energy, transport
 from cases import TinyNet, draw_case, images, labels
-from gridcut_oracles import salient_pictures
+from gridcut_oracles import ordered_energy, salient_pictures
 from triton_interpreter import interpret_kernels
 
 pytest.importorskip("triton")
@@ -231,29 +231,33 @@ def test_the_most_inputs() -> None:
 # ---- which path runs -----------------------------------------------------------------------------
 
 
+def choose(backend: str, like: Tensor, *sizes: int) -> str:
+    return choose_backend(backend, like.device, "reference", refuse_blocks, like, *sizes)
+
+
 def test_auto_takes_the_kernels_on_a_gpu_and_not_elsewhere() -> None:
     expected = "triton" if DEVICE == "cuda" else "reference"
-    assert choose_backend("auto", rand(1), 16) == expected
-    assert choose_backend("auto", rand(1).double(), 16) == "reference"
-    assert choose_backend("auto", rand(1), 257) == "reference"
-    assert choose_backend("auto", rand(1), 65, 20) == "reference"
-    assert choose_backend("triton", rand(1), 256) == "triton"
-    assert choose_backend("triton", rand(1), 64, 32) == "triton"
+    assert choose("auto", rand(1), 16) == expected
+    assert choose("auto", rand(1).double(), 16) == "reference"
+    assert choose("auto", rand(1), 257) == "reference"
+    assert choose("auto", rand(1), 65, 20) == "reference"
+    assert choose("triton", rand(1), 256) == "triton"
+    assert choose("triton", rand(1), 64, 32) == "triton"
 
 
 @pytest.mark.unchecked_shapes
 def test_asked_for_by_name_they_run_or_say_why_not(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="unknown backend 'cuda'"):
-        choose_backend("cuda", rand(1), 16)
+        choose("cuda", rand(1), 16)
     with pytest.raises(ValueError, match=r"cannot run here: it computes in float32, got .*float64"):
-        choose_backend("triton", rand(1).double(), 16)
-    with pytest.raises(ValueError, match="256 blocks at most, got 400"):
-        choose_backend("triton", rand(1), 400)
-    with pytest.raises(ValueError, match="32 inputs at most, got 33"):
-        choose_backend("triton", rand(1), 16, 33)
+        choose("triton", rand(1).double(), 16)
+    with pytest.raises(ValueError, match="at most 256 blocks, got 400"):
+        choose("triton", rand(1), 400)
+    with pytest.raises(ValueError, match="at most 32 inputs, got 33"):
+        choose("triton", rand(1), 16, 33)
     monkeypatch.setattr("alignmixup.ops.triton.common.INTERPRETED", False)
     with pytest.raises(ValueError, match="it needs a CUDA device, or TRITON_INTERPRET=1"):
-        choose_backend("triton", torch.rand(1), 16)
+        choose("triton", torch.rand(1), 16)
 
 
 def test_the_mixers_reach_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:

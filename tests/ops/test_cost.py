@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from alignmixup.ops import pairwise_cost
 from alignmixup.ops._precision import full_float32
+from alignmixup.ops.cost import pairwise_cost
 
 
 def features(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:

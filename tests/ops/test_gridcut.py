@@ -7,9 +7,15 @@ import torch
 from hypothesis import given, strategies as st
 from torch import Tensor
 
-from alignmixup.ops.gridcut import PottsGrid, cut_ordered, grid_adjacency, ordered_energy
+from alignmixup.ops.gridcut import PottsGrid, cut_ordered, grid_adjacency
 from alignmixup.ops.puzzle import Energy, puzzle_energy
-from gridcut_oracles import brute_force_labels, loop_energy, max_flow_labels, salient_pictures
+from gridcut_oracles import (
+    brute_force_labels,
+    loop_energy,
+    max_flow_labels,
+    ordered_energy,
+    salient_pictures,
+)
 
 
 def random_energy(seed: int, num_labels: int, n: int, m: int, batch: int = 3) -> Energy:

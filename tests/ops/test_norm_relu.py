@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from alignmixup.ops import norm_relu as module
+from alignmixup.ops.backend import choose_backend, refuse_norm_relu
 from alignmixup.ops.norm_relu import NormReluSequential, norm_relu
 from triton_interpreter import interpret_kernels
 
@@ -176,7 +177,7 @@ def test_on_a_cpu_it_is_the_plain_one() -> None:
 )
 def test_what_the_kernel_does_not_do_is_left_to_torch(change: str) -> None:
     norm, x = small_net(), torch.randn(4, 16, 5, 5).contiguous(memory_format=torch.channels_last)
-    assert module._serves(norm, x)
+    assert refuse_norm_relu(norm, x) is None
     if change == "eval":
         norm.eval()
     elif change == "hook":
@@ -193,7 +194,25 @@ def test_what_the_kernel_does_not_do_is_left_to_torch(change: str) -> None:
         norm = nn.SyncBatchNorm(16)  # type: ignore[assignment]
     else:
         norm, x = nn.BatchNorm2d(12), x[:, :12].contiguous(memory_format=torch.channels_last)
-    assert not module._serves(norm, x)
+    assert refuse_norm_relu(norm, x)
+
+
+@pytest.mark.unchecked_shapes
+def test_the_choice_is_traced_without_a_graph_break() -> None:
+    """On a GPU every batch norm of a compiled network makes it."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm2d(16)
+
+        def forward(self, x: Tensor) -> Tensor:
+            name = choose_backend("triton", x.device, "reference", refuse_norm_relu, self.norm, x)
+            return x + (1 if name == "triton" else 0)
+
+    x = torch.randn(4, 16, 5, 5).contiguous(memory_format=torch.channels_last)
+    compiled = torch.compile(Net(), fullgraph=True, backend="eager")
+    assert torch.equal(compiled(x), x + 1)
 
 
 def trained(net: nn.Module, x: Tensor, steps: int = 3) -> dict[str, Tensor]:

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from alignmixup.ops.saliency import _blur, _grey, fine_grained_saliency, saliency_peak
+from alignmixup.ops.saliency import _blur, _gray, fine_grained_saliency, saliency_peak
 from learning import small_shapes
 
 NEIGHBOURHOODS = (12, 24, 48, 28, 56, 112)
@@ -45,7 +45,7 @@ def to_255(total: NDArray[np.int64]) -> NDArray[np.int64]:
     return (255.0 * share.astype(np.float64)).astype(np.int64)
 
 
-def blurred_grey(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
+def blurred_gray(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """An image [h, w, 3] in fixed-point grey, blurred twice."""
     r, g, b = (image[..., c].astype(np.int64) for c in range(3))
     grey = (9798 * r + 19235 * g + 3735 * b + (1 << 14)) >> 15
@@ -87,7 +87,7 @@ def test_map_is_that_of_the_loop_bit_for_bit(h: int, w: int) -> None:
     images = rng.integers(0, 256, (2, h, w, 3), dtype=np.uint8)
     ours = fine_grained_saliency(to_batch(images))
     for image, saliency in zip(images, ours, strict=True):
-        expected = saliency_by_loop(blurred_grey(image))
+        expected = saliency_by_loop(blurred_gray(image))
         np.testing.assert_array_equal(saliency.numpy(), expected)
 
 
@@ -95,7 +95,7 @@ def test_map_of_shapes_is_that_of_the_loop_bit_for_bit() -> None:
     images = small_shapes("test", 12).images
     ours = fine_grained_saliency(images / 255)
     for image, saliency in zip(images, ours, strict=True):
-        expected = saliency_by_loop(blurred_grey(image.permute(1, 2, 0).numpy()))
+        expected = saliency_by_loop(blurred_gray(image.permute(1, 2, 0).numpy()))
         np.testing.assert_array_equal(saliency.numpy(), expected)
 
 
@@ -105,18 +105,18 @@ def test_peak_is_where_opencv_would_find_it_in_photographs() -> None:
     peaks = saliency_peak(fine_grained_saliency(to_batch(images))).numpy()
     near = 0
     for image, peak in zip(images, peaks, strict=True):
-        wrapped = saliency_by_loop(blurred_grey(image)) % 256
+        wrapped = saliency_by_loop(blurred_gray(image)) % 256
         other = np.unravel_index(wrapped.argmax(), wrapped.shape)
         near += bool(np.abs(peak - np.array(other)).max() <= 2)
     assert near >= 0.95 * len(images)
 
 
-def test_grey_and_blur_are_opencvs() -> None:
+def test_gray_and_blur_are_opencvs() -> None:
     cv2 = pytest.importorskip("cv2", reason="pip install opencv-contrib-python-headless")
     images = np.concatenate(
         [natural_crops(8, 32), np.random.default_rng(0).integers(0, 256, (8, 32, 32, 3), np.uint8)]
     )
-    grey = _grey(to_batch(images))
+    grey = _gray(to_batch(images))
     blurred = _blur(grey)
     for image, one, other in zip(images, grey, blurred, strict=True):
         expected = cv2.cvtColor(image, cv2.COLOR_RGB2GRAY)
@@ -186,7 +186,7 @@ def test_nothing_is_more_salient_than_a_spot(spot: float, ground: float) -> None
         assert one[row, column] == one.max() == 255
 
 
-def test_a_grey_image_is_its_rgb_twin() -> None:
+def test_a_gray_image_is_its_rgb_twin() -> None:
     grey = to_batch(natural_crops(4, 32))[:, :1]
     assert torch.equal(
         fine_grained_saliency(grey), fine_grained_saliency(grey.expand(-1, 3, -1, -1))
@@ -202,5 +202,5 @@ def test_the_first_of_equal_peaks_counts() -> None:
 @pytest.mark.unchecked_shapes
 @pytest.mark.parametrize("shape", [(3, 8, 8), (2, 4, 8, 8), (2, 3, 1, 8)])
 def test_what_is_no_image_is_named(shape: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match=r"RGB or grey images .* at least 2 x 2 pixels, got"):
+    with pytest.raises(ValueError, match=r"RGB or gray images .* at least 2 x 2 pixels, got"):
         fine_grained_saliency(torch.rand(shape))

@@ -12,7 +12,7 @@ from alignmixup.experiments import styling
 from alignmixup.experiments.batches import load_split
 from alignmixup.experiments.bench import SHAPES, bench, check_rows, write_rows
 from alignmixup.experiments.run import Sets, train
-from alignmixup.mixers import AlignMixup
+from alignmixup.mixers.alignmixup import AlignMixup
 from alignmixup.recipes.catalogue import find_recipe, recipe_names
 from alignmixup.recipes.schema import Recipe, changed, on_data
 from alignmixup.registry import RECIPES, register_recipe

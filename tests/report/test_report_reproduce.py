@@ -6,21 +6,18 @@ from alignmixup.cli import main
 from alignmixup.cli.program import COMMANDS
 from alignmixup.evaluation.outliers import SOURCES
 from alignmixup.experiments.detecting import KINDS
-from alignmixup.mixers import (
-    AlignMixup,
-    AlignMixupAE,
-    AlignMixupVAE,
-    CoMixup,
-    CutMix,
-    Cutout,
-    InputMixup,
-    ManifoldMixup,
-    NoMix,
-    PuzzleMix,
-    SaliencyMix,
-    StyleCutMix,
-    StyleMix,
-)
+from alignmixup.mixers.alignmixup import AlignMixup
+from alignmixup.mixers.alignmixup_ae import AlignMixupAE, AlignMixupVAE
+from alignmixup.mixers.comixup import CoMixup
+from alignmixup.mixers.cutmix import CutMix
+from alignmixup.mixers.cutout import Cutout
+from alignmixup.mixers.input_mixup import InputMixup
+from alignmixup.mixers.manifold_mixup import ManifoldMixup
+from alignmixup.mixers.nomix import NoMix
+from alignmixup.mixers.puzzlemix import PuzzleMix
+from alignmixup.mixers.saliencymix import SaliencyMix
+from alignmixup.mixers.stylecutmix import StyleCutMix
+from alignmixup.mixers.stylemix import StyleMix
 from alignmixup.models.wsol import ErasingLoss
 from alignmixup.recipes.catalogue import find_recipe, recipe_names
 from alignmixup.registry import TASKS

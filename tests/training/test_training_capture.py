@@ -7,16 +7,13 @@ import torch
 from torch import nn
 
 from alignmixup.datasets import DeviceLoader, shapes
-from alignmixup.mixers import (
-    AlignMixup,
-    AlignMixupAE,
-    AlignMixupVAE,
-    CutMix,
-    Cutout,
-    InputMixup,
-    ManifoldMixup,
-    NoMix,
-)
+from alignmixup.mixers.alignmixup import AlignMixup
+from alignmixup.mixers.alignmixup_ae import AlignMixupAE, AlignMixupVAE
+from alignmixup.mixers.cutmix import CutMix
+from alignmixup.mixers.cutout import Cutout
+from alignmixup.mixers.input_mixup import InputMixup
+from alignmixup.mixers.manifold_mixup import ManifoldMixup
+from alignmixup.mixers.nomix import NoMix
 from alignmixup.models import PreActResNet18
 from alignmixup.models.zoo import NetSpec, build
 from alignmixup.training import TrainSettings

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from alignmixup.mixers import NoMix
+from alignmixup.mixers.nomix import NoMix
 from alignmixup.training import device as module
 from alignmixup.training.device import Compute, compute_for
 from alignmixup.training.progress import Estimate, duration

@@ -23,7 +23,7 @@ from pathlib import Path
 import torch
 from torch import nn
 from alignmixup.datasets import DeviceLoader, shapes
-from alignmixup.mixers import InputMixup
+from alignmixup.mixers.input_mixup import InputMixup
 from alignmixup.training import Stopped, TrainSettings, fit, join_team, summarise
 
 torch.set_num_threads(1)

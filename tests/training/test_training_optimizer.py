@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from alignmixup.datasets import DeviceLoader, shapes
-from alignmixup.mixers import InputMixup, NoMix
+from alignmixup.mixers.input_mixup import InputMixup
+from alignmixup.mixers.nomix import NoMix
 from alignmixup.training import TrainSettings, fit
 from alignmixup.training.checkpoint import load_checkpoint
 from alignmixup.training.steps import PlainStep, make_optimizer

@@ -15,7 +15,8 @@ from torch import nn
 
 from alignmixup.contracts import ImageSet
 from alignmixup.datasets import DeviceLoader, shapes
-from alignmixup.mixers import AlignMixup, NoMix
+from alignmixup.mixers.alignmixup import AlignMixup
+from alignmixup.mixers.nomix import NoMix
 from alignmixup.training import (
     NonFiniteLoss,
     Stopped,

@@ -18,10 +18,11 @@ import torch
 from torch import Tensor, nn
 
 from alignmixup.hooks import find_layer, plain_module, tap
-from alignmixup.mixers import AlignMixup, AlignMixupAE
-from alignmixup.mixers.alignmixup import mix_features, to_resolution
+from alignmixup.mixers.alignmixup import AlignMixup, mix_features, to_resolution
+from alignmixup.mixers.alignmixup_ae import AlignMixupAE
+from alignmixup.mixers.base import check_images
 from alignmixup.ops.align import Keep, exact_side, to_positions
-from alignmixup.ops.blend import check_images, check_logits
+from alignmixup.ops.blend import check_logits
 from alignmixup.ops.cost import pairwise_cost
 from alignmixup.ops.sinkhorn import Side, sinkhorn
 

@@ -23,7 +23,8 @@ from alignmixup import datasets
 from alignmixup.contracts import Draw, ImageSet, Mixer
 from alignmixup.experiments.networks import build_net
 from alignmixup.experiments.provenance import provenance
-from alignmixup.mixers import StyleCutMix, StyleMix
+from alignmixup.mixers.stylecutmix import StyleCutMix
+from alignmixup.mixers.stylemix import StyleMix
 from alignmixup.ops.adain import save_adain, small_adain
 from alignmixup.recipes.catalogue import find_recipe
 from alignmixup.recipes.schema import Recipe, changed

@@ -21,7 +21,9 @@ from alignmixup.experiments.painters import OwnDecoder, Painter
 from alignmixup.experiments.provenance import origin, provenance
 from alignmixup.experiments.run import train
 from alignmixup.experiments.run_folder import read_recipe
-from alignmixup.mixers import AlignMixup, AlignMixupAE, NoMix
+from alignmixup.mixers.alignmixup import AlignMixup
+from alignmixup.mixers.alignmixup_ae import AlignMixupAE
+from alignmixup.mixers.nomix import NoMix
 from alignmixup.models.zoo import NetSpec
 from alignmixup.recipes.schema import DataSpec, Recipe
 from alignmixup.training import TrainSettings, summarise

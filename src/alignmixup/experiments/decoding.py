@@ -36,7 +36,8 @@ from alignmixup.experiments.painters import (
 )
 from alignmixup.experiments.provenance import origin, provenance
 from alignmixup.experiments.run_folder import append_results, read_recipe, write_json
-from alignmixup.mixers import AlignMixup, AlignMixupAE
+from alignmixup.mixers.alignmixup import AlignMixup
+from alignmixup.mixers.alignmixup_ae import AlignMixupAE
 from alignmixup.models.autoencoder import AutoencodingClassifier
 from alignmixup.models.zoo import default_tap
 from alignmixup.training.checkpoint import load_checkpoint

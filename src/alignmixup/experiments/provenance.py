@@ -17,7 +17,8 @@ import torch
 
 from alignmixup.contracts import RecipeKey
 from alignmixup.experiments.run_folder import read_run
-from alignmixup.mixers import StyleCutMix, StyleMix
+from alignmixup.mixers.stylecutmix import StyleCutMix
+from alignmixup.mixers.stylemix import StyleMix
 from alignmixup.recipes.catalogue import find_recipe, recipe_names
 from alignmixup.recipes.schema import Recipe
 from alignmixup.training.ledger import read_ledger

@@ -34,7 +34,10 @@ from alignmixup.experiments.plugins import open_recipe, plugins_of
 from alignmixup.experiments.provenance import provenance
 from alignmixup.experiments.run_folder import alone_in, check_folder, claim
 from alignmixup.experiments.styling import with_style_weights
-from alignmixup.mixers import AlignMixup, AlignMixupAE, StyleCutMix, StyleMix
+from alignmixup.mixers.alignmixup import AlignMixup
+from alignmixup.mixers.alignmixup_ae import AlignMixupAE
+from alignmixup.mixers.stylecutmix import StyleCutMix
+from alignmixup.mixers.stylemix import StyleMix
 from alignmixup.recipes.schema import Recipe, changed, on_data
 from alignmixup.training import TrainSettings, fit, join_team
 from alignmixup.training.checkpoint import CHECKPOINT

@@ -22,7 +22,8 @@ from alignmixup.experiments.data_record import check_classes, own_test_set
 from alignmixup.experiments.load import Run, load_run
 from alignmixup.experiments.provenance import origin, provenance
 from alignmixup.experiments.run_folder import ADAIN, append_results, read_recipe, read_run
-from alignmixup.mixers import StyleCutMix, StyleMix
+from alignmixup.mixers.stylecutmix import StyleCutMix
+from alignmixup.mixers.stylemix import StyleMix
 from alignmixup.recipes.schema import Recipe, on_data
 from alignmixup.training.device import pick_device
 

@@ -19,7 +19,8 @@ from alignmixup.contracts import ImageSet, Mixer
 from alignmixup.datasets.folder import FileSet
 from alignmixup.experiments.batches import sample_images, side_of
 from alignmixup.experiments.run_folder import ADAIN
-from alignmixup.mixers import StyleCutMix, StyleMix
+from alignmixup.mixers.stylecutmix import StyleCutMix
+from alignmixup.mixers.stylemix import StyleMix
 from alignmixup.ops.adain import WeightsFile
 from alignmixup.recipes.schema import Recipe
 from alignmixup.training.adain_fit import OnStep, add_distances, fit_adain

@@ -31,16 +31,14 @@ from alignmixup.figures.methods import (
 from alignmixup.figures.registry import register_figure
 from alignmixup.figures.sources import different_pairs, floats, network_source, shown
 from alignmixup.figures.style import Picture, gallery, save
-from alignmixup.mixers import (
-    CoMixup,
-    CutMix,
-    Cutout,
-    InputMixup,
-    PuzzleMix,
-    SaliencyMix,
-    StyleCutMix,
-    StyleMix,
-)
+from alignmixup.mixers.comixup import CoMixup
+from alignmixup.mixers.cutmix import CutMix
+from alignmixup.mixers.cutout import Cutout
+from alignmixup.mixers.input_mixup import InputMixup
+from alignmixup.mixers.puzzlemix import PuzzleMix
+from alignmixup.mixers.saliencymix import SaliencyMix
+from alignmixup.mixers.stylecutmix import StyleCutMix
+from alignmixup.mixers.stylemix import StyleMix
 from alignmixup.ops.adain import AdaIN, adain, save_adain, style_statistics
 from alignmixup.ops.blend import blend
 from alignmixup.ops.gradient_saliency import gradient_saliency

@@ -18,8 +18,9 @@ from alignmixup.experiments.painters import features_at
 from alignmixup.figures.registry import register_figure
 from alignmixup.figures.sources import different_pairs, floats, network_source, shown
 from alignmixup.figures.style import Image, new_figure, save, show, write_titles
-from alignmixup.ops import pairwise_cost, sinkhorn
 from alignmixup.ops.align import align_mix, to_positions
+from alignmixup.ops.cost import pairwise_cost
+from alignmixup.ops.sinkhorn import sinkhorn
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -18,7 +18,8 @@ from alignmixup.figures.effect import draw_effects
 from alignmixup.figures.registry import register_figure
 from alignmixup.figures.sources import floats
 from alignmixup.figures.style import save
-from alignmixup.mixers import AlignMixup, AlignMixupAE
+from alignmixup.mixers.alignmixup import AlignMixup
+from alignmixup.mixers.alignmixup_ae import AlignMixupAE
 from alignmixup.models.zoo import NetSpec
 from alignmixup.recipes.schema import Recipe
 from alignmixup.training import summarise

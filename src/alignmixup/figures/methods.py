@@ -18,16 +18,14 @@ from alignmixup.contracts import ImageSet, Mixer
 from alignmixup.figures.registry import register_figure
 from alignmixup.figures.sources import different_pairs, floats, network_source, shown
 from alignmixup.figures.style import Picture, gallery, save
-from alignmixup.mixers import (
-    CoMixup,
-    CutMix,
-    Cutout,
-    InputMixup,
-    PuzzleMix,
-    SaliencyMix,
-    StyleCutMix,
-    StyleMix,
-)
+from alignmixup.mixers.comixup import CoMixup
+from alignmixup.mixers.cutmix import CutMix
+from alignmixup.mixers.cutout import Cutout
+from alignmixup.mixers.input_mixup import InputMixup
+from alignmixup.mixers.puzzlemix import PuzzleMix
+from alignmixup.mixers.saliencymix import SaliencyMix
+from alignmixup.mixers.stylecutmix import StyleCutMix
+from alignmixup.mixers.stylemix import StyleMix
 from alignmixup.ops.adain import AdaIN, save_adain
 from alignmixup.training.adain_fit import train_small_adain
 from alignmixup.training.progress import Reporter

@@ -15,8 +15,9 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from alignmixup.ops import pairwise_cost, sinkhorn
 from alignmixup.ops.align import from_positions, to_positions
+from alignmixup.ops.cost import pairwise_cost
+from alignmixup.ops.sinkhorn import sinkhorn
 
 __all__ = ["PLANS", "Plan", "assignment", "carried", "object_match"]
 

@@ -15,7 +15,8 @@ from alignmixup import datasets, models
 from alignmixup.contracts import ImageSet
 from alignmixup.experiments.load import load_run
 from alignmixup.experiments.run_folder import read_recipe
-from alignmixup.mixers import AlignMixup, AlignMixupAE
+from alignmixup.mixers.alignmixup import AlignMixup
+from alignmixup.mixers.alignmixup_ae import AlignMixupAE
 from alignmixup.models.preact_resnet import HeadKind
 from alignmixup.models.zoo import NetSpec, default_tap
 

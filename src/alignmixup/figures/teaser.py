@@ -16,7 +16,8 @@ from alignmixup.figures.methods import FixedDraw
 from alignmixup.figures.registry import register_figure
 from alignmixup.figures.sources import different_pairs, floats, shown
 from alignmixup.figures.style import Picture, gallery, save
-from alignmixup.mixers import CutMix, InputMixup
+from alignmixup.mixers.cutmix import CutMix
+from alignmixup.mixers.input_mixup import InputMixup
 
 __all__ = ["teaser", "teaser_pictures"]
 

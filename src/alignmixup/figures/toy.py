@@ -22,8 +22,9 @@ from alignmixup.figures.style import (
     save,
     write_titles,
 )
-from alignmixup.ops import pairwise_cost, sinkhorn
 from alignmixup.ops.align import Keep, align_mix
+from alignmixup.ops.cost import pairwise_cost
+from alignmixup.ops.sinkhorn import sinkhorn
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -1,12 +1,12 @@
 """AlignMixup (Venkataramanan et al. 2022): interpolate images, or features after alignment.
 
-For each batch one case is drawn (paper, appendix A):
+One case is drawn per batch (paper, appendix A):
 
     input   lam x  + (1 - lam) x'
-    feat    lam A  + (1 - lam) A~      A~: the partner's features on the anchor's positions
-    feat'   lam A~'+ (1 - lam) A'      A~': the anchor's features on the partner's positions
+    feat    lam A  + (1 - lam) A~      A~: features of the partner at the positions of the anchor
+    feat'   lam A~'+ (1 - lam) A'      A~': features of the anchor at the positions of the partner
 
-with targets lam y + (1 - lam) y' in all of them, lam the share of the anchor.
+Targets are lam y + (1 - lam) y' in all cases; lam is the share of the anchor.
 """
 
 from __future__ import annotations
@@ -20,23 +20,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from alignmixup.contracts import Draw, Mixed, Mixer
+from alignmixup.contracts import Draw, Mixed
 from alignmixup.hooks import WrongOutput, attribute_around, check_layer_name, check_rows, tap
-from alignmixup.mixers.sampling import check_weights, probabilities, sample_pairs
+from alignmixup.mixers.base import Loss, Method, check_weights, probabilities, sample_pairs
 from alignmixup.ops.align import align_mix
-from alignmixup.ops.blend import (
-    Loss,
-    blend_with_partner,
-    check_alpha,
-    check_batch,
-    check_case,
-    check_loss,
-    mixed_batch,
-)
+from alignmixup.ops.blend import blend_with_partner
 from alignmixup.ops.sinkhorn import Backend, Side, check_settings
 from alignmixup.registry import register_mixer
-
-__all__ = ["AlignMixup"]
 
 CASES = ("input", "feat", "feat'")
 FEATURE_CASES = {"feat", "feat'"}
@@ -44,16 +34,16 @@ FEATURE_CASES = {"feat", "feat'"}
 
 @register_mixer
 @dataclass(frozen=True)
-class AlignMixup(Mixer):
+class AlignMixup(Method):
     """AlignMixup (Venkataramanan et al. 2022): mix images, or the aligned features of a layer.
 
-    **Where alignment can matter.** A plan whose marginal is exact keeps the mean over positions.
-    Before average pooling and a linear layer such a plan changes neither logits nor gradients; it
-    can matter before a flattened head, at an earlier layer, or before anything else that is not
-    linear in the mean. By default the marginal is exact in both directions. ``released()`` has the
-    authors' ``last="columns"``: there feat is exact, and feat' changes the logits by what 100
-    iterations leave of the other marginal's error. Measure it on your model with
-    ``alignment_effect(model, mixer, x)``.
+    **Where alignment has an effect.** A plan with an exact marginal preserves the mean over
+    positions. Before average pooling and a linear layer it changes neither logits nor gradients.
+    It can change them before a flattened head, at an earlier layer, or before any other function
+    that is not linear in the mean. By default the marginal is exact in both directions. In
+    ``released()``, with the authors' ``last="columns"``, it is exact for feat only: feat' changes
+    the logits by the remaining error of the row sums after 100 iterations. Measure the effect on
+    your model with ``alignment_effect(model, mixer, x)``.
 
     Args:
         layer: Name of a sub-module that returns maps ``[b, c, h, w]`` or tokens ``[b, n, c]``.
@@ -68,14 +58,14 @@ class AlignMixup(Mixer):
             batch, as in the authors' code.
         resolution: Average maps down to this many rows and columns for mixing, then repeat the
             result back to the size of the map.
-        last: The marginal of the plan that is exact; None chooses the one that keeps the mean over
-            positions, in both directions.
+        last: The marginal of the plan that is exact; None chooses the one that preserves the mean
+            over positions, in both directions.
         backend: Solver of the transport problems; ``"auto"`` chooses by device.
         loss: ``"ce"`` for cross-entropy, ``"bce"`` for binary cross-entropy of the softmax.
-        prefix_tokens: Number of leading tokens that are no positions of the image (class token,
-            registers). They are mixed, stay in place and are not aligned. None takes
-            ``num_prefix_tokens`` of the innermost module around ``layer`` that has one, as timm's
-            vision transformers do, and else 0.
+        prefix_tokens: Number of leading tokens that are not positions of the image (class token,
+            registers). They are mixed in place and not aligned. None takes ``num_prefix_tokens`` of
+            the innermost module around ``layer`` that has this attribute, as timm's vision
+            transformers do, or 0.
 
     Raises:
         ValueError: If a setting is out of range.
@@ -86,6 +76,8 @@ class AlignMixup(Mixer):
         mixer(model, x, y).loss().backward()
         ```
     """
+
+    known_cases = CASES
 
     layer: str = "layer4"
     alpha: float = 2.0
@@ -102,21 +94,21 @@ class AlignMixup(Mixer):
     prefix_tokens: int | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_layer_name(self.layer)
-        check_alpha(self.alpha)
-        check_loss(self.loss)
         check_weights(self.weights, CASES)
         check_settings(self.eps, self.num_iters, self.tol, self.last or "columns")
         if self.resolution is not None and self.resolution < 1:
             raise ValueError(f"resolution must be at least 1, got {self.resolution}")
         if self.prefix_tokens is not None and self.prefix_tokens < 0:
-            raise ValueError(f"prefix_tokens must be 0 or more, got {self.prefix_tokens}")
+            raise ValueError(f"prefix_tokens must be >= 0, got {self.prefix_tokens}")
 
     @classmethod
     def released(cls, layer: str = "layer4") -> Self:
         """Return the settings of the authors' code.
 
-        The input is mixed in half of the steps, and columns are updated last in both directions.
+        The input is mixed in half of the steps, and the columns are updated last in both
+        directions.
         """
         return cls(layer, weights={"input": 2.0, "feat": 1.0, "feat'": 1.0}, last="columns")
 
@@ -126,29 +118,26 @@ class AlignMixup(Mixer):
 
     @property
     def feature_mixer(self) -> AlignMixup | None:
-        """The settings by which features are aligned; None where none are."""
+        """The mixer that aligns features: this one, or None if it never aligns."""
         return self if self.aligned and self.cases.keys() & FEATURE_CASES else None
 
     def draw(self, batch_size: int, rng: torch.Generator) -> Draw:
         return sample_pairs(self.weights, self.alpha, self.lam_per_sample, batch_size, rng)
 
-    def apply(self, net: nn.Module, x: Tensor, y: Tensor, draw: Draw) -> Mixed:
-        draw = draw.to(x.device)
-        check_batch(x, y, draw.perm, draw.lam)
-        check_case(draw.case, CASES)
+    def _mix(self, net: nn.Module, x: Tensor, y: Tensor, draw: Draw) -> Mixed:
         if draw.case == "input":
             x = blend_with_partner(x, draw.perm, draw.lam)
         with self.tap(net, draw.case, draw.perm, draw.lam):
             logits = net(x)
-        return mixed_batch(logits, y, draw.perm, draw.lam, self.loss)
+        return self._mixed(logits, y, draw)
 
     def tap(
         self, net: nn.Module, case: str, perm: Tensor, lam: Tensor
     ) -> AbstractContextManager[None]:
-        """Mix the output of ``layer`` in a forward of ``net``; in other cases than feat, check it.
+        """Mix the output of ``layer`` during a forward pass of ``net``.
 
-        So a layer or a resolution that will not do fails in the first step, whatever its case,
-        unless the mixer never mixes features.
+        In the input case the output is only checked, so that an unsuitable layer or resolution
+        raises in the first step, unless the mixer never mixes features.
         """
         action = mix_features if case in FEATURE_CASES else check_features
         if not self.cases.keys() & FEATURE_CASES:
@@ -156,7 +145,7 @@ class AlignMixup(Mixer):
         return tap(net, self.layer, action, self, case, perm, lam, self.num_prefix_tokens(net))
 
     def num_prefix_tokens(self, net: nn.Module) -> int | None:
-        """The setting, or what the network says; None where neither is there."""
+        """Return the setting, or the attribute of the network; None if there is neither."""
         if self.prefix_tokens is not None or "patch_embed" in self.layer.split("."):
             return self.prefix_tokens
         found: int | None = attribute_around(net, self.layer, "num_prefix_tokens")
@@ -166,30 +155,32 @@ class AlignMixup(Mixer):
 def check_features(
     output: Tensor, mixer: AlignMixup, case: str, perm: Tensor, lam: Tensor, prefix: int | None
 ) -> Tensor:
-    """Return a layer's output as it is; raise if it could not be mixed."""
+    """Return the output of a layer unchanged; raise if it cannot be mixed."""
     shape = list(output.shape)
     if output.ndim not in (3, 4):
-        hint = " (AlignMixupAE can mix a vector, unaligned, as 'e')" if output.ndim == 2 else ""
+        hint = (
+            " (AlignMixupAE mixes a vector as 'e', without alignment)" if output.ndim == 2 else ""
+        )
         raise WrongOutput(
-            f"layer {mixer.layer!r} gives {shape}; AlignMixup needs maps "
-            f"[b, c, h, w] or tokens [b, n, c]: name a layer that gives one of these{hint}"
+            f"layer {mixer.layer!r} returns {shape}; AlignMixup needs maps "
+            f"[b, c, h, w] or tokens [b, n, c]: choose a layer that returns one of these{hint}"
         )
     check_rows(output, mixer.layer, len(perm))
     side = mixer.resolution
     if side is not None and (output.ndim != 4 or shape[2] % side or shape[3] % side):
         raise ValueError(
-            f"resolution {side} must divide the sides of a map, and layer {mixer.layer!r} gives "
-            f"{shape}: choose a divisor, or leave resolution out"
+            f"resolution {side} must divide the sides of a map; layer {mixer.layer!r} returns "
+            f"{shape}: choose a divisor, or None"
         )
     if mixer.prefix_tokens and output.ndim == 4:
         raise ValueError(
-            f"prefix_tokens is {mixer.prefix_tokens}, but layer {mixer.layer!r} gives maps "
-            f"{shape}, which have no tokens: leave it out"
+            f"prefix_tokens is {mixer.prefix_tokens}, but layer {mixer.layer!r} returns maps "
+            f"{shape}, which have no tokens: set it to None"
         )
     if prefix and output.ndim == 3 and prefix >= shape[1]:
         raise ValueError(
-            f"prefix_tokens {prefix} leaves nothing to align of the {shape[1]} tokens of layer "
-            f"{mixer.layer!r}: set a smaller one"
+            f"prefix_tokens {prefix} leaves no token to align of the {shape[1]} of layer "
+            f"{mixer.layer!r}: set a smaller number"
         )
     return output
 
@@ -197,7 +188,7 @@ def check_features(
 def mix_features(
     output: Tensor, mixer: AlignMixup, case: str, perm: Tensor, lam: Tensor, prefix: int | None
 ) -> Tensor:
-    """Mix a layer's output as ``case`` says; the first ``prefix`` tokens without alignment."""
+    """Mix the output of a layer; the first ``prefix`` tokens without alignment."""
     check_features(output, mixer, case, perm, lam, prefix)
     if prefix and output.ndim == 3:
         first = blend_with_partner(output[:, :prefix], perm, lam)
@@ -222,5 +213,5 @@ def mix_features(
 
 
 def to_resolution(output: Tensor, resolution: int | None) -> Tensor:
-    """Average maps down to that many rows and columns; None leaves them as they are."""
+    """Average maps down to ``resolution`` rows and columns; None returns them unchanged."""
     return output if resolution is None else F.adaptive_avg_pool2d(output, resolution)

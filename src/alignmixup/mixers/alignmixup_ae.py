@@ -1,21 +1,21 @@
-"""AlignMixup/AE and AlignMixup/VAE (Venkataramanan et al. 2022): mixing beside an autoencoder.
+"""AlignMixup/AE and AlignMixup/VAE (Venkataramanan et al. 2022): mixing with an autoencoder.
 
     A = F(x),   e = f(A),   logits = g(e),   x^ = D(e)
 
-For each batch one case is drawn:
+One case is drawn per batch:
 
-    clean           L_r = |x - x^|^2 on the images as they are: trains F, f and D
+    clean           L_r = |x - x^|^2 on the unmixed images: trains F, f and D
     input           the images are mixed                  \\
     feat, feat'     A is mixed, after alignment            |  L_c on g(e): trains F, f and g
     embed           the vector e is mixed                  |
     embed, embed'   the tensor E is mixed, after alignment /
 
 The classifier never sees a decoded image, and the decoder never sees a mixed one. In the
-variational form e is the pair (mu, sigma), mixed together, and
+variational form e is the pair (mu, sigma), mixed together; g and D read z, and the loss is
 
     z = mu + sigma noise,   L_r + KL(N(mu, sigma^2) || N(0, 1))
 
-takes its place in front of g and D; without noise, as in evaluation, z is mu.
+In evaluation there is no noise and z is mu.
 """
 
 from __future__ import annotations
@@ -32,30 +32,41 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from alignmixup.contracts import Draw, Mixed, Mixer
+from alignmixup.contracts import Draw, Mixed
 from alignmixup.hooks import check_layer_name, check_rows, plain_module, tap
 from alignmixup.mixers.alignmixup import AlignMixup
-from alignmixup.mixers.layersets import CLEAN, Layer, cases_of, check_layers, is_kept_partner
-from alignmixup.mixers.sampling import check_weights, probabilities, sample_pairs
-from alignmixup.ops.blend import Loss, blend_with_partner, check_batch, check_case, mixed_batch
+from alignmixup.mixers.base import (
+    CLEAN,
+    Layer,
+    Loss,
+    Method,
+    cases_of,
+    check_integers,
+    check_layers,
+    check_nonnegative,
+    check_weights,
+    probabilities,
+    require,
+    sample_pairs,
+)
+from alignmixup.ops.blend import blend_with_partner
 from alignmixup.ops.sinkhorn import Backend, Side
 from alignmixup.registry import register_mixer
-
-__all__ = ["AlignMixupAE", "AlignMixupVAE", "NoiseDraw", "gaussian_kl"]
 
 
 @register_mixer
 @dataclass(frozen=True)
-class AlignMixupAE(Mixer):
+class AlignMixupAE(Method):
     """AlignMixup/AE: mix images, features or embeddings, and reconstruct clean images in one case.
 
     For an ``AutoencodingClassifier``, or any network with the layers ``layer`` and ``embed`` and a
-    ``decoder`` that ``net(x, decode=True)`` runs. Only what ``layers`` and ``clean`` need must
-    exist: ``AlignMixupAE(layers=("x", "A", "e"), clean=False)`` is AlignMixup with e mixed as well.
+    ``decoder`` that ``net(x, decode=True)`` runs. The network needs only the parts that ``layers``
+    and ``clean`` use: ``AlignMixupAE(layers=("x", "A", "e"), clean=False)`` is AlignMixup that also
+    mixes e, and needs no decoder.
 
     The reconstruction error is the mean squared error over images and pixel values, in units of the
-    standard deviation of the data; the paper's sum is this times the number of values. As a mean it
-    has the scale of the classification loss, which shares its learning rate.
+    standard deviation of the data. The paper has the sum; the mean has the scale of the
+    classification loss, which shares its learning rate.
 
     Args:
         layer: Name of the layer that returns A.
@@ -72,7 +83,7 @@ class AlignMixupAE(Mixer):
         aligned: False mixes position by position, without a transport plan.
         lam_per_sample: Draw one ``lam`` per sample instead of one per batch.
         resolution: Average A down to this many rows and columns for mixing; E keeps its own.
-        last: The marginal of the plan that is exact; None chooses the one that keeps the mean.
+        last: The marginal of the plan that is exact; None chooses the one that preserves the mean.
         backend: Solver of the transport problems; ``"auto"`` chooses by device.
         loss: ``"ce"`` for cross-entropy, ``"bce"`` for binary cross-entropy of the softmax.
 
@@ -110,40 +121,30 @@ class AlignMixupAE(Mixer):
     def __post_init__(self) -> None:
         check_layer_name(self.embed)
         check_layers(self.layers)
-        if self.weights is not None:
-            check_weights(self.weights, cases_of(self.layers, clean=self.clean))
+        check_weights(self._weights, self.known_cases)
         if not 0 < self.reconstruction_weight < math.inf:
             raise ValueError(
                 "reconstruction_weight must be positive and finite, got "
-                f"{self.reconstruction_weight}; to leave the decoder out set clean=False"
+                f"{self.reconstruction_weight}; to train without a decoder set clean=False"
             )
-        _ = self._by_layer  # checks what AlignMixup checks: alpha, eps, num_iters, ...
+        _ = self._by_layer  # AlignMixup checks alpha, eps, num_iters, loss, ...
 
     @cached_property
     def _by_layer(self) -> dict[str, AlignMixup]:
-        """How the tensor of each tapped layer is mixed."""
+        """The mixers of the tensors at the two layers."""
+        names = ("alpha", "eps", "num_iters", "tol", "aligned", "last", "backend", "loss")
+        shared: dict[str, Any] = {name: getattr(self, name) for name in names}
+        feat = AlignMixup(self.layer, resolution=self.resolution, **shared)
+        return {"feat": feat, "embed": AlignMixup(self.embed, **shared)}
 
-        def at(layer: str, resolution: int | None) -> AlignMixup:
-            return AlignMixup(
-                layer=layer,
-                alpha=self.alpha,
-                eps=self.eps,
-                num_iters=self.num_iters,
-                tol=self.tol,
-                aligned=self.aligned,
-                resolution=resolution,
-                last=self.last,
-                backend=self.backend,
-                loss=self.loss,
-            )
-
-        return {"feat": at(self.layer, self.resolution), "embed": at(self.embed, None)}
+    @property
+    def known_cases(self) -> tuple[str, ...]:
+        """All cases of the layer set."""
+        return cases_of(self.layers, clean=self.clean)
 
     @property
     def _weights(self) -> dict[str, float]:
-        if self.weights is not None:
-            return self.weights
-        return dict.fromkeys(cases_of(self.layers, clean=self.clean), 1.0)
+        return dict.fromkeys(self.known_cases, 1.0) if self.weights is None else self.weights
 
     @property
     def cases(self) -> Mapping[str, float]:
@@ -151,16 +152,13 @@ class AlignMixupAE(Mixer):
 
     @property
     def feature_mixer(self) -> AlignMixup | None:
-        """The settings by which A is aligned, or E where A is not mixed; None without either."""
+        """The mixer that aligns A, or E if A is not mixed; None if nothing is aligned."""
         cases = self.cases
-        for stem, mixer in self._by_layer.items():
+        stems = ("feat",) if self._has_vector else ("feat", "embed")
+        for stem in stems if self.aligned else ():
             weights = {"feat": cases.get(stem, 0.0), "feat'": cases.get(f"{stem}'", 0.0)}
-            if (
-                self.aligned
-                and any(weights.values())
-                and not (stem == "embed" and self._has_vector)
-            ):
-                return replace(mixer, weights=weights)
+            if any(weights.values()):
+                return replace(self._by_layer[stem], weights=weights)
         return None
 
     @property
@@ -169,44 +167,42 @@ class AlignMixupAE(Mixer):
 
     @property
     def trains_all(self) -> bool:
-        return False  # the clean case trains no classifier, the others no decoder
+        return False  # clean trains no classifier, the other cases no decoder
 
     def draw(self, batch_size: int, rng: torch.Generator) -> Draw:
         return sample_pairs(self._weights, self.alpha, self.lam_per_sample, batch_size, rng)
 
-    def apply(self, net: nn.Module, x: Tensor, y: Tensor, draw: Draw) -> Mixed:
-        draw = draw.to(x.device)
-        check_batch(x, y, draw.perm, draw.lam)
-        check_case(draw.case, cases_of(self.layers, clean=self.clean))
+    def _mix(self, net: nn.Module, x: Tensor, y: Tensor, draw: Draw) -> Mixed:
         self._check_net(net, draw)
         if draw.case == "input":
             x = blend_with_partner(x, draw.perm, draw.lam)
         with ExitStack() as taps:
-            # All layers are tapped in every case: a compiled module must know them all at once.
+            # Tap both layers in every case: torch.compile ignores hooks added later.
             if "A" in self.layers:
                 taps.enter_context(self._tap(net, self.layer, "feat", draw))
             if {"e", "E"} & set(self.layers):
                 taps.enter_context(self._tap(net, self.embed, "embed", draw))
-            # Flags by name, and only where they are needed: any network has net(x).
+            # Keyword arguments only where they are needed: every network has net(x).
             flags: dict[str, Any] = {"decode": True} if draw.case == CLEAN else {}
             flags |= self._noise(draw)
             _check_flags(net, flags)
             out = net(x, **flags)
         if draw.case == CLEAN:
             return Mixed(logits=None, targets=None, extra=self._clean_losses(out))
-        return mixed_batch(out, y, draw.perm, draw.lam, self.loss)
+        return self._mixed(out, y, draw)
+
+    _clean = _mix
 
     def _tap(self, net: nn.Module, layer: str, stem: str, draw: Draw) -> Any:
-        is_vector = stem == "embed" and self._has_vector
-        case = draw.case if draw.case.rstrip("'") == stem else ""
-        if is_vector:
-            action = _mix_vector if case else _check_vector
+        is_mixed = draw.case.rstrip("'") == stem
+        if stem == "embed" and self._has_vector:
+            action = _mix_vector if is_mixed else _check_vector
             return tap(net, layer, action, layer, draw.perm, draw.lam)
-        keep = "feat'" if is_kept_partner(case) else "feat"
-        return self._by_layer[stem].tap(net, keep if case else "", draw.perm, draw.lam)
+        case = draw.case.replace(stem, "feat") if is_mixed else ""
+        return self._by_layer[stem].tap(net, case, draw.perm, draw.lam)
 
     def _noise(self, draw: Draw) -> dict[str, Tensor]:
-        """What the network is given besides the images."""
+        """Return further arguments of the network."""
         return {}
 
     def _clean_losses(self, decoded: Any) -> dict[str, Tensor]:
@@ -216,28 +212,28 @@ class AlignMixupAE(Mixer):
     def _check_net(self, net: nn.Module, draw: Draw) -> None:
         if draw.case == CLEAN and getattr(plain_module(net), "decoder", None) is None:
             raise ValueError(
-                f"the clean case needs a decoder, and this {type(plain_module(net)).__name__} has "
+                f"the clean case needs a decoder, but this {type(plain_module(net)).__name__} has "
                 "none: build an AutoencodingClassifier with decoder=True, or set clean=False"
             )
         is_variational = getattr(plain_module(net), "variational", None)
         if is_variational is not None and is_variational != self._is_variational:
             wanted = "AlignMixupVAE" if is_variational else "AlignMixupAE"
             raise ValueError(
-                f"the network has variational={is_variational}, which is for {wanted}, "
-                f"not for {type(self).__name__}: change one of them"
+                f"a network with variational={is_variational} needs {wanted}, got "
+                f"{type(self).__name__}: change one of them"
             )
 
 
 def _check_flags(net: nn.Module, flags: Mapping[str, Any]) -> None:
-    """Raise where the network's forward does not take these arguments."""
+    """Raise a ``ValueError`` unless the network's forward takes these arguments."""
     if not flags:
         return
     taken = inspect.signature(plain_module(net).forward).parameters
     missing = [name for name in flags if name not in taken]
     if missing and not any(p.kind is p.VAR_KEYWORD for p in taken.values()):
         raise ValueError(
-            f"{type(plain_module(net)).__name__}.forward takes no {missing}: give the mixer an "
-            "AutoencodingClassifier, or a network that takes them; AlignMixup needs no such thing"
+            f"{type(plain_module(net)).__name__}.forward has no arguments {missing}: use an "
+            "AutoencodingClassifier, or AlignMixup, which needs none"
         )
 
 
@@ -247,23 +243,23 @@ def _mix_vector(output: Tensor, layer: str, perm: Tensor, lam: Tensor) -> Tensor
 
 def _check_vector(output: Tensor, layer: str, perm: Tensor, lam: Tensor) -> Tensor:
     if not isinstance(output, Tensor) or output.ndim != 2:
-        what = list(output.shape) if isinstance(output, Tensor) else type(output).__name__
+        got = list(output.shape) if isinstance(output, Tensor) else type(output).__name__
         raise ValueError(
-            f"layer {layer!r} gives {what}, but 'e' stands for a vector [b, d]: mix it as 'E', or "
-            "give the network a vector embedding"
+            f"layer {layer!r} returns {got}, but 'e' is a vector [b, d]: mix it as 'E', or use a "
+            "network with a vector embedding"
         )
     check_rows(output, layer, len(perm))
     return output
 
 
 def _wide(x: Tensor) -> Tensor:
-    """At least float32: squares of a bf16 difference keep two digits."""
+    """Return ``x`` in at least float32: the square of a bf16 difference has two digits."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 @dataclass(frozen=True, slots=True)
 class NoiseDraw(Draw):
-    """A draw with the standard normal noise of a variational code."""
+    """A draw with standard normal noise for the variational code."""
 
     noise: Float[Tensor, "b d"]
 
@@ -273,10 +269,10 @@ class NoiseDraw(Draw):
 class AlignMixupVAE(AlignMixupAE):
     """AlignMixup/VAE: the variational form of ``AlignMixupAE``.
 
-    ``"e"`` stands for the pair (mu, sigma) and ``"E"`` for (M, Sigma); both halves are mixed
-    together, with one plan where they are aligned. In training the code is sampled in every case by
-    ``net(x, noise=...)``; in evaluation the classifier reads mu. The noise is part of the draw, so
-    a resumed run repeats it.
+    ``"e"`` is the pair (mu, sigma) and ``"E"`` the pair (M, Sigma); both halves are mixed together,
+    with one plan if they are aligned. In training the code is sampled in every case by ``net(x,
+    noise=...)``; in evaluation the classifier reads mu. The noise is part of the draw, so a resumed
+    run repeats it.
 
     Args:
         layer: Name of the layer that returns A.
@@ -293,13 +289,13 @@ class AlignMixupVAE(AlignMixupAE):
         aligned: False mixes position by position, without a transport plan.
         lam_per_sample: Draw one ``lam`` per sample instead of one per batch.
         resolution: Average A down to this many rows and columns for mixing; E keeps its own.
-        last: The marginal of the plan that is exact; None chooses the one that keeps the mean.
+        last: The marginal of the plan that is exact; None chooses the one that preserves the mean.
         backend: Solver of the transport problems; ``"auto"`` chooses by device.
         loss: ``"ce"`` for cross-entropy, ``"bce"`` for binary cross-entropy of the softmax.
         embedding_dim: Length of the code, the network's ``code_dim``: 512 for vectors and for 128 x
             2 x 2 tensors.
-        kl_weight: Weight of the KL divergence, which is divided by the number of pixel values as
-            the reconstruction error is.
+        kl_weight: Weight of the KL divergence, which is divided by the number of pixel values like
+            the reconstruction error.
 
     Raises:
         ValueError: If a setting is out of range.
@@ -320,10 +316,8 @@ class AlignMixupVAE(AlignMixupAE):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.embedding_dim < 1:
-            raise ValueError(f"embedding_dim must be at least 1, got {self.embedding_dim}")
-        if not 0 <= self.kl_weight < math.inf:
-            raise ValueError(f"kl_weight must be 0 or more and finite, got {self.kl_weight}")
+        check_integers(self, 1, "embedding_dim")
+        check_nonnegative(self, "kl_weight")
 
     def draw(self, batch_size: int, rng: torch.Generator) -> NoiseDraw:
         plain = super().draw(batch_size, rng)
@@ -331,9 +325,7 @@ class AlignMixupVAE(AlignMixupAE):
         return NoiseDraw(plain.case, plain.perm, plain.lam, noise)
 
     def _noise(self, draw: Draw) -> dict[str, Tensor]:
-        if not isinstance(draw, NoiseDraw):
-            raise ValueError("AlignMixupVAE needs a draw with noise: use its own draw()")
-        return {"noise": draw.noise}
+        return {"noise": require(draw, NoiseDraw, self).noise}
 
     def _clean_losses(self, decoded: Any) -> dict[str, Tensor]:
         losses = super()._clean_losses(decoded)
@@ -345,6 +337,6 @@ class AlignMixupVAE(AlignMixupAE):
 def gaussian_kl(
     mean: Float[Tensor, "b *rest"], deviation: Float[Tensor, "b *rest"]
 ) -> Float[Tensor, " b"]:
-    """KL(N(mu, sigma^2) || N(0, 1)) of each sample, summed over its independent numbers."""
+    """Return KL(N(mu, sigma^2) || N(0, 1)) of each sample, summed over its dimensions."""
     each = (mean.square() + deviation.square() - 1) / 2 - deviation.log()
     return each.flatten(1).sum(1)

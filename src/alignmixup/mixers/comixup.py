@@ -1,12 +1,12 @@
-"""Co-Mixup (Kim et al. 2021): mix many inputs into many outputs, salient and unlike each other.
+"""Co-Mixup (Kim et al. 2021): mix many inputs into many outputs, salient and diverse.
 
 The batch is split into parts of consecutive samples. Within a part, each block of each output shows
-one input, or halves of two, so that
+one input, or halves of two, so as to minimize
 
-    F(z) = saliency lost + beta * edges between inputs + gamma * outputs that show the same inputs
+    F(z) = saliency lost + beta * edges between inputs + gamma * overlap of the outputs' inputs
 
-is small (``joint_blocks`` states it in full). A sample's label is the share of each input in it.
-There is no anchor and no partner here: ``perm`` and ``lam`` of a draw mean nothing.
+(``ops/joint.py`` has the full definition). The label of an output is the share of each input in it.
+There are no anchors and partners: ``perm`` and ``lam`` of a draw are not used.
 """
 
 from __future__ import annotations
@@ -20,29 +20,31 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
-from alignmixup.contracts import Draw, Mixed, Mixer, soft_targets
-from alignmixup.mixers.nomix import clean_draw
-from alignmixup.mixers.sampling import sample_case, sample_unit
-from alignmixup.ops.blend import LOSSES, Loss, check_alpha, check_batch, check_case, check_loss
-from alignmixup.ops.block_kernels import Backend
-from alignmixup.ops.gradient_saliency import (
-    Rgb,
-    block_saliency,
+from alignmixup.contracts import Draw, Mixed, soft_targets
+from alignmixup.mixers.base import (
+    LOSSES,
+    Loss,
+    Method,
+    Scale,
     check_grids,
-    check_saliency_settings,
-    gradient_saliency,
+    check_integers,
+    check_nonnegative,
+    clean_draw,
+    require,
+    sample_case,
+    sample_unit,
 )
+from alignmixup.ops.backend import Backend
+from alignmixup.ops.gradient_saliency import block_saliency, gradient_saliency
 from alignmixup.ops.joint import JointCosts, Penalty, assign_blocks
 from alignmixup.registry import register_mixer
-
-__all__ = ["CoDraw", "CoMixup", "mix_blocks", "mix_labels"]
 
 
 @dataclass(frozen=True, slots=True)
 class CoDraw(Draw):
-    """A draw with a Dirichlet prior over the inputs of each part, and random labels to start from.
+    """A draw with a Dirichlet prior over the inputs of each part, and random initial labels.
 
-    ``start`` holds fractions: a block of output j starts at input floor(fraction * inputs).
+    ``start`` holds fractions: the initial label of a block is floor(fraction * inputs).
     """
 
     prior: Float[Tensor, " b"]
@@ -51,19 +53,19 @@ class CoDraw(Draw):
 
 @register_mixer
 @dataclass(frozen=True)
-class CoMixup(Mixer):
-    """Co-Mixup (Kim et al. 2021): mix many inputs into many outputs, salient and unlike each other.
+class CoMixup(Method):
+    """Co-Mixup (Kim et al. 2021): mix many inputs into many outputs, salient and diverse.
 
-    The batch is split into parts of consecutive samples; a part of one sample stays as it is.
-    Within a part each block of each output shows one input, or halves of two, and the label is the
-    share of each input. The defaults are the paper's. ``perm`` and ``lam`` of a draw are not used.
+    The batch is split into parts of consecutive samples; a part of one sample is not mixed. Within
+    a part each block of each output shows one input, or halves of two, and the label is the share
+    of each input. The defaults are the paper's. ``perm`` and ``lam`` of a draw are not used.
 
     Args:
         alpha: Concentration of the Dirichlet prior over the inputs of a part.
         part_size: Number of samples mixed together; the last part may be smaller.
         grids: Numbers of blocks along a side, one drawn per batch; each must divide the image side.
         beta: Weight of equal neighbors.
-        gamma: Weight of the penalty on inputs that other outputs show already.
+        gamma: Weight of the penalty on inputs that other outputs also show.
         eta: Weight of the prior.
         omega: Share of the distance between salient places in the compatibility of two inputs.
         threshold: Blocks, as a share of an image, that an input may have in the other outputs
@@ -73,10 +75,10 @@ class CoMixup(Mixer):
         compat_stride: Stride of that window; 8 on ImageNet.
         num_iters: Iterations over all outputs.
         num_sweeps: Sweeps of the cut of one output.
-        num_restarts: Assignments improved side by side, of which the best is taken; 1 is the
+        num_restarts: Initial assignments, optimized in parallel; the best result is used. 1 is the
             authors' search.
         half_labels: Let blocks show halves of two inputs.
-        resolve_ties: Push apart outputs that show the same set of inputs.
+        resolve_ties: Penalize outputs that show the same set of inputs.
         clean_lam: Weight of the loss on the clean batch, whose forward pass the saliency needs
             anyway.
         saliency_std: For images in [0, 1] and a network that divides by it: take the saliency of
@@ -111,26 +113,18 @@ class CoMixup(Mixer):
     half_labels: bool = True
     resolve_ties: bool = True
     clean_lam: float = 1.0
-    saliency_std: Rgb | None = None
+    saliency_std: Scale = None
     loss: Loss = "bce"
     backend: Backend = "auto"
 
     def __post_init__(self) -> None:
-        check_alpha(self.alpha)
-        check_loss(self.loss)
-        check_saliency_settings(self.clean_lam, self.saliency_std)
+        super().__post_init__()
         check_grids(self.grids, least=1)
         if self.penalty not in ("hard", "soft"):
             raise ValueError(f"penalty must be 'hard' or 'soft', got {self.penalty!r}")
-        if not 0 <= self.omega <= 1:
-            raise ValueError(f"omega must lie in [0, 1], got {self.omega}")
-        for name in ("beta", "gamma", "eta", "threshold"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"{name} must be 0 or more, and finite, got {getattr(self, name)}")
-        for name in ("part_size", "compat_size", "compat_stride"):
-            _check_count(name, getattr(self, name))
-        for name in ("num_iters", "num_sweeps", "num_restarts"):
-            _check_count(name, getattr(self, name))
+        check_nonnegative(self, "clean_lam", "beta", "gamma", "eta", "threshold")
+        check_integers(self, 1, "part_size", "compat_size", "compat_stride")
+        check_integers(self, 1, "num_iters", "num_sweeps", "num_restarts")
 
     @property
     def cases(self) -> Mapping[str, float]:
@@ -139,7 +133,7 @@ class CoMixup(Mixer):
     def draw(self, batch_size: int, rng: torch.Generator) -> Draw:
         case = sample_case(self.cases, rng)
         concentration = torch.full((batch_size,), self.alpha, device=rng.device).double()
-        # Normalised gammas are a Dirichlet draw; torch.distributions takes no generator.
+        # Normalized gammas are a Dirichlet draw; torch.distributions takes no generator.
         gammas = torch._standard_gamma(concentration, generator=rng)
         parts = torch.split(gammas, self.part_size)
         prior = torch.cat([part / part.sum() for part in parts]).float()
@@ -147,13 +141,9 @@ class CoMixup(Mixer):
         clean = clean_draw(batch_size, rng)
         return CoDraw(case, clean.perm, clean.lam, prior, start)
 
-    def apply(self, net: nn.Module, x: Tensor, y: Tensor, draw: Draw) -> Mixed:
-        draw = draw.to(x.device)
-        check_batch(x, y, draw.perm, draw.lam)
-        check_case(draw.case, self.cases)
-        if not isinstance(draw, CoDraw):
-            raise ValueError("Co-Mixup needs a draw with a prior and a start: use its own draw()")
-        for n in self.grids:  # all of them: one that does not fit would else stop a later step
+    def _mix(self, net: nn.Module, x: Tensor, y: Tensor, draw: Draw) -> Mixed:
+        draw = require(draw, CoDraw, self)
+        for n in self.grids:  # check all grids in the first step, whichever is drawn
             self._check_size(x, n)
         saliency = gradient_saliency(
             net, x, y, clean_lam=self.clean_lam, loss=self.loss, std=self.saliency_std
@@ -166,7 +156,7 @@ class CoMixup(Mixer):
         return Mixed(logits, targets, saliency.extra, LOSSES[self.loss])
 
     def shares(self, maps: Float[Tensor, "b h w"], draw: CoDraw) -> Float[Tensor, "p N s N"]:
-        """The share of each input of a part in each block of each output."""
+        """Return the share of each input of a part in each block of each output."""
         b, n = len(maps), int(draw.case)
         parts = _Parts.of(b, self.part_size)
         is_real = parts.split(torch.ones(b, dtype=torch.bool, device=maps.device))
@@ -194,7 +184,7 @@ class CoMixup(Mixer):
         ).shares
 
     def _peaks(self, maps: Float[Tensor, "b h w"]) -> Float[Tensor, "b 2"]:
-        """Row and column of the window that is most salient."""
+        """Return row and column of the most salient window."""
         size = min(self.compat_size, *maps.shape[1:])
         windows = F.avg_pool2d(maps.unsqueeze(1), size, self.compat_stride).squeeze(1)
         peak = windows.flatten(1).max(1).indices
@@ -204,36 +194,31 @@ class CoMixup(Mixer):
     def _compatibility(
         self, peaks: Float[Tensor, "p N 2"], is_real: Tensor
     ) -> Float[Tensor, "p N N"]:
-        """A: an input with itself, and a little of the distance between the peaks of two."""
+        """Return A: 1 - omega on the diagonal, plus omega times the normalized peak distances."""
         distance = (peaks.unsqueeze(1) - peaks.unsqueeze(2)).abs().sum(3)
         distance = distance * (is_real.unsqueeze(1) & is_real.unsqueeze(2))
-        total = distance.sum((1, 2), keepdim=True).clamp_min(1e-12)  # all peaks in one place: none
+        total = distance.sum((1, 2), keepdim=True).clamp_min(1e-12)  # equal peaks
         scale = self.omega * is_real.sum(1).view(-1, 1, 1) / total
         return torch.diag_embed((1 - self.omega) * is_real.to(peaks.dtype)) + scale * distance
 
     def _check_size(self, x: Tensor, n: int) -> None:
         if x.ndim != 4 or x.shape[2] != x.shape[3] or x.shape[2] % n:
             raise ValueError(
-                f"Co-Mixup needs square images whose side {n} blocks divide, got {list(x.shape)}: "
-                f"choose grids that divide it, now {self.grids}"
+                f"Co-Mixup needs square images divisible into {n} blocks per side, got "
+                f"{list(x.shape)}: choose other grids than {self.grids}"
             )
-
-
-def _check_count(name: str, value: int) -> None:
-    if not isinstance(value, int) or value < 1:
-        raise ValueError(f"{name} must be a whole number from 1 on, got {value}")
 
 
 def mix_blocks(
     x: Float[Tensor, "b c h h"], shares: Float[Tensor, "p N s N"], part_size: int
 ) -> Float[Tensor, "b c h h"]:
-    """Lay out the outputs: each block one input, or two in equal parts, pixel for pixel."""
+    """Compose the outputs: each block shows one input, or the mean of two."""
     b, c, side, _ = x.shape
     parts = _Parts.of(b, part_size)
     n = math.isqrt(shares.shape[2])
     block = side // n
     tiles = x.reshape(b, c, n, block, n, block).permute(0, 2, 4, 1, 3, 5).flatten(1, 2)
-    # A gather, not a matrix product: that would round pixels where tf32 or autocast is on.
+    # A gather: a matrix product would round the pixels under tf32 or autocast.
     top = shares.topk(2, dim=3)
     source = parts.join(top.indices + parts.offsets(x.device))
     weight = parts.join(top.values)[..., 0].view(b, -1, 1, 1, 1)
@@ -242,13 +227,13 @@ def mix_blocks(
     dtype = torch.promote_types(x.dtype, torch.float32)
     mixed = torch.lerp(second.to(dtype), first.to(dtype), weight.to(dtype))
     mixed = mixed.view(b, n, n, c, block, block).permute(0, 3, 1, 4, 2, 5).reshape(x.shape)
-    return torch.empty_like(x).copy_(mixed)  # channels last, if the images were
+    return torch.empty_like(x).copy_(mixed)  # keeps channels_last
 
 
 def mix_labels(
     y: Float[Tensor, "b k"], shares: Float[Tensor, "p N s N"], part_size: int
 ) -> Float[Tensor, "b k"]:
-    """Mix the labels in the shares the pixels have."""
+    """Mix the labels by the shares of the pixels."""
     parts = _Parts.of(len(y), part_size)
     shown = shares.mean(2).to(y.dtype)
     return parts.join((shown.unsqueeze(3) * parts.split(y).unsqueeze(1)).sum(2))
@@ -256,7 +241,7 @@ def mix_labels(
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """How a batch falls into parts: ``size`` consecutive samples each, filled up to ``width``."""
+    """Split of a batch into parts of ``size`` consecutive samples, padded to ``width``."""
 
     batch_size: int
     size: int
@@ -265,14 +250,14 @@ class _Parts:
     @classmethod
     def of(cls, batch_size: int, part_size: int) -> _Parts:
         size = min(part_size, batch_size)
-        return cls(batch_size, size, max(size, 3))  # three inputs at least make the half labels
+        return cls(batch_size, size, max(size, 3))  # half labels need three inputs
 
     @property
     def count(self) -> int:
         return -(-self.batch_size // self.size)
 
     def split(self, batch: Shaped[Tensor, "b *rest"]) -> Shaped[Tensor, "p N *rest"]:
-        """Samples by part; what fills up is zero."""
+        """Return the samples by part, padded with zeros."""
         full = batch.new_zeros(self.count * self.size, *batch.shape[1:])
         full[: self.batch_size] = batch
         parts = batch.new_zeros(self.count, self.width, *batch.shape[1:])
@@ -280,9 +265,9 @@ class _Parts:
         return parts
 
     def join(self, parts: Shaped[Tensor, "p N *rest"]) -> Shaped[Tensor, "b *rest"]:
-        """The batch again, without what filled up."""
+        """Undo ``split``."""
         return parts[:, : self.size].flatten(0, 1)[: self.batch_size]
 
     def offsets(self, device: torch.device) -> Int[Tensor, "p 1 1 1"]:
-        """The position in the batch of the first sample of each part."""
+        """Return the index in the batch of the first sample of each part."""
         return torch.arange(self.count, device=device).view(-1, 1, 1, 1) * self.size

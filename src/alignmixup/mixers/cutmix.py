@@ -1,6 +1,6 @@
 """CutMix (Yun et al. 2019): paste a box of the partner into the anchor; labels by area.
 
-w = floor(W sqrt(1 - lam0)), h = floor(H sqrt(1 - lam0)), centre uniform, clipped at the border;
+w = floor(W sqrt(1 - lam0)), h = floor(H sqrt(1 - lam0)), center uniform, clipped at the border;
 lam = 1 - area / (H W), exact after clipping.
 """
 
@@ -12,33 +12,29 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from alignmixup.contracts import Draw, Mixed, Mixer
-from alignmixup.mixers.boxes import BoxDraw, image_size, share_mask, shown_share
-from alignmixup.mixers.sampling import (
-    check_prob,
+from alignmixup.contracts import Draw, Mixed
+from alignmixup.mixers.base import (
+    CLEAN,
+    BoxDraw,
+    Loss,
+    Method,
+    image_size,
+    mixed_or_clean,
+    paste,
+    require,
     sample_case,
     sample_perm,
     sample_share,
     sample_unit,
-    some_of_the_time,
-)
-from alignmixup.ops.blend import (
-    Loss,
-    check_alpha,
-    check_batch,
-    check_case,
-    check_loss,
-    clean_batch,
-    mixed_batch,
+    share_mask,
+    shown_share,
 )
 from alignmixup.registry import register_mixer
-
-__all__ = ["CutMix"]
 
 
 @register_mixer
 @dataclass(frozen=True)
-class CutMix(Mixer):
+class CutMix(Method):
     """CutMix (Yun et al. 2019): paste a box of the partner into the image; labels by area.
 
     There is one box per batch.
@@ -60,35 +56,24 @@ class CutMix(Mixer):
         ```
     """
 
+    known_cases = ("cut", CLEAN)
+
     alpha: float = 1.0
     prob: float = 0.5
     correct_lam: bool = True
     loss: Loss = "ce"
 
-    def __post_init__(self) -> None:
-        check_alpha(self.alpha)
-        check_loss(self.loss)
-        check_prob(self.prob)
-
     @property
     def cases(self) -> Mapping[str, float]:
-        return some_of_the_time("cut", self.prob)
+        return mixed_or_clean("cut", self.prob)
 
     def draw(self, batch_size: int, rng: torch.Generator) -> Draw:
         case = sample_case(self.cases, rng)
         lam = sample_share(self.alpha, None, rng)
         return BoxDraw(case, sample_perm(batch_size, rng), lam, centre=sample_unit((2,), rng))
 
-    def apply(self, net: nn.Module, x: Tensor, y: Tensor, draw: Draw) -> Mixed:
-        draw = draw.to(x.device)
-        check_batch(x, y, draw.perm, draw.lam)
-        check_case(draw.case, ("cut", "clean"))
-        if draw.case == "clean":
-            return clean_batch(net, x, y, draw, self.loss)
-        if not isinstance(draw, BoxDraw):
-            raise ValueError("CutMix needs a draw with a box centre: use its own draw()")
-        size = image_size(x)
-        box = share_mask(draw.centre, draw.lam, size)
-        pasted = torch.where(box.expand(len(x), *size).unsqueeze(1), x[draw.perm], x)
+    def _mix(self, net: nn.Module, x: Tensor, y: Tensor, draw: Draw) -> Mixed:
+        draw = require(draw, BoxDraw, self)
+        box = share_mask(draw.centre, draw.lam, image_size(x))
         lam = shown_share(box) if self.correct_lam else draw.lam
-        return mixed_batch(net(pasted), y, draw.perm, lam, self.loss)
+        return self._mixed(net(paste(x, x[draw.perm], box)), y, draw, lam)

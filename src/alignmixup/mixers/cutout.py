@@ -9,19 +9,25 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from alignmixup.contracts import Draw, Mixed, Mixer
-from alignmixup.mixers.boxes import BoxDraw, box_mask, image_size
-from alignmixup.mixers.nomix import clean_draw
-from alignmixup.mixers.sampling import sample_unit
-from alignmixup.ops.blend import Loss, check_batch, check_case, check_loss, mixed_batch
+from alignmixup.contracts import Draw, Mixed
+from alignmixup.mixers.base import (
+    BoxDraw,
+    Loss,
+    Method,
+    box_mask,
+    check_integers,
+    clean_draw,
+    image_size,
+    require,
+    sample_unit,
+)
+from alignmixup.ops.blend import channel_values
 from alignmixup.registry import register_mixer
-
-__all__ = ["Cutout"]
 
 
 @register_mixer
 @dataclass(frozen=True)
-class Cutout(Mixer):
+class Cutout(Method):
     """Cutout (DeVries and Taylor 2017): hide a square of each image; the label stays.
 
     The square is centered on any pixel and clipped at the border. The original uses length 16 on
@@ -49,14 +55,11 @@ class Cutout(Mixer):
     loss: Loss = "ce"
 
     def __post_init__(self) -> None:
-        check_loss(self.loss)
-        if not isinstance(self.length, int) or self.length < 2:
-            raise ValueError(
-                f"length must be a whole number of pixels, 2 or more, got {self.length!r}"
-            )
+        super().__post_init__()
+        check_integers(self, 2, "length")
         if not isinstance(self.fill, tuple | list) or not all(map(math.isfinite, self.fill)):
             raise ValueError(
-                "fill must be a tuple of one number a channel, such as (0.5, 0.5, 0.5), "
+                "fill must be a tuple of one number per channel, such as (0.5, 0.5, 0.5), "
                 f"got {self.fill!r}"
             )
 
@@ -68,17 +71,8 @@ class Cutout(Mixer):
         clean = clean_draw(batch_size, rng)
         return BoxDraw("cut", clean.perm, clean.lam, centre=sample_unit((batch_size, 2), rng))
 
-    def apply(self, net: nn.Module, x: Tensor, y: Tensor, draw: Draw) -> Mixed:
-        draw = draw.to(x.device)
-        check_batch(x, y, draw.perm, draw.lam)
-        check_case(draw.case, ("cut",))
-        if not isinstance(draw, BoxDraw):
-            raise ValueError("Cutout needs a draw with a box centre: use its own draw()")
-        size = image_size(x)
-        if len(self.fill) != x.shape[1]:
-            raise ValueError(f"fill has {len(self.fill)} values for {x.shape[1]} channels")
-        hole = box_mask(draw.centre, self.length, self.length, size)
-        # Value by value: a tensor made from a list would be copied from the host at each step.
-        fill = torch.stack([x.new_full((), value) for value in self.fill]).view(1, -1, 1, 1)
-        logits = net(torch.where(hole.unsqueeze(1), fill, x))
-        return mixed_batch(logits, y, draw.perm, draw.lam, self.loss)
+    def _mix(self, net: nn.Module, x: Tensor, y: Tensor, draw: Draw) -> Mixed:
+        draw = require(draw, BoxDraw, self)
+        hole = box_mask(draw.centre, self.length, self.length, image_size(x))
+        images = torch.where(hole.unsqueeze(1), channel_values(self.fill, x), x)
+        return self._mixed(net(images), y, draw)

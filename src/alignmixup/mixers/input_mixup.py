@@ -8,25 +8,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from alignmixup.contracts import Draw, Mixed, Mixer
-from alignmixup.mixers.sampling import sample_pairs
-from alignmixup.ops.blend import (
-    Loss,
-    blend_with_partner,
-    check_alpha,
-    check_batch,
-    check_case,
-    check_loss,
-    mixed_batch,
-)
+from alignmixup.contracts import Draw, Mixed
+from alignmixup.mixers.base import Loss, Method, sample_pairs
+from alignmixup.ops.blend import blend_with_partner
 from alignmixup.registry import register_mixer
-
-__all__ = ["InputMixup"]
 
 
 @register_mixer
 @dataclass(frozen=True)
-class InputMixup(Mixer):
+class InputMixup(Method):
     """Input mixup (Zhang et al. 2018): interpolate two images and their labels.
 
     Args:
@@ -48,10 +38,6 @@ class InputMixup(Mixer):
     lam_per_sample: bool = False
     loss: Loss = "ce"
 
-    def __post_init__(self) -> None:
-        check_alpha(self.alpha)
-        check_loss(self.loss)
-
     @property
     def cases(self) -> Mapping[str, float]:
         return {"input": 1.0}
@@ -59,9 +45,5 @@ class InputMixup(Mixer):
     def draw(self, batch_size: int, rng: torch.Generator) -> Draw:
         return sample_pairs(self.cases, self.alpha, self.lam_per_sample, batch_size, rng)
 
-    def apply(self, net: nn.Module, x: Tensor, y: Tensor, draw: Draw) -> Mixed:
-        draw = draw.to(x.device)
-        check_batch(x, y, draw.perm, draw.lam)
-        check_case(draw.case, ("input",))
-        logits = net(blend_with_partner(x, draw.perm, draw.lam))
-        return mixed_batch(logits, y, draw.perm, draw.lam, self.loss)
+    def _mix(self, net: nn.Module, x: Tensor, y: Tensor, draw: Draw) -> Mixed:
+        return self._mixed(net(blend_with_partner(x, draw.perm, draw.lam)), y, draw)

@@ -9,31 +9,21 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from alignmixup.contracts import Draw, Mixed, Mixer
+from alignmixup.contracts import Draw, Mixed
 from alignmixup.hooks import check_layer_name, check_rows, tap
-from alignmixup.mixers.sampling import probabilities, sample_pairs
-from alignmixup.ops.blend import (
-    Loss,
-    blend_with_partner,
-    check_alpha,
-    check_batch,
-    check_case,
-    check_loss,
-    mixed_batch,
-)
+from alignmixup.mixers.base import Loss, Method, probabilities, sample_pairs
+from alignmixup.ops.blend import blend_with_partner
 from alignmixup.registry import register_mixer
-
-__all__ = ["ManifoldMixup"]
 
 
 @register_mixer
 @dataclass(frozen=True)
-class ManifoldMixup(Mixer):
+class ManifoldMixup(Method):
     """Manifold mixup (Verma et al. 2019): interpolate the output of a layer drawn at each step.
 
     The original draws from the input and the outputs of the first two stages, with alpha 2 on CIFAR
-    and 0.2 on Tiny-ImageNet and ImageNet. Nothing is aligned: of tokens, a class token and patches
-    alike are mixed position by position.
+    and 0.2 on Tiny-ImageNet and ImageNet. Nothing is aligned: class token and patches are mixed
+    position by position.
 
     Args:
         layers: Names of the layers to draw from; ``"input"`` stands for the image.
@@ -57,11 +47,8 @@ class ManifoldMixup(Mixer):
     loss: Loss = "ce"
 
     def __post_init__(self) -> None:
-        check_alpha(self.alpha)
-        check_loss(self.loss)
+        super().__post_init__()
         names: object = self.layers
-        if isinstance(names, str):  # a tuple of letters, as far as anybody else can tell
-            raise ValueError(f"layers must be a tuple of names: write ({self.layers!r},)")
         if not isinstance(names, tuple | list):
             raise ValueError(f"layers must be a tuple of names, such as ('layer1',), got {names!r}")
         for layer in self.layers:
@@ -76,20 +63,19 @@ class ManifoldMixup(Mixer):
     def draw(self, batch_size: int, rng: torch.Generator) -> Draw:
         return sample_pairs(self.cases, self.alpha, self.lam_per_sample, batch_size, rng)
 
-    def apply(self, net: nn.Module, x: Tensor, y: Tensor, draw: Draw) -> Mixed:
-        draw = draw.to(x.device)
-        check_batch(x, y, draw.perm, draw.lam)
-        check_case(draw.case, self.layers)
+    def _mix(self, net: nn.Module, x: Tensor, y: Tensor, draw: Draw) -> Mixed:
         if draw.case == "input":
             x = blend_with_partner(x, draw.perm, draw.lam)
         with ExitStack() as taps:
             for layer in self.layers:
-                # All layers are tapped in every case: a compiled module must know them all at once.
+                # Tap every layer in every case: torch.compile ignores hooks added later.
                 if layer != "input":
                     action = _mix_output if layer == draw.case else None
                     taps.enter_context(tap(net, layer, action, layer, draw.perm, draw.lam))
             logits = net(x)
-        return mixed_batch(logits, y, draw.perm, draw.lam, self.loss)
+        return self._mixed(logits, y, draw)
+
+    _clean = _mix  # "clean" can only be the name of a layer here
 
 
 def _mix_output(output: Tensor, layer: str, perm: Tensor, lam: Tensor) -> Tensor:

@@ -8,16 +8,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from alignmixup.contracts import Draw, Mixed, Mixer
-from alignmixup.ops.blend import Loss, check_batch, check_case, check_loss, mixed_batch
+from alignmixup.contracts import Draw, Mixed
+from alignmixup.mixers.base import CLEAN, Loss, Method, clean_draw
 from alignmixup.registry import register_mixer
-
-__all__ = ["NoMix", "clean_draw"]
 
 
 @register_mixer
 @dataclass(frozen=True)
-class NoMix(Mixer):
+class NoMix(Method):
     """No mixing: the baseline of every table, as a mixer.
 
     Args:
@@ -35,24 +33,12 @@ class NoMix(Mixer):
 
     loss: Loss = "ce"
 
-    def __post_init__(self) -> None:
-        check_loss(self.loss)
-
     @property
     def cases(self) -> Mapping[str, float]:
-        return {"clean": 1.0}
+        return {CLEAN: 1.0}
 
     def draw(self, batch_size: int, rng: torch.Generator) -> Draw:
         return clean_draw(batch_size, rng)
 
-    def apply(self, net: nn.Module, x: Tensor, y: Tensor, draw: Draw) -> Mixed:
-        draw = draw.to(x.device)
-        check_batch(x, y, draw.perm, draw.lam)
-        check_case(draw.case, ("clean",))
-        return mixed_batch(net(x), y, draw.perm, draw.lam, self.loss)
-
-
-def clean_draw(batch_size: int, rng: torch.Generator) -> Draw:
-    """A draw without chance: each sample is its own partner and keeps all of itself."""
-    perm = torch.arange(batch_size, device=rng.device)
-    return Draw("clean", perm, torch.ones((), device=rng.device))
+    def _mix(self, net: nn.Module, x: Tensor, y: Tensor, draw: Draw) -> Mixed:
+        return self._clean(net, x, y, draw)

@@ -1,18 +1,17 @@
-"""PuzzleMix (Kim et al. 2020): cut two images into blocks, keep what is salient, move it into view.
+"""PuzzleMix (Kim et al. 2020): cut two images into blocks, keep and show what is salient.
 
 The image is n x n blocks; z_i in {0, 1/2, 1} (for three labels) is the anchor's share in block i.
 
     min_z  sum_i (1 - z_i) u_i + z_i u'_i - eta/n^2 log p(z_i)
-         + sum_ij beta' (z_i - z_j)^2 + gamma beta' |jump of colour where i and j meet|
+         + sum_ij beta' (z_i - z_j)^2 + gamma beta' |color jump between i and j|
 
-with u, u' the saliency of the two images, p binomial of mean lam, beta' = beta / (16 n). Then each
-image's salient blocks are moved (transport) towards the blocks where it shows. The label of a
-sample is the share its pixels have: lam is the prior, the mean of the mask is what counts.
+with u, u' the saliency of the two images, p binomial of mean lam, beta' = beta / (16 n). Then the
+salient blocks of each image are transported to the blocks where it is shown. lam is the prior of
+the mask; the label is the mean of the mask.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
@@ -21,33 +20,37 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from alignmixup.contracts import Draw, Mixed, Mixer
-from alignmixup.mixers.sampling import sample_case, sample_perm, sample_share, sample_unit
-from alignmixup.ops.blend import Loss, check_alpha, check_batch, check_case, check_loss, mixed_batch
-from alignmixup.ops.block_kernels import Backend
-from alignmixup.ops.gradient_saliency import (
-    Rgb,
-    block_saliency,
+from alignmixup.contracts import Draw, Mixed
+from alignmixup.mixers.base import (
+    Loss,
+    Method,
+    Scale,
     check_grids,
-    check_saliency_settings,
-    gradient_saliency,
+    check_integers,
+    check_nonnegative,
+    from_pixels,
+    require,
+    sample_case,
+    sample_perm,
+    sample_share,
+    sample_unit,
+    to_pixels,
 )
+from alignmixup.ops.backend import Backend
+from alignmixup.ops.gradient_saliency import block_saliency, gradient_saliency
 from alignmixup.ops.gridcut import cut_ordered
-from alignmixup.ops.pixels import check_scale, from_pixels, to_pixels
 from alignmixup.ops.puzzle import puzzle_energy, repeat_blocks, transport
 from alignmixup.registry import register_mixer
 
-__all__ = ["PuzzleDraw", "PuzzleMix"]
-
-ADVERSARIAL = "+adv"  # at the end of a case's name
+ADVERSARIAL = "+adv"  # suffix of the name of a case
 
 
 @dataclass(frozen=True, slots=True)
 class PuzzleDraw(Draw):
-    """A draw with the chance of the adversarial option.
+    """A draw with the randomness of the adversarial option.
 
-    ``coins`` say whether anchor and partner get noise, ``strength`` scales it, and ``seed`` starts
-    it: the noise has the shape of the images, which a draw does not know.
+    ``coins`` decide whether anchor and partner get noise, and ``strength`` scales it. ``seed`` is
+    its random seed: the noise has the shape of the images, which the draw does not know.
     """
 
     coins: Float[Tensor, " 2"]
@@ -57,12 +60,12 @@ class PuzzleDraw(Draw):
 
 @register_mixer
 @dataclass(frozen=True)
-class PuzzleMix(Mixer):
+class PuzzleMix(Method):
     """PuzzleMix (Kim et al. 2020): masks by a cut on saliency, then transport, both on blocks.
 
     The defaults are the paper's for CIFAR. Images must be square and in [0, 1], unless ``mean`` and
-    ``std`` say how the loader normalizes; on a CPU a pixel outside its range raises an error. Each
-    step runs the network twice: once for the saliency, once for the mixed batch.
+    ``std`` are set to those of the loader; on the CPU a pixel out of range raises an error. Each
+    step runs the network twice: for the saliency, and for the mixed batch.
 
     Args:
         alpha: The prior ``lam`` is drawn from Beta(alpha, alpha).
@@ -111,39 +114,31 @@ class PuzzleMix(Mixer):
     clean_lam: float = 0.0
     adv_prob: float = 0.0
     adv_eps: float = 10 / 255
-    mean: Rgb | None = None
-    std: Rgb | None = None
-    saliency_std: Rgb | None = None
+    mean: Scale = None
+    std: Scale = None
+    saliency_std: Scale = None
     loss: Loss = "bce"
     backend: Backend = "auto"
 
     def __post_init__(self) -> None:
-        check_alpha(self.alpha)
-        check_loss(self.loss)
-        check_saliency_settings(self.clean_lam, self.saliency_std)
+        super().__post_init__()
         check_grids(self.grids, least=2)
-        if not isinstance(self.num_labels, int) or self.num_labels < 2:
-            raise ValueError(f"num_labels must be a whole number from 2 on, got {self.num_labels}")
-        for name in ("eta", "beta", "gamma", "t_eps", "adv_eps"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"{name} must be 0 or more, and finite, got {getattr(self, name)}")
+        check_integers(self, 2, "num_labels")
+        check_nonnegative(self, "clean_lam", "eta", "beta", "gamma", "t_eps", "adv_eps")
         if self.neigh_size < 1 or (self.t_size < 1 and self.t_size != -1):
             raise ValueError(
-                f"neigh_size must be at least 1 and t_size at least 1 (or -1: the mask's own "
-                f"blocks), got {self.neigh_size} and {self.t_size}"
+                "neigh_size must be at least 1, and t_size at least 1 or -1 for the blocks of the "
+                f"mask, got {self.neigh_size} and {self.t_size}"
             )
-        if not 0 <= self.adv_prob <= 1:
-            raise ValueError(f"adv_prob must lie in [0, 1], got {self.adv_prob}")
-        check_scale(self.mean, self.std)
         if self.std is not None and self.saliency_std is not None:
             raise ValueError(
-                "saliency_std is for images in [0, 1] and cannot stand beside std, got "
+                "saliency_std is for images in [0, 1] and excludes std, got "
                 f"{self.saliency_std} and {self.std}"
             )
 
     @classmethod
     def tiny_imagenet(cls) -> Self:
-        """Return the authors' Tiny-ImageNet settings: clean loss, the mask's own blocks moved."""
+        """Return the authors' Tiny-ImageNet settings: clean loss, blocks of the mask moved."""
         return cls(clean_lam=1.0, t_size=-1)
 
     @classmethod
@@ -175,21 +170,18 @@ class PuzzleMix(Mixer):
         return PuzzleDraw(case, perm, lam, coins, sample_unit((), rng), seed)
 
     def _coins(self, rng: torch.Generator) -> Tensor:
-        """Two coins of probability ``adv_prob``, of which one at least has fallen."""
+        """Draw two coins of probability ``adv_prob``, given that at least one is 1."""
         p = self.adv_prob
         outcome = sample_case({"10": p * (1 - p), "01": (1 - p) * p, "11": p * p}, rng)
         return torch.tensor([float(coin) for coin in outcome], device=rng.device)
 
-    def apply(self, net: nn.Module, x: Tensor, y: Tensor, draw: Draw) -> Mixed:
-        draw = draw.to(x.device)
-        check_batch(x, y, draw.perm, draw.lam)
-        check_case(draw.case, self.cases)
+    def _mix(self, net: nn.Module, x: Tensor, y: Tensor, draw: Draw) -> Mixed:
         num_blocks = int(draw.case.removesuffix(ADVERSARIAL))
-        for n in self.grids:  # all of them: one that does not fit would else stop a later step
+        for n in self.grids:  # check all grids in the first step, whichever is drawn
             self._check_size(x, n)
         pixels = to_pixels(x, self.mean, self.std)
         is_noisy = draw.case.endswith(ADVERSARIAL)
-        noise = _uniform_noise(draw, x, self.adv_eps) if is_noisy else None
+        noise = self._start_noise(draw, x) if is_noisy else None
         seen = x if noise is None else self._from_pixels((pixels + noise).clamp(0, 1))
         saliency = gradient_saliency(
             net, seen, y, clean_lam=self.clean_lam, loss=self.loss, std=self.saliency_std
@@ -201,14 +193,13 @@ class PuzzleMix(Mixer):
                 noise = self._sharpen(noise, saliency.gradient)
                 pair = self._disturb(pair, noise, draw)
             mixed, share = self._compose(pair, saliency.maps, mask, draw.perm)
-            mixed = torch.empty_like(x).copy_(mixed)  # channels last, if the images were
-        batch = mixed_batch(net(mixed), y, draw.perm, share, self.loss)
-        return Mixed(batch.logits, batch.targets, saliency.extra, batch.criterion)
+            mixed = torch.empty_like(x).copy_(mixed)  # keeps channels_last
+        return self._mixed(net(mixed), y, draw, share, saliency.extra)
 
     def mask(
         self, pixels: Float[Tensor, "b c h w"], maps: Float[Tensor, "b h w"], draw: Draw, n: int
     ) -> Float[Tensor, "b n n"]:
-        """The anchor's share in each of n x n blocks."""
+        """Return the anchor's share in each of n x n blocks."""
         energy = puzzle_energy(
             pixels,
             maps,
@@ -227,7 +218,7 @@ class PuzzleMix(Mixer):
     def _compose(
         self, pair: Float[Tensor, "2 b c h w"], maps: Tensor, mask: Tensor, perm: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Move the blocks of both images, lay one over the other, measure the anchor's share."""
+        """Transport the blocks of both images, apply the mask, and return the anchor's share."""
         side, n = maps.shape[-1], mask.shape[-1]
         if self.use_transport:
             t_side = self.t_size if 0 < self.t_size < side // n else side // n
@@ -242,7 +233,7 @@ class PuzzleMix(Mixer):
             )
             pair = moved.view_as(pair)
         wide = pair.to(mask.dtype)
-        # lerp is exact at both ends: a block of one image alone is that image, bit for bit.
+        # lerp is exact at both ends: a block of one image is copied bit for bit.
         mixed = torch.lerp(wide[1], wide[0], repeat_blocks(mask, side // n).unsqueeze(1))
         return mixed.to(pair.dtype), mask.mean((1, 2))
 
@@ -252,56 +243,56 @@ class PuzzleMix(Mixer):
         side = x.shape[2]
         if side % n:
             raise ValueError(
-                f"{n} blocks do not divide images of {side} pixels: choose grids that do, "
-                f"now {self.grids}"
+                f"{n} blocks do not divide images of {side} pixels: choose other grids than "
+                f"{self.grids}"
             )
         block = side // n
         if block > self.neigh_size and block % self.neigh_size:
             raise ValueError(
                 f"neigh_size {self.neigh_size} does not divide a block of {block} pixels "
-                f"({n} blocks in {side}): choose another, or other grids"
+                f"({n} blocks in {side}): choose a divisor, or other grids"
             )
         if self.use_transport and 0 < self.t_size < block and block % self.t_size:
             raise ValueError(
                 f"t_size {self.t_size} does not divide a block of {block} pixels ({n} blocks in "
-                f"{side}): choose another, or -1 to move the blocks of the mask"
+                f"{side}): choose a divisor, or -1 for the blocks of the mask"
             )
 
     def _from_pixels(self, pixels: Tensor) -> Tensor:
         return from_pixels(pixels, self.mean, self.std)
 
+    def _start_noise(self, draw: Draw, x: Tensor) -> Tensor:
+        return _uniform_noise(require(draw, PuzzleDraw, self).seed, x, self.adv_eps)
+
     def _sharpen(self, noise: Tensor, gradient: Tensor) -> Tensor:
-        """One step up the loss from random noise, at most ``adv_eps`` in each pixel."""
+        """Take one step up the loss from random noise, at most ``adv_eps`` in each pixel."""
         stepped = noise + (self.adv_eps + 2 / 255) * gradient.sign()
         return stepped.clamp(-self.adv_eps, self.adv_eps)
 
     def _disturb(self, pair: Tensor, noise: Tensor, draw: Draw) -> Tensor:
-        """Add the noise to the images whose coin has fallen; the others stay bit for bit."""
-        assert isinstance(draw, PuzzleDraw)  # _uniform_noise has checked it
+        """Add the noise to the images whose coin is 1; the others are unchanged."""
+        draw = require(draw, PuzzleDraw, self)
         both = torch.stack([noise, noise[draw.perm]]) * draw.strength
         flat = to_pixels(pair.flatten(0, 1), self.mean, self.std) + both.flatten(0, 1)
         noisy = self._from_pixels(flat.clamp(0, 1)).view_as(pair)
         return torch.where(draw.coins.view(2, 1, 1, 1, 1) > 0, noisy, pair)
 
 
-def _uniform_noise(draw: Draw, x: Tensor, eps: float) -> Tensor:
-    """Noise in [-eps, eps] that the draw's seed alone decides, on any device.
+def _uniform_noise(seed: Tensor, x: Tensor, eps: float) -> Tensor:
+    """Return noise in [-eps, eps] that depends on the seed only, equal on all devices.
 
-    The splitmix64 generator, one number a pixel from its position: a generator's state would be
-    chance outside the draw.
+    splitmix64 of each pixel's index: a generator would be randomness outside the draw.
     """
-    if not isinstance(draw, PuzzleDraw):
-        raise ValueError("an adversarial case needs a PuzzleDraw: use the mixer's own draw()")
-    z = torch.arange(x.numel(), device=x.device) * -0x61C8864680B583EB + draw.seed
+    z = torch.arange(x.numel(), device=x.device) * -0x61C8864680B583EB + seed
     z = (z ^ _shift(z, 30)) * -0x40A7B892E31B1A47
     z = (z ^ _shift(z, 27)) * -0x6B2FB644ECCEEE15
     z = z ^ _shift(z, 31)
-    # The numbers go up to 2^24, which float16 does not reach and bfloat16 does not tell apart.
+    # Integers up to 2^24: float16 overflows and bfloat16 rounds them.
     wide = torch.promote_types(x.dtype, torch.float32)
     unit = _shift(z, 40).to(wide) * 2.0**-24
     return ((2 * unit - 1) * eps).view_as(x).to(x.dtype)
 
 
 def _shift(bits: Tensor, places: int) -> Tensor:
-    """Shift right and fill with zeros, which torch's own shift of signed numbers does not."""
+    """Shift right and fill with zeros; torch's shift of signed integers copies the sign."""
     return (bits >> places) & ((1 << (64 - places)) - 1)

@@ -1,7 +1,7 @@
 """SaliencyMix (Uddin et al. 2021): CutMix with the box on the partner's most salient pixel.
 
-Size of the box, clipping and exact lam as in CutMix; the box is cut from and pasted to the same
-place. The saliency is the fine-grained one of ``saliency.py``.
+Box size, clipping and exact lam are those of CutMix; the box is pasted where it was cut. The
+saliency is the fine-grained one of ``ops/saliency.py``.
 """
 
 from __future__ import annotations
@@ -13,29 +13,24 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from alignmixup.contracts import Draw, Mixed, Mixer
-from alignmixup.mixers.boxes import image_size, share_mask, shown_share
-from alignmixup.mixers.sampling import (
-    check_prob,
+from alignmixup.contracts import Draw, Mixed
+from alignmixup.mixers.base import (
+    CLEAN,
+    Loss,
+    Method,
+    Scale,
+    image_size,
+    mixed_or_clean,
+    paste,
     sample_case,
     sample_perm,
     sample_share,
-    some_of_the_time,
+    share_mask,
+    shown_share,
+    to_pixels,
 )
-from alignmixup.ops.blend import (
-    Loss,
-    check_alpha,
-    check_batch,
-    check_case,
-    check_loss,
-    clean_batch,
-    mixed_batch,
-)
-from alignmixup.ops.pixels import Scale, check_scale, to_pixels
 from alignmixup.ops.saliency import fine_grained_saliency, saliency_peak
 from alignmixup.registry import register_mixer
-
-__all__ = ["SaliencyMix"]
 
 Boxes = Literal["first", "per_sample"]
 BOXES = ("first", "per_sample")
@@ -43,7 +38,7 @@ BOXES = ("first", "per_sample")
 
 @register_mixer
 @dataclass(frozen=True)
-class SaliencyMix(Mixer):
+class SaliencyMix(Method):
     """SaliencyMix (Uddin et al. 2021): CutMix with the box at the partner's most salient pixel.
 
     Args:
@@ -65,6 +60,8 @@ class SaliencyMix(Mixer):
         ```
     """
 
+    known_cases = ("cut", CLEAN)
+
     alpha: float = 1.0
     prob: float = 0.5
     saliency: Boxes = "first"
@@ -73,38 +70,27 @@ class SaliencyMix(Mixer):
     loss: Loss = "ce"
 
     def __post_init__(self) -> None:
-        check_alpha(self.alpha)
-        check_loss(self.loss)
-        check_scale(self.mean, self.std)
-        check_prob(self.prob)
+        super().__post_init__()
         if self.saliency not in BOXES:
             raise ValueError(f"unknown saliency {self.saliency!r}; choose from {list(BOXES)}")
 
     @property
     def cases(self) -> Mapping[str, float]:
-        return some_of_the_time("cut", self.prob)
+        return mixed_or_clean("cut", self.prob)
 
     def draw(self, batch_size: int, rng: torch.Generator) -> Draw:
         case = sample_case(self.cases, rng)
         return Draw(case, sample_perm(batch_size, rng), sample_share(self.alpha, None, rng))
 
-    def apply(self, net: nn.Module, x: Tensor, y: Tensor, draw: Draw) -> Mixed:
-        draw = draw.to(x.device)
-        check_batch(x, y, draw.perm, draw.lam)
-        check_case(draw.case, ("cut", "clean"))
-        if draw.case == "clean":
-            return clean_batch(net, x, y, draw, self.loss)
-        size = image_size(x)
-        centre = self._centre(x, draw.perm)
-        box = share_mask(centre, draw.lam, size)
-        pasted = torch.where(box.expand(len(x), *size).unsqueeze(1), x[draw.perm], x)
-        return mixed_batch(net(pasted), y, draw.perm, shown_share(box), self.loss)
+    def _mix(self, net: nn.Module, x: Tensor, y: Tensor, draw: Draw) -> Mixed:
+        box = share_mask(self._center(x, draw.perm), draw.lam, image_size(x))
+        return self._mixed(net(paste(x, x[draw.perm], box)), y, draw, shown_share(box))
 
-    def _centre(self, x: Tensor, perm: Tensor) -> Tensor:
-        """The peak as fractions of the image, (row, column): [2] for the batch or [b, 2]."""
+    def _center(self, x: Tensor, perm: Tensor) -> Tensor:
+        """Return the peak as fractions of the image, (row, column): [2] or one per sample."""
         sources = x[perm[:1]] if self.saliency == "first" else x
         peak = saliency_peak(fine_grained_saliency(to_pixels(sources, self.mean, self.std)))
-        # Half a pixel in, so that the fraction falls back on the pixel itself.
+        # The middle of the pixel: the fraction times the side rounds down to the same pixel.
         sides = zip(peak.unbind(1), x.shape[2:], strict=True)
         fraction = torch.stack([(at + 0.5) / side for at, side in sides], dim=1)
         return fraction[0] if self.saliency == "first" else fraction[perm]

@@ -1,14 +1,14 @@
 """StyleCutMix (Hong et al. 2021): CutMix of the content, and styles mixed everywhere.
 
-    g12 = gamma x  + (1 - gamma) d(adain(f(x), f(x')))     content of the anchor, partner's style
-    g21 = gamma x' + (1 - gamma) d(adain(f(x'), f(x)))     the other way round
+    g12 = gamma x  + (1 - gamma) d(adain(f(x), f(x')))     anchor in the partner's style
+    g21 = gamma x' + (1 - gamma) d(adain(f(x'), f(x)))     the reverse
     x~  = rs x + (1 - rs) g12     outside the box: content of the anchor
     x~  = (1 - rs) x' + rs g21    inside the box: content of the partner
     lam = r lam_c + (1 - r) (gamma lam_c + (1 - gamma) rs)
 
-lam_c is the share outside the box, exact after clipping, rs the anchor's share of style. The
-authors let the box hold the anchor's content and draw its area where CutMix draws the rest; that
-is the same with anchor and partner swapped, so chance is the same, and lam = 1 stays the anchor.
+lam_c is the share outside the box, exact after clipping; rs is the anchor's share of style. In the
+authors' code the box shows the anchor, and has the area that CutMix leaves outside. That is the
+same distribution with anchor and partner swapped; here lam = 1 remains the anchor.
 """
 
 from __future__ import annotations
@@ -22,39 +22,36 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from alignmixup.contracts import Draw, Mixed
-from alignmixup.mixers.boxes import BoxDraw, image_size, share_mask, shown_share
-from alignmixup.mixers.sampling import (
-    check_prob,
+from alignmixup.mixers.base import (
+    CLEAN,
+    BoxDraw,
+    check_alpha,
+    image_size,
+    mixed_or_clean,
+    paste,
+    require,
     sample_case,
     sample_perm,
     sample_share,
     sample_unit,
-    some_of_the_time,
+    share_mask,
+    shown_share,
 )
 from alignmixup.mixers.stylemix import StyleMixer
 from alignmixup.ops.adain import AdaIN, adain, style_statistics
-from alignmixup.ops.blend import (
-    blend,
-    check_alpha,
-    check_batch,
-    check_case,
-    clean_batch,
-    mixed_batch,
-)
+from alignmixup.ops.blend import blend
 from alignmixup.registry import register_mixer
-
-__all__ = ["StyleCutDraw", "StyleCutMix"]
 
 Gamma = Literal["beta", "auto"]
 GAMMAS = ("beta", "auto")
 
-# What the authors add to the distance of a class to itself, so that gamma is not zero there.
+# Added to the distance of a class to itself, as the authors do: gamma is then not zero.
 SAME_CLASS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class StyleCutDraw(BoxDraw):
-    """A draw with a box, the anchor's share of style, and the share of unstylised pixels."""
+    """A draw with a box, the anchor's share of style, and the share of unstylized pixels."""
 
     style: Float[Tensor, ""]
     gamma: Float[Tensor, ""]
@@ -99,6 +96,8 @@ class StyleCutMix(StyleMixer):
         ```
     """
 
+    known_cases = ("cut", CLEAN)
+
     alpha: float = 1.0
     prob: float = 0.5
     gamma: Gamma = "beta"
@@ -106,10 +105,8 @@ class StyleCutMix(StyleMixer):
     delta: float = 3.0
 
     def __post_init__(self) -> None:
-        StyleMixer.__post_init__(self)
-        check_alpha(self.alpha)
+        super().__post_init__()
         check_alpha(self.gamma_alpha)
-        check_prob(self.prob)
         if self.gamma not in GAMMAS:
             raise ValueError(f"unknown gamma {self.gamma!r}; choose from {list(GAMMAS)}")
         if not self.delta > 0:
@@ -117,7 +114,7 @@ class StyleCutMix(StyleMixer):
 
     @property
     def cases(self) -> Mapping[str, float]:
-        return some_of_the_time("cut", self.prob)
+        return mixed_or_clean("cut", self.prob)
 
     def draw(self, batch_size: int, rng: torch.Generator) -> Draw:
         self.check_weights()
@@ -128,35 +125,27 @@ class StyleCutMix(StyleMixer):
         return StyleCutDraw(case, perm, lam, centre, style, gamma)
 
     def network(self, device: torch.device) -> AdaIN:
-        style = StyleMixer.network(self, device)
+        style = super().network(device)
         if self.gamma == "auto" and style.class_distances is None:
             raise ValueError(
                 f"the weights {self.weights!r} hold no class distances, which gamma='auto' needs: "
-                "write a file that does with add_distances, or use gamma='beta'"
+                "add them by `alignmixup adain DATASET --weights`, or set gamma='beta'"
             )
         return style
 
-    def apply(self, net: nn.Module, x: Tensor, y: Tensor, draw: Draw) -> Mixed:
-        self.check_weights()
-        draw = draw.to(x.device)
-        check_batch(x, y, draw.perm, draw.lam)
-        check_case(draw.case, ("cut", "clean"))
-        if draw.case == "clean":
-            return clean_batch(net, x, y, draw, self.loss)
-        if not isinstance(draw, StyleCutDraw):
-            raise ValueError("StyleCutMix needs a draw with a box and style: use its own draw()")
+    def _mix(self, net: nn.Module, x: Tensor, y: Tensor, draw: Draw) -> Mixed:
+        draw = require(draw, StyleCutDraw, self)
         with torch.no_grad():
             style = self.network(x.device)
             gamma = draw.gamma if self.gamma == "beta" else self._auto_gamma(style, y, draw.perm)
-            size = image_size(x)
-            box = share_mask(draw.centre, draw.lam, size)
-            image = self._mix(style, x, draw, gamma, box)
+            box = share_mask(draw.centre, draw.lam, image_size(x))
+            image = self._mix_images(style, x, draw, gamma, box)
             content = shown_share(box)
             in_style = gamma * content + (1 - gamma) * draw.style
             lam = self.content_weight * content + (1 - self.content_weight) * in_style
-        return mixed_batch(net(image), y, draw.perm, lam, self.loss)
+        return self._mixed(net(image), y, draw, lam)
 
-    def _mix(
+    def _mix_images(
         self, style: AdaIN, x: Tensor, draw: StyleCutDraw, gamma: Tensor, box: Tensor
     ) -> Float[Tensor, "b 3 h w"]:
         features = style.encode(self.pixels(x), self.input_size)
@@ -164,15 +153,15 @@ class StyleCutMix(StyleMixer):
         other, partner = own.of(draw.perm), x[draw.perm]
         # Both directions in one pass of the decoder.
         both = torch.cat([adain(features, other, own), adain(features[draw.perm], own, other)])
-        stylised = self.like(style.decode(both, image_size(x), self.input_size), x)
-        like_partner, like_anchor = stylised.chunk(2)
+        stylized = self.like(style.decode(both, image_size(x), self.input_size), x)
+        like_partner, like_anchor = stylized.chunk(2)
         outside = blend(x, blend(x, like_partner, gamma), draw.style)
         inside = blend(blend(partner, like_anchor, gamma), partner, draw.style)
-        return torch.where(box.expand(len(x), *box.shape[-2:]).unsqueeze(1), inside, outside)
+        return paste(outside, inside, box)
 
     def _auto_gamma(self, style: AdaIN, y: Tensor, perm: Tensor) -> Float[Tensor, " b"]:
-        """tanh(D / delta) of each pair; of soft labels the mean over their classes."""
-        assert style.class_distances is not None  # or network() would have raised
+        """Return tanh(D / delta) of each pair; D is averaged over the classes of soft labels."""
+        assert style.class_distances is not None  # checked by network()
         k = len(style.class_distances)
         _check_classes(y, k)
         distances = style.class_distances + SAME_CLASS * torch.eye(k, device=y.device)
@@ -187,12 +176,12 @@ class StyleCutMix(StyleMixer):
 def _check_classes(y: Tensor, num_classes: int) -> None:
     if y.is_floating_point():
         count = y.shape[1]
-    elif y.device.type == "cpu" and y.numel():  # elsewhere it would wait for the device
+    elif y.device.type == "cpu" and y.numel():  # on a GPU this would synchronize
         count = max(num_classes, int(y.max()) + 1)
     else:
         return
     if count != num_classes:
         raise ValueError(
-            f"labels of {count} classes but style distances of {num_classes}: compute them on the "
-            "data that is trained on"
+            f"labels have {count} classes but the weights have distances of {num_classes}: compute "
+            "the distances on the training data"
         )

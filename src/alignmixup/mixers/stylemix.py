@@ -5,8 +5,8 @@
     lam = r rc + (1 - r) rs
 
 rc and rs are the anchor's shares of content and of style; t, between max(0, rc + rs - 1) and
-min(rc, rs), says how much of the anchor's content keeps its own style; r weighs content in the
-label. f and d are frozen, and no gradient flows through the mixing.
+min(rc, rs), is the share of features with both content and style of the anchor; r is the weight of
+content in the label. Encoder f and decoder d are frozen, and no gradient flows through the mixing.
 """
 
 from __future__ import annotations
@@ -18,35 +18,29 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from alignmixup.contracts import Draw, Mixed, Mixer
-from alignmixup.mixers.boxes import image_size
-from alignmixup.mixers.sampling import (
-    check_prob,
+from alignmixup.contracts import Draw, Mixed
+from alignmixup.mixers.base import (
+    CLEAN,
+    Loss,
+    Method,
+    Scale,
+    from_pixels,
+    image_size,
+    mixed_or_clean,
+    require,
     sample_case,
     sample_perm,
     sample_share,
     sample_unit,
-    some_of_the_time,
+    to_pixels,
 )
 from alignmixup.ops.adain import AdaIN, adain, find_weights, load_adain, style_statistics
-from alignmixup.ops.blend import (
-    Loss,
-    check_alpha,
-    check_batch,
-    check_case,
-    check_loss,
-    clean_batch,
-    mixed_batch,
-)
-from alignmixup.ops.pixels import Scale, check_scale, from_pixels, to_pixels
 from alignmixup.registry import register_mixer
-
-__all__ = ["StyleDraw", "StyleMix", "StyleMixer", "mix_styles"]
 
 
 @dataclass(frozen=True, slots=True)
 class StyleDraw(Draw):
-    """A draw with the anchor's shares of content and style, and where t lies in its range."""
+    """A draw with the anchor's shares of content and style, and the position of t in its range."""
 
     content: Float[Tensor, ""]
     style: Float[Tensor, ""]
@@ -54,14 +48,14 @@ class StyleDraw(Draw):
 
 
 @dataclass(frozen=True)
-class StyleMixer(Mixer):
-    """What StyleMix and StyleCutMix share: an AdaIN network by the file of its weights.
+class StyleMixer(Method):
+    """Base of StyleMix and StyleCutMix: the AdaIN network and its weights file.
 
-    ``weights`` names a file made by ``fit_adain`` or a folder with the reference weights (see
-    ``adain.py``), ``sha256`` what its checksum must be. ``input_size`` is the side images are
-    resized to for the style network: by default 224 for the reference weights and their own for
-    small ones. ``content_weight`` is r. ``mean`` and ``std`` are those of a loader that
-    normalises; without them images are in [0, 1].
+    ``weights`` is a file written by ``fit_adain`` or a folder with the reference weights (see
+    ``ops/adain.py``), ``sha256`` its expected checksum. ``input_size`` is the side to which images
+    are resized for the style network; the default is 224 for the reference weights and no resizing
+    for small ones. ``content_weight`` is r. ``mean`` and ``std`` are those of a loader that
+    normalizes; None for images in [0, 1].
     """
 
     weights: str = ""
@@ -73,35 +67,36 @@ class StyleMixer(Mixer):
     loss: Loss = "ce"
 
     def __post_init__(self) -> None:
-        # A Path will do; as a string it can be written with the other settings.
+        # A Path becomes a string, which can be stored as JSON.
+        super().__post_init__()
         object.__setattr__(self, "weights", str(self.weights))
         if self.sha256 and not self.weights:
             raise ValueError(
-                f"sha256 {self.sha256!r} is that of no weights: name them, too, or leave it out"
+                f"sha256 {self.sha256!r} given without weights: set both, or leave it empty"
             )
-        check_loss(self.loss)
-        check_scale(self.mean, self.std)
-        if not 0 <= self.content_weight <= 1:
-            raise ValueError(f"content_weight must lie in [0, 1], got {self.content_weight}")
         if self.input_size is not None and self.input_size < 16:
             raise ValueError(f"input_size must be at least 16 pixels, got {self.input_size}")
 
     def check_weights(self) -> None:
-        """Raise a ``ValueError`` where no weights are named: in any case, before the first step.
+        """Raise a ``ValueError`` if there are no weights.
 
-        Not at construction: recipes name their style mixers without weights, and training fits a
-        small network for them.
+        Called at the first step and not at construction: recipes have style mixers without
+        weights, for which training fits a small network.
         """
         if not self.weights:
             find_weights(self.weights)
 
     def describe(self) -> dict[str, object]:
-        """Which weights are used: path, kind ("reference" or "small"), sha256, how they came."""
+        """Return path, kind ("reference" or "small"), sha256 and metadata of the weights."""
         return asdict(find_weights(self.weights))
 
     def network(self, device: torch.device) -> AdaIN:
-        """The frozen style network on ``device``, read once; a ``ValueError`` if it will not do."""
+        """Return the frozen style network on ``device``; the file is read once."""
         return load_adain(self.weights, sha256=self.sha256, device=device)
+
+    def apply(self, net: nn.Module, x: Tensor, y: Tensor, draw: Draw) -> Mixed:
+        self.check_weights()
+        return super().apply(net, x, y, draw)
 
     def pixels(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c h w"]:
         if x.ndim != 4 or x.shape[1] != 3:
@@ -109,7 +104,7 @@ class StyleMixer(Mixer):
         return to_pixels(x, self.mean, self.std)
 
     def like(self, pixels: Float[Tensor, "n 3 h w"], x: Tensor) -> Float[Tensor, "n 3 h w"]:
-        """Return ``pixels`` in the space and type of the images ``x``."""
+        """Return ``pixels`` normalized and in the dtype of the images ``x``."""
         return from_pixels(pixels, self.mean, self.std).to(x.dtype)
 
 
@@ -148,17 +143,14 @@ class StyleMix(StyleMixer):
         ```
     """
 
+    known_cases = ("style", CLEAN)
+
     alpha: float = 0.5
     prob: float = 0.2
 
-    def __post_init__(self) -> None:
-        StyleMixer.__post_init__(self)
-        check_alpha(self.alpha)
-        check_prob(self.prob)
-
     @property
     def cases(self) -> Mapping[str, float]:
-        return some_of_the_time("style", self.prob)
+        return mixed_or_clean("style", self.prob)
 
     def draw(self, batch_size: int, rng: torch.Generator) -> Draw:
         self.check_weights()
@@ -168,21 +160,14 @@ class StyleMix(StyleMixer):
         lam = self.content_weight * content + (1 - self.content_weight) * style
         return StyleDraw(case, perm, lam, content, style, joint=sample_unit((), rng))
 
-    def apply(self, net: nn.Module, x: Tensor, y: Tensor, draw: Draw) -> Mixed:
-        self.check_weights()
-        draw = draw.to(x.device)
-        check_batch(x, y, draw.perm, draw.lam)
-        check_case(draw.case, ("style", "clean"))
-        if draw.case == "clean":
-            return clean_batch(net, x, y, draw, self.loss)
-        if not isinstance(draw, StyleDraw):
-            raise ValueError("StyleMix needs a draw with shares of style: use its own draw()")
+    def _mix(self, net: nn.Module, x: Tensor, y: Tensor, draw: Draw) -> Mixed:
+        draw = require(draw, StyleDraw, self)
         with torch.no_grad():
             style = self.network(x.device)
             features = style.encode(self.pixels(x), self.input_size)
             mixed = mix_styles(features, draw.perm, draw.content, draw.style, draw.joint)
             image = self.like(style.decode(mixed, image_size(x), self.input_size), x)
-        return mixed_batch(net(image), y, draw.perm, draw.lam, self.loss)
+        return self._mixed(net(image), y, draw)
 
 
 def mix_styles(
@@ -192,7 +177,7 @@ def mix_styles(
     style: Float[Tensor, ""],
     joint: Float[Tensor, ""],
 ) -> Float[Tensor, "b c h w"]:
-    """Mix f11, f22, f12 and f21 of each pair; ``joint`` in [0, 1] places t in its range."""
+    """Mix f11, f22, f12 and f21 of each pair; ``joint`` places t in its range."""
     f11, own = features, style_statistics(features)
     f22, other = features[perm], own.of(perm)
     low, high = (content + style - 1).clamp(min=0), torch.minimum(content, style)

@@ -26,7 +26,7 @@ from alignmixup.contracts import Draw, Mixed, Mixer, soft_cross_entropy, soft_ta
 from alignmixup.models.normalize import Rgb
 from alignmixup.models.resnet import ResNet50
 from alignmixup.models.vgg_gap import VGGGAP
-from alignmixup.registry import register_model
+from alignmixup.registry import register_mixer, register_model
 
 Body = Literal["vgg", "resnet50"]
 
@@ -143,11 +143,23 @@ def _unit(maps: Float[Tensor, "b h w"]) -> Float[Tensor, "b h w"]:
     return torch.where(high > low, (maps - low) / (high - low), torch.zeros_like(maps))
 
 
+@register_mixer
 @dataclass(frozen=True, slots=True)
 class ErasingLoss(Mixer):
-    """How ACoL is trained: the sum of both classifiers' losses, without mixing and without chance.
+    """The loss of ACoL: the sum of the losses of both classifiers, without mixing.
 
-    It takes the place of a mixer in a training loop.
+    It replaces the mixer in a training loop.
+
+    Raises:
+        ValueError: If the network is not an ``ACoL``.
+
+    Example:
+        ```python
+        from alignmixup.models.wsol import ACoL
+
+        net = ACoL(10, mean=(0.5,) * 3, std=(0.25,) * 3, width=4)
+        am.ErasingLoss()(net, x, y).loss().backward()
+        ```
     """
 
     @property

@@ -1,20 +1,20 @@
-"""Sinkhorn's iterations on an absorbed kernel: the plain log-domain ones without exp and log.
+"""Sinkhorn iterations on an absorbed kernel: the log-domain iterations without exp and log.
 
     K = exp(S + u + v),   a = (1/n) / (K b),   b = (1/m) / (K' a),   P = diag(a) K diag(b)
 
-Symbols: S, u, v as in the reference; a, b the change of the scalings since u, v were absorbed in K.
+Symbols: S, u, v as in the reference; a, b the change of the scalings since u, v were absorbed.
 
-**Safety.** log-sum-exp is non-expansive in the largest norm, so the change of the log scalings in
-one iteration, d = max |log(n K 1)| right after an absorption, never grows. While d is at most
+**Safety.** log-sum-exp is non-expansive in the maximum norm, so the change of the log scalings in
+one iteration, d = max |log(n K 1)| right after an absorption, never grows. If d is at most
 MAX_CHANGE, the next REACH / d iterations multiply each scaling by at most e^REACH. Entries of K
-below e^floor count as zero: they could grow to e^(floor + 2 REACH) at most, which no marginal
-notices. Where d is larger, the iteration is done in the log domain; so the results are those of the
-plain iteration, up to rounding, for every cost.
+below e^floor are set to zero: they could grow to e^(floor + 2 REACH) at most, far below the
+precision of the marginals. If d is larger, the iteration is done in the log domain. So the results
+are those of the log-domain iterations, up to rounding, for every cost.
 
-**After one iteration d is at most log max(n, m).** Its last half divides each column by m times its
-sum s_j, which leaves row i with the sum over j of P_ij / (m s_j). No s_j exceeds the whole mass,
-one, so that is at least (1/n) / m; and no P_ij exceeds its s_j, so it is at most one. Hence the
-first iteration is done in the log domain and, below some thousands of positions, no other.
+**After one iteration d is at most log max(n, m).** Its second half divides each column by m times
+its sum s_j, so row i sums to the sum over j of P_ij / (m s_j). No s_j exceeds the total mass, one,
+so this is at least (1/n) / m; and no P_ij exceeds s_j, so it is at most one. Hence only the first
+iteration is done in the log domain, for fewer than some thousands of positions.
 """
 
 from __future__ import annotations
@@ -26,25 +26,23 @@ from torch import Tensor
 
 from alignmixup.ops import _reference
 
-__all__ = ["MAX_CHANGE", "REACH", "solve"]
-
 MAX_CHANGE = 9.0
 REACH = 18.0
-# Every product K_ij a_i stays a normal number above this; a CPU is slow with any other, and with
-# the exponential that leads there.
+# Above this floor every product K_ij a_i is a normal number: subnormals, and the exponentials that
+# produce them, are slow on a CPU.
 FLOORS = {torch.float32: -60.0, torch.float64: -600.0}
-# Elements of K handled together on a CPU: K, its transpose and S then stay in a core's own cache.
+# Elements of K per chunk on a CPU: K, its transpose and S fit the cache of one core.
 CHUNK = 2**17
 
 
 def solve(
     cost: Tensor, eps: float, num_iters: int, tol: float | None, last: str
 ) -> tuple[Tensor, Tensor]:
-    """Return the plans [..., n, m] and how many iterations each of them took [...].
+    """Return the plans [..., n, m] and the number of iterations of each [...].
 
-    It asks the device about the safety of each absorption, so a GPU would have to wait for it.
+    It reads the row sums after each absorption, which would synchronize with a GPU.
     """
-    if last == "rows":  # the same problem with its two sides exchanged
+    if last == "rows":  # the transposed problem
         plan, used = solve(cost.transpose(-2, -1), eps, num_iters, tol, "columns")
         return plan.transpose(-2, -1), used
     if num_iters == 0 or cost.numel() == 0:
@@ -61,7 +59,7 @@ def solve(
 def _solve_chunk(
     cost: Tensor, eps: float, num_iters: int, tol: float | None
 ) -> tuple[Tensor, Tensor]:
-    """Solve [b, n, m] with exact columns: log steps until it is safe, then linear ones."""
+    """Solve [b, n, m] with exact columns: log-domain steps until linear ones are safe."""
     S, _, v = _reference._start(cost, eps)
     u, v = _log_step(S, v)
     floor = FLOORS[S.dtype]
@@ -85,7 +83,7 @@ def _solve_chunk(
         a, b, moving, taken = _linear_steps(K, steps, tol, moving)
         used, done = used + taken, done + steps
         if done == num_iters or not moving.any():
-            # Not exp(S + u + v) once more: rounding of large u and v would cost the marginals.
+            # exp(S + u + v) would round large u and v, and lose the marginals.
             return K.mul_(a.transpose(-2, -1)).mul_(b), used.view(-1)
         u, v = u + a.transpose(-2, -1).log(), v + b.log()
 
@@ -97,18 +95,18 @@ def _log_step(S: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _logsumexp(x: Tensor, dim: int) -> Tensor:
-    """log sum exp, overwriting ``x``; terms below e^floor of the largest add nothing."""
+    """Return log sum exp and overwrite ``x``; terms below e^floor of the largest are clamped."""
     top = x.amax(dim, keepdim=True)
     return x.sub_(top).clamp_(min=FLOORS[x.dtype]).exp_().sum(dim, keepdim=True).log_().add_(top)
 
 
 def _error(rows: Tensor) -> Tensor:
-    """Distance [b, 1, 1] of row sums, in either shape, from uniform."""
+    """Return the distance [b, 1, 1] of row sums, as row or column vectors, from uniform."""
     return (rows - 1 / max(rows.shape[-2:])).abs().sum((-2, -1), keepdim=True)
 
 
 def _safe_steps(rows: Tensor) -> int:
-    """How many linear iterations may follow an absorption with these row sums; 0 for none."""
+    """Return the number of safe linear iterations after an absorption with these row sums."""
     low, high = (x.item() * rows.shape[-2] for x in torch.aminmax(rows))
     if not (low >= math.exp(-MAX_CHANGE) and high <= math.exp(MAX_CHANGE)):  # NaN fails too
         return 0
@@ -118,7 +116,7 @@ def _safe_steps(rows: Tensor) -> int:
 def _linear_steps(
     K: Tensor, steps: int, tol: float | None, moving: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Scale K for ``steps`` iterations: a [b, 1, n], b [b, 1, m], who still moves, steps taken."""
+    """Run ``steps`` iterations; return a [b, 1, n], b [b, 1, m], who still moves, steps."""
     n, m = K.shape[-2:]
     K_t = K.transpose(-2, -1).contiguous()
     a = K.new_ones(len(K), 1, n)
@@ -140,7 +138,7 @@ def _linear_steps(
 
 
 def _product(x: Tensor, K: Tensor) -> Tensor:
-    """x K, [b, 1, n] by [b, n, m]; the batched product has too high a price for tiny ones."""
+    """Return x K, [b, 1, n] by [b, n, m]; for tiny matrices bmm is slower than a sum."""
     if K.shape[-2] * K.shape[-1] <= 400:
         return (x.transpose(-2, -1) * K).sum(-2, keepdim=True)
     return torch.bmm(x, K)

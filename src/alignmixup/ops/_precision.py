@@ -1,8 +1,7 @@
-"""Full float32 for the products that decide a plan, whatever the program around us has chosen.
+"""Full float32 for the matrix products that determine a plan, under autocast and tf32 as well.
 
-An error of 0.1 in a cost is a factor e in exp(-C / 0.1), so neither autocast (bf16) nor tf32 may
-touch it. The switches are process-wide, so they are set for the few products that need them and
-put back at once.
+An error of 0.1 in a cost is a factor of e in exp(-C / 0.1), too much for bf16 or tf32. The settings
+are process-wide, so they are changed for these products only and then restored.
 """
 
 from __future__ import annotations
@@ -13,14 +12,11 @@ from typing import Any
 
 import torch
 
-__all__ = ["full_float32"]
-
 
 @contextmanager
 def full_float32(device: torch.device) -> Iterator[None]:
     """Run matrix products on ``device`` in IEEE float32: no autocast, no tf32, no bf16."""
     switches = [(owner, name, getattr(owner, name)) for owner, name, _ in _switches()]
-    # cuBLAS gives a float32 product in reduced precision only when asked to: ask for none.
     for owner, name, value in _switches():
         setattr(owner, name, value)
     try:

@@ -1,18 +1,19 @@
-"""AdaIN (Huang and Belongie 2017): an encoder and a decoder that carry style between images.
+"""AdaIN (Huang and Belongie 2017): style transfer by an encoder and a decoder.
 
-    adain(f, g) = std(g) (f - mean(f)) / std(f) + mean(g)      statistics of each channel over space
+    adain(f, g) = std(g) (f - mean(f)) / std(f) + mean(g)      per-channel statistics over space
 
-Two kinds of weights. "reference": VGG-19 to relu4_1, its filters scaled to mean activation one, and
-the mirrored decoder, as the well-known files ``vgg_normalised.pth`` and ``decoder.pth`` of the
-pytorch-AdaIN project hold them. "small": three convolutions each way, trained by ``adain_fit.py``
-on any image set at its own resolution. Both are frozen here, and see images in [0, 1].
+There are two kinds of weights. "reference": VGG-19 up to relu4_1, its filters scaled to mean
+activation one, and the mirrored decoder, as in the files ``vgg_normalised.pth`` and ``decoder.pth``
+of the pytorch-AdaIN project. "small": three convolutions each in encoder and decoder, trained by
+``training/adain_fit.py`` on any image set at its own resolution. Both are frozen and take images in
+[0, 1].
 
-What ``weights`` may name:
+``weights`` is either
 
-* a ``.safetensors`` file written by ``save_adain`` (tensors ``encoder.N.*``, ``decoder.N.*`` and,
-  where they were computed, ``class_distances``; the kind is in the metadata), or
+* a ``.safetensors`` file written by ``save_adain`` (tensors ``encoder.N.*``, ``decoder.N.*`` and
+  optionally ``class_distances``; the kind is in the metadata), or
 * a folder with ``vgg_normalised`` and ``decoder``, each ``.pth`` or ``.safetensors``: key ``N.*``
-  of a file becomes ``encoder.N.*`` or ``decoder.N.*``; what lies after relu4_1 is left out.
+  of a file becomes ``encoder.N.*`` or ``decoder.N.*``; layers after relu4_1 are ignored.
 """
 
 from __future__ import annotations
@@ -31,24 +32,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-__all__ = [
-    "AdaIN",
-    "StyleStatistics",
-    "WeightsFile",
-    "adain",
-    "find_weights",
-    "load_adain",
-    "reference_adain",
-    "save_adain",
-    "small_adain",
-    "style_statistics",
-]
-
 METADATA_KEY = "alignmixup-adain"
 REFERENCE_SIZE = 224
 REFERENCE_TAPS = (3, 10, 17, 30)  # relu1_1, relu2_1, relu3_1, relu4_1
 SMALL_TAPS = (1, 3, 5)
-SMALLEST = 3  # two pixels once halved, the fewest that can be mirrored
+SMALLEST = 3  # reflection padding needs two pixels after halving
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +47,14 @@ class StyleStatistics:
     std: Float[Tensor, "b c 1 1"]
 
     def of(self, perm: Int[Tensor, " b"]) -> StyleStatistics:
-        """The style of each sample's partner."""
+        """Return the statistics of each sample's partner."""
         return StyleStatistics(self.mean[perm], self.std[perm])
 
 
 def style_statistics(features: Float[Tensor, "b c h w"]) -> StyleStatistics:
-    """Return the style of features, in float32 or better; variance unbiased, plus 1e-5."""
+    """Return the statistics of features in at least float32; unbiased variance plus 1e-5."""
     wide = features.to(torch.promote_types(features.dtype, torch.float32))
-    # One position has no unbiased variance; there the deviation is that of the 1e-5 alone.
+    # A single position has no unbiased variance; its variance is 1e-5.
     correction = 1 if wide[0, 0].numel() > 1 else 0
     var, mean = torch.var_mean(wide, (2, 3), correction=correction, keepdim=True)
     return StyleStatistics(mean, (var + 1e-5).sqrt())
@@ -75,16 +63,16 @@ def style_statistics(features: Float[Tensor, "b c h w"]) -> StyleStatistics:
 def adain(
     content: Float[Tensor, "b c h w"], style: StyleStatistics, own: StyleStatistics | None = None
 ) -> Float[Tensor, "b c h w"]:
-    """Give ``content`` another style; ``own`` is its own, where that is known already."""
+    """Return ``content`` in another style; ``own`` are its own statistics if already computed."""
     own = own or style_statistics(content)
     return style.std * (content - own.mean) / own.std + style.mean
 
 
 class AdaIN(nn.Module):
-    """An encoder whose ``taps`` are the layers style is read from, and a decoder.
+    """An encoder and a decoder; ``taps`` are the encoder layers of the style loss.
 
-    Images larger or smaller than ``input_size`` are resized on the way in and back on the way out;
-    with None they are taken as they are.
+    Images are resized to ``input_size`` for the encoder and back after the decoder; None keeps
+    their size.
     """
 
     class_distances: Tensor | None
@@ -103,7 +91,7 @@ class AdaIN(nn.Module):
         self.register_buffer("class_distances", None)
 
     def encode(self, images: Float[Tensor, "b 3 h w"], input_size: int | None = None) -> Tensor:
-        """Return the last layer's features of images in [0, 1]; ``input_size`` replaces its own."""
+        """Return the features of images in [0, 1]; ``input_size`` overrides that of the network."""
         features: Tensor = self.encoder(self._resized(images, input_size))
         return features
 
@@ -122,10 +110,10 @@ class AdaIN(nn.Module):
         size: tuple[int, int],
         input_size: int | None = None,
     ) -> Tensor:
-        """Return images of ``size``, in [0, 1] and float32; ``input_size`` as it was for encode."""
+        """Return float32 images of ``size`` in [0, 1]; ``input_size`` as in ``encode``."""
         side = input_size or self.input_size
         seen = size if side is None else (side, side)
-        # Halving rounds up, so an odd side comes back longer: cut, as in training, then resize.
+        # Halving rounds up, so an odd side is decoded longer: crop, as in training, then resize.
         images: Tensor = self.decoder(features)[..., : seen[0], : seen[1]].float()
         if images.shape[2:] != size:
             images = F.interpolate(images, size, mode="bilinear", align_corners=False)
@@ -136,7 +124,7 @@ class AdaIN(nn.Module):
         if side is None and min(images.shape[2:]) < SMALLEST:
             raise ValueError(
                 f"the style network needs images of at least {SMALLEST} x {SMALLEST} pixels, got "
-                f"{list(images.shape)}; with input_size they are enlarged for it"
+                f"{list(images.shape)}; set input_size to enlarge them"
             )
         if side is None or images.shape[2:] == (side, side):
             return images.float()
@@ -146,8 +134,7 @@ class AdaIN(nn.Module):
 def small_adain(width: int = 32, rng: torch.Generator | None = None) -> AdaIN:
     """Build the small network: ``width`` channels at full and twice as many at half resolution.
 
-    With ``rng`` the weights are drawn from it; without, they are left on the meta device for
-    weights to come.
+    ``rng`` initializes the weights; without it they remain on the meta device.
     """
     if width < 1:
         raise ValueError(f"width must be at least 1 channel, got {width}")
@@ -169,7 +156,7 @@ def small_adain(width: int = 32, rng: torch.Generator | None = None) -> AdaIN:
     for conv in convs:
         nn.init.kaiming_normal_(conv.weight, nonlinearity="relu", generator=rng)
         nn.init.zeros_(_bias(conv))
-    with torch.no_grad():  # pixels lie around a half: without this many a filter never fires
+    with torch.no_grad():  # pixels are near 0.5: without this shift many filters never activate
         _bias(convs[0]).copy_(-0.5 * convs[0].weight.sum((1, 2, 3)))
         _bias(convs[-1]).fill_(0.5)
     return net
@@ -186,7 +173,7 @@ def _reflected(channels: int, out: int | None = None, stride: int = 1) -> list[n
 
 
 def reference_adain() -> AdaIN:
-    """Build the reference network on the meta device, modules numbered as in its weight files."""
+    """Build the reference network on the meta device, with the module indices of its files."""
 
     def block(channels: int, out: int) -> list[nn.Module]:
         return [nn.ReflectionPad2d(1), nn.Conv2d(channels, out, 3), nn.ReLU()]
@@ -210,9 +197,9 @@ def reference_adain() -> AdaIN:
 
 @dataclass(frozen=True, slots=True)
 class WeightsFile:
-    """Which weights: what a result must say of a method that uses them.
+    """Identity of the weights, recorded with every result that depends on them.
 
-    ``sha256`` is that of the file, or of encoder and decoder file one after the other.
+    ``sha256`` is that of the file, or of the encoder and decoder files concatenated.
     """
 
     path: str
@@ -222,7 +209,7 @@ class WeightsFile:
 
 
 def find_weights(weights: str | Path) -> WeightsFile:
-    """Say what ``weights`` names; reads the whole file for its checksum."""
+    """Return the identity of ``weights``; reads the whole file for its checksum."""
     files = _files(weights)
     digest = hashlib.sha256()
     for path in files:
@@ -233,17 +220,17 @@ def find_weights(weights: str | Path) -> WeightsFile:
 
 
 def _files(weights: str | Path) -> list[Path]:
-    """One file of ours, or encoder and decoder of the reference."""
+    """Return one file of ``save_adain``, or the encoder and decoder files of the reference."""
     if not weights:
         raise ValueError(
-            "style mixing needs the weights of an AdaIN network: name a file made by `alignmixup "
+            "style mixing needs the weights of an AdaIN network: pass a file of `alignmixup "
             "adain` (fit_adain), or a folder with vgg_normalised.pth and decoder.pth"
         )
     path = Path(weights)
     if path.is_dir():
         return [_one_of(path, stem) for stem in ("vgg_normalised", "decoder")]
     if not path.is_file():
-        raise FileNotFoundError(f"there are no AdaIN weights at '{path}'; fit_adain makes them")
+        raise FileNotFoundError(f"no AdaIN weights at '{path}'; train them with fit_adain")
     return [path]
 
 
@@ -252,14 +239,14 @@ def _one_of(folder: Path, stem: str) -> Path:
     for path in candidates:
         if path.is_file():
             return path
-    raise FileNotFoundError(f"{folder} holds neither of {[path.name for path in candidates]}")
+    raise FileNotFoundError(f"{folder} contains none of {[path.name for path in candidates]}")
 
 
 def _metadata(path: Path) -> dict[str, str]:
     if path.suffix != ".safetensors":
         raise ValueError(
-            f"{path} is not a .safetensors file; name the folder of vgg_normalised.pth and "
-            "decoder.pth for the reference weights"
+            f"{path} is not a .safetensors file; for the reference weights pass the folder of "
+            "vgg_normalised.pth and decoder.pth"
         )
     try:
         with safe_open(path, framework="pt") as file:
@@ -267,22 +254,21 @@ def _metadata(path: Path) -> dict[str, str]:
     except SafetensorError as error:
         raise ValueError(f"{path} is damaged or no .safetensors file: {error}") from None
     if what is None:
-        raise ValueError(f"{path} holds no AdaIN network: it was not written by save_adain")
+        raise ValueError(f"{path} is not an AdaIN network: it was not written by save_adain")
     metadata: dict[str, str] = json.loads(what)
     return metadata
 
 
-# One module for each file and device: all mixers that name the file share it.
+# One module per file and device, shared by all mixers.
 _loaded: dict[tuple[object, ...], AdaIN] = {}
 
 
 def load_adain(
     weights: str | Path, *, sha256: str = "", device: torch.device | str = "cpu"
 ) -> AdaIN:
-    """Return the frozen network of ``weights`` on ``device``, read once.
+    """Return the frozen network of ``weights`` on ``device``, cached until the file changes.
 
-    With ``sha256`` a file with another checksum is a ``ValueError``. A file that changes on disk
-    is read again.
+    Raises a ``ValueError`` if ``sha256`` is given and differs.
     """
     files = _files(weights)
     seen = [(str(p.resolve()), p.stat().st_mtime_ns, p.stat().st_size) for p in files]
@@ -305,7 +291,7 @@ def _read(files: list[Path], found: WeightsFile) -> AdaIN:
     else:
         tensors = _tensors(files[0])
         first = tensors.get("encoder.0.bias")
-        width = 1 if first is None else len(first)  # where it lacks, that is said below
+        width = 1 if first is None else len(first)  # a missing tensor raises below
         net = small_adain(width) if found.kind == "small" else reference_adain()
     net.class_distances = tensors.get("class_distances")
     wanted = {name: tensors[name] for name in net.state_dict() if name in tensors}
@@ -320,19 +306,19 @@ def _read(files: list[Path], found: WeightsFile) -> AdaIN:
 
 
 def _tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a file in float32, whatever it holds them in."""
+    """Return the tensors of a file in float32."""
     try:
         if path.suffix == ".safetensors":
             loaded: object = load_file(path)
-        else:  # weights_only: runs no code of the file
+        else:  # weights_only: executes no code of the file
             loaded = torch.load(path, map_location="cpu", weights_only=True)
     except (SafetensorError, UnpicklingError, EOFError, RuntimeError) as error:
         raise ValueError(
-            f"{path} is damaged, or holds more than the state dict of a network: get the file "
-            "again, or save the state dict alone"
+            f"{path} is damaged, or contains more than a state dict: download it again, or save "
+            "the state dict only"
         ) from error
     if not isinstance(loaded, Mapping):
-        raise ValueError(f"{path} must hold a state dict, got {type(loaded).__name__}")
+        raise ValueError(f"{path} must contain a state dict, got {type(loaded).__name__}")
     return {name: t.float() for name, t in loaded.items() if isinstance(t, Tensor)}
 
 
@@ -342,6 +328,6 @@ def save_adain(net: AdaIN, path: str | Path, metadata: Mapping[str, str] | None 
         raise ValueError(f"name a .safetensors file to write to, got {str(path)!r}")
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     tensors = {name: t.detach().cpu().contiguous() for name, t in net.state_dict().items()}
-    # As one string: with several keys their order, and with it the checksum, is left to chance.
+    # One key: the order of several keys, and with it the checksum, is not deterministic.
     what = json.dumps({"kind": net.kind, **(metadata or {})})
     save_file(tensors, path, {METADATA_KEY: what})

@@ -1,21 +1,21 @@
-"""Interpolation of aligned feature tensors: the heart of AlignMixup, as a pure function.
+"""Interpolation of aligned feature tensors: the core of AlignMixup as a function.
 
     R = r P*,   A~_i = sum_j R_ij a'_j,   out = lam A + (1 - lam) A~            keep = "anchor"
                 A~'_j = sum_i R_ij a_i,   out = lam A~' + (1 - lam) A'          keep = "partner"
 
 Symbols: a_i, a'_j features of anchor and partner at r positions; P* the transport plan between
-them (rows: the anchor's positions); lam the share of the anchor in both directions. The paper's
-algorithm exchanges the two images for its second direction, so that lam is there the share of the
-image whose positions are kept; as lam comes from a symmetric distribution, both are one method.
+them (rows: positions of the anchor); lam the share of the anchor in both directions. In its second
+direction the paper's algorithm exchanges the two images, so that lam is the share of the image
+whose positions are kept. The distribution of lam is symmetric, so the method is the same.
 
 Gradients flow through both feature tensors and not through the plan.
 
-**A plan whose columns sum to 1/r keeps the mean over positions** (keep = "anchor"; the rows for
-keep = "partner"): (1/r) sum_i A~_i = sum_j (sum_i P_ij) a'_j, the mean of a'. Whatever follows and
-reads only that mean, as average pooling and a linear layer do, then gives the same logits and
-gradients with and without alignment. The marginal updated last is exact: by default the one the
-mean needs. The authors' code updates the columns last in both directions, so its feat' does not
-keep the mean: what is left is the error of the rows after a finite number of iterations. See
+**A plan whose columns sum to 1/r preserves the mean over positions** (keep = "anchor"; the rows
+for keep = "partner"): (1/r) sum_i A~_i = sum_j (sum_i P_ij) a'_j, the mean of a'. If the next
+layers read only that mean, as average pooling and a linear layer do, logits and gradients are the
+same with and without alignment. The marginal updated last is exact; by default it is the one that
+preserves the mean. The authors' code updates the columns last in both directions, so its feat' does
+not preserve the mean: the rows have an error after a finite number of iterations. See
 ``alignment_effect``.
 """
 
@@ -31,9 +31,7 @@ from torch.compiler import is_compiling
 from alignmixup.ops._precision import full_float32
 from alignmixup.ops.blend import blend
 from alignmixup.ops.cost import pairwise_cost
-from alignmixup.ops.sinkhorn import Backend, Side, check_settings, choose_backend, sinkhorn
-
-__all__ = ["Keep", "align_mix", "exact_side", "to_positions"]
+from alignmixup.ops.sinkhorn import Backend, Side, check_settings, sinkhorn, solver_name
 
 Keep = Literal["anchor", "partner"]
 
@@ -50,14 +48,14 @@ def align_mix(
     last: Side | None = None,
     backend: Backend = "auto",
 ) -> Tensor:
-    """Mix each sample's features with its partner's, transported to the positions that are kept.
+    """Mix the features of each sample with those of its partner, aligned by optimal transport.
 
     One operator for ``torch.compile``. Gradients flow through the features of both samples and not
     through the plan.
 
     Args:
-        features: Maps ``[b, c, h, w]`` or tokens ``[b, n, c]``, every token a position: leave a
-            class token out, as ``AlignMixup`` does.
+        features: Maps ``[b, c, h, w]`` or tokens ``[b, n, c]``. Every token is a position: remove a
+            class token first, as ``AlignMixup`` does.
         perm: Permutation of the batch: the partner of sample ``i`` is ``perm[i]``.
         lam: Share of the anchor, sample ``i``: a scalar or one value per sample.
         keep: Whose positions are kept, ``"anchor"`` (case ``feat``) or ``"partner"`` (case
@@ -66,8 +64,8 @@ def align_mix(
         num_iters: Sinkhorn iterations; with 0 each kept position takes the softmax of its
             similarities, as in cross-attention.
         tol: Stop the iterations of a pair at this marginal error; None runs all of them.
-        last: The marginal of the plan that is exact; None chooses the one that keeps the mean over
-            positions.
+        last: The marginal of the plan that is exact; None chooses the one that preserves the mean
+            over positions.
         backend: ``"auto"`` chooses by device; see ``sinkhorn``.
 
     Returns:
@@ -91,12 +89,12 @@ def align_mix(
     check_settings(eps, num_iters, tol, side)
     _check_features(features, perm, lam)
     positions = to_positions(features)
-    name = choose_backend(features.device, backend, features.dtype, positions.shape[1])
+    name = solver_name(backend, features, positions.shape[1])
     dtype = torch.promote_types(features.dtype, torch.float32)
     shares = lam.to(features.device, dtype).expand(len(features)).contiguous()
     mixed, _ = _align_mix(
         positions,
-        perm.to(features.device, torch.int64),  # to torch, uint8 would be a mask
+        perm.to(features.device, torch.int64),  # indexing by uint8 would be a mask
         shares,
         keep == "partner",
         eps,
@@ -109,7 +107,7 @@ def align_mix(
 
 
 def to_positions(features: Tensor) -> Float[Tensor, "b n c"]:
-    """Return maps or tokens as positions x channels, a view where the memory allows."""
+    """Return maps or tokens as positions x channels, a view if the strides allow."""
     if features.ndim == 3:
         return features
     return features.permute(0, 2, 3, 1).flatten(1, 2)
@@ -124,12 +122,10 @@ def from_positions(positions: Float[Tensor, "b n c"], shape: torch.Size) -> Tens
 
 
 def exact_side(keep: Keep, num_iters: int) -> Side:
-    """The default of ``last``: the marginal that keeps the mean over positions.
+    """Return the default of ``last``: the marginal that preserves the mean over positions.
 
-    Without iterations it is the other one, which makes convex combinations.
-
-    Kept anchor: the mean of A~ is that of A' where the columns are exact, but each A~_i is a convex
-    combination where the rows are.
+    If the anchor is kept, exact columns preserve the mean, and exact rows make each A~_i a convex
+    combination. Without iterations the default is the latter, as in cross-attention.
     """
     if keep == "anchor":
         return "columns" if num_iters else "rows"
@@ -141,29 +137,29 @@ def _check_features(features: Tensor, perm: Tensor, lam: Tensor) -> None:
     if features.ndim not in (3, 4) or not features.is_floating_point():
         raise ValueError(
             "features must be float maps [b, c, h, w] or tokens [b, n, c], "
-            f"got {features.dtype} {shape}; choose a layer that gives one of these"
+            f"got {features.dtype} {shape}; choose a layer that returns one of these"
         )
     if 0 in shape[1:]:
         raise ValueError(f"features must have positions and channels, got {shape}")
     for name, value in (("perm", perm), ("lam", lam)):
         if not isinstance(value, Tensor):
-            raise ValueError(f"{name} must be a tensor, got {value!r}: wrap it in torch.tensor")
+            raise ValueError(f"{name} must be a tensor, got {value!r}: use torch.tensor({value!r})")
     b = len(features)
     if perm.shape != (b,):
         raise ValueError(f"perm must have shape [{b}], got {list(perm.shape)}")
     if perm.is_floating_point() or perm.dtype == torch.bool:
-        raise ValueError(f"perm must hold whole numbers, got {perm.dtype}")
-    # On a GPU the check would wait for the device at each step; a tracer's tensor has no values.
+        raise ValueError(f"perm must have an integer dtype, got {perm.dtype}")
+    # On a GPU the check would synchronize at each step; a traced tensor has no values.
     if type(perm) is Tensor and perm.device.type == "cpu" and b and not is_compiling():
         low, high = (int(end) for end in torch.aminmax(perm))
         if low < 0 or high >= b:
-            raise ValueError(f"perm must hold samples 0 to {b - 1}, got {low} to {high}")
+            raise ValueError(f"perm must have values 0 to {b - 1}, got {low} to {high}")
     if lam.ndim and lam.shape != perm.shape:
         raise ValueError(f"lam must have shape [] or [{b}], got {list(lam.shape)}")
 
 
-# One opaque operator for the whole of it: torch.compile need not look inside, the precision of the
-# products is ours in forward and backward alike, and a kernel can take its place.
+# One opaque operator: torch.compile does not trace it, its products have a fixed precision in both
+# passes, and a kernel can replace it.
 @torch.library.custom_op("alignmixup::align_mix", mutates_args=())
 def _align_mix(
     features: Tensor,
@@ -176,7 +172,7 @@ def _align_mix(
     last: str,
     backend: str,
 ) -> tuple[Tensor, Tensor]:
-    """Return the mixed features and the plan; ``tol = 0`` stands for none."""
+    """Return the mixed features and the plan; ``tol = 0`` means None."""
     if backend == "triton":
         from alignmixup.ops.triton import align as _triton
 
@@ -213,7 +209,7 @@ def _(features, perm, lam, keep_partner, eps, num_iters, tol, last, backend):  #
 def _align_mix_backward(
     grad: Tensor, perm: Tensor, lam: Tensor, plan: Tensor, keep_partner: bool, backend: str
 ) -> Tensor:
-    """The gradient by the features: each sample's as an anchor, plus its own as a partner."""
+    """Return the gradient of the features: of each sample as anchor plus as partner."""
     if backend == "triton":
         from alignmixup.ops.triton import align as _triton
 
@@ -243,7 +239,7 @@ def _save_for_backward(ctx, inputs, output) -> None:  # type: ignore[no-untyped-
 
 
 def _backward(ctx, grad, grad_plan):  # type: ignore[no-untyped-def]
-    # No gradient goes through the plan, and none to lam: shares are drawn, not learned.
+    # No gradient flows through the plan, nor to lam: shares are drawn, not learned.
     perm, lam, plan = ctx.saved_tensors
     by_features = None
     if grad is not None:

@@ -1,4 +1,4 @@
-"""Squared distances between two sets of feature vectors: the cost of carrying one onto the other.
+"""Squared distances between two sets of feature vectors: the cost of transport.
 
     C_ij = |a_i - b_j|^2 = |a_i|^2 + |b_j|^2 - 2 <a_i, b_j>          (paper, eq. for the cost)
 
@@ -13,8 +13,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from alignmixup.ops._precision import full_float32
-
-__all__ = ["pairwise_cost"]
 
 
 def pairwise_cost(
@@ -48,9 +46,9 @@ def pairwise_cost(
     dtype = torch.promote_types(torch.promote_types(a.dtype, b.dtype), torch.float32)
     with torch.no_grad(), full_float32(a.device):
         a, b = a.detach().to(dtype), b.detach().to(dtype)
-        # Distances do not see a common shift, but rounding does: without the shift, features far
-        # from the origin (all of them after a ReLU) lose the digits that tell them apart.
-        centre = a.mean(dim=-1, keepdim=True)
-        a, b = a - centre, b - centre
+        # A common shift does not change the distances. Without it, features far from the origin,
+        # as after a ReLU, cancel in the sum of squares and lose their digits.
+        center = a.mean(dim=-1, keepdim=True)
+        a, b = a - center, b - center
         squares = a.square().sum(-2).unsqueeze(-1) + b.square().sum(-2).unsqueeze(-2)
         return (squares - 2 * a.transpose(-2, -1) @ b).clamp_(min=0)

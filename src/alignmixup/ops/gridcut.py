@@ -1,18 +1,18 @@
-"""Labels on a grid at least cost: the cut of PuzzleMix (ordered labels) and of Co-Mixup (Potts).
+"""Minimum-energy labels on a grid: the cut of PuzzleMix (ordered labels) and Co-Mixup (Potts).
 
     E(z) = sum_i U_i(z_i) + sum_ij w_ij (z_i - z_j)^2 / (L - 1)^2,   z_i in 0..L-1      (ordered)
     E(z) = sum_i U_i(z_i) - weight sum_ij S(z_i, z_j)                                   (Potts)
 
-over neighbours ij on the grid. A batch of grids is solved at once in a fixed number of tensor
-operations: no wait for the device, no shape that depends on a value, so a step can be captured. On
-a GPU the same steps are one kernel (``_triton_gridcut``).
+over neighbors ij on the grid. A batch of grids is solved by a fixed number of tensor operations,
+without synchronization or data-dependent shapes, so a step can be captured. On a GPU the same
+algorithm is one kernel (``triton/gridcut.py``).
 
 Ordered labels: PuzzleMix's costs are convex in z, and the quadratic through them gives a convex
-problem in real z that a few red-black relaxations solve. Rounding at many thresholds gives many
-candidates, one label everywhere a few more; each descends by iterated conditional modes (ICM), and
-the best one is taken. The candidates lie side by side in the batch and cost no further operations.
-The plain minimum of U is one of them, so the result is never above it. Negative weights have no
-place in this energy: the caller clamps them at zero.
+problem in real z, solved by a few red-black relaxations. Candidates are the relaxed solution
+rounded at several thresholds, the constant labelings and the minimum of U. Each is improved by
+iterated conditional modes (ICM), and the best is returned, so the energy is never above that of the
+minimum of U. The candidates are one more batch dimension. Weights must not be negative: the caller
+clamps them at zero.
 
 Symbols: b grids, n rows, m columns, L labels, k candidates, s = n m sites.
 """
@@ -27,14 +27,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from alignmixup.ops import block_kernels as kernels
-from alignmixup.ops.block_kernels import Backend, choose_backend
-
-__all__ = ["GridCut", "PottsGrid", "cut_ordered", "grid_adjacency", "label_rows", "ordered_energy"]
+from alignmixup.ops.backend import Backend, choose_backend, refuse_blocks
 
 
 @dataclass(frozen=True, slots=True)
 class GridCut:
-    """Labels of each grid, their energy, and which backend found them."""
+    """Labels of each grid, their energy, and the backend that ran."""
 
     labels: Int[Tensor, "b n m"]
     energy: Float[Tensor, " b"]
@@ -52,12 +50,13 @@ def cut_ordered(
     num_roundings: int = 12,
     backend: Backend = "auto",
 ) -> GridCut:
-    """Minimise the ordered energy; ``down`` and ``right`` weigh the edges below and beside a site.
+    """Minimize the ordered energy; ``down`` and ``right`` are the weights of the edges.
 
-    Weights must not be negative. With the defaults PuzzleMix's energies are on average within 0.3 %
-    of the exact minimum, single ones within 1 %; more of each costs time and comes a little nearer.
+    Weights must not be negative. With the defaults the energies of PuzzleMix are within 0.3 % of
+    the exact minimum on average, and within 1 % each; larger numbers come closer and take longer.
     """
-    name = choose_backend(backend, unary, unary.shape[2] * unary.shape[3])
+    num_sites = unary.shape[2] * unary.shape[3]
+    name = choose_backend(backend, unary.device, "reference", refuse_blocks, unary, num_sites)
     if name == "triton":
         labels, energy = kernels.cut_ordered(
             unary, down, right, num_relaxations, num_sweeps, num_roundings
@@ -72,16 +71,6 @@ def cut_ordered(
     return GridCut(labels=labels.long(), energy=energy, backend=name)
 
 
-def ordered_energy(
-    unary: Float[Tensor, "b L n m"],
-    down: Float[Tensor, "b n-1 m"],
-    right: Float[Tensor, "b n m-1"],
-    labels: Int[Tensor, "b n m"],
-) -> Float[Tensor, " b"]:
-    """The energy of given labels."""
-    return _energies(unary, down, right, labels.unsqueeze(1).to(unary.dtype)).squeeze(1)
-
-
 def _energies(unary: Tensor, down: Tensor, right: Tensor, z: Tensor) -> Float[Tensor, "b k"]:
     own = unary.take_along_dim(z.long(), dim=1).sum((2, 3))
     below = (down.unsqueeze(1) * z.diff(dim=2).square()).sum((2, 3))
@@ -91,7 +80,7 @@ def _energies(unary: Tensor, down: Tensor, right: Tensor, z: Tensor) -> Float[Te
 
 @dataclass(frozen=True, slots=True)
 class _Edges:
-    """For each site the weight of the edge to its neighbour above, below, left and right."""
+    """Weights of the edges of each site to its four neighbors."""
 
     up: Float[Tensor, "b 1 n m"]
     down: Float[Tensor, "b 1 n m"]
@@ -111,8 +100,8 @@ class _Edges:
         weights = (self.up, self.down, self.left, self.right)
         return _Edges(*(weight * factor for weight in weights))
 
-    def add_neighbours(self, start: Tensor, framed: Tensor) -> Tensor:
-        """start + sum_j w_ij z_j, with z inside a frame of zeros."""
+    def add_neighbors(self, start: Tensor, framed: Tensor) -> Tensor:
+        """Return start + sum_j w_ij z_j; ``framed`` is z padded with zeros."""
         total = torch.addcmul(start, self.up, framed[..., :-2, 1:-1])
         total = torch.addcmul(total, self.down, framed[..., 2:, 1:-1])
         total = torch.addcmul(total, self.left, framed[..., 1:-1, :-2])
@@ -123,10 +112,10 @@ OVERRELAXATION = 1.3
 
 
 def _relax(unary: Tensor, edges: _Edges, num_relaxations: int) -> Float[Tensor, "b n m"]:
-    """Minimise the energy over real z in [0, L - 1], each U replaced by a quadratic a z + c z^2.
+    """Minimize the energy over real z in [0, L - 1], with U replaced by a quadratic a z + c z^2.
 
-    The quadratic is exact for three labels or fewer: it keeps the difference between the end
-    labels and the mean second difference. Red-black projected over-relaxation.
+    The quadratic has the same end-to-end difference and mean second difference as U; it is exact
+    for up to three labels. Red-black projected over-relaxation.
     """
     top = unary.shape[1] - 1
     curve = unary.diff(n=2, dim=1).mean(1, keepdim=True) / 2 if top > 1 else 0 * unary[:, :1]
@@ -137,14 +126,14 @@ def _relax(unary: Tensor, edges: _Edges, num_relaxations: int) -> Float[Tensor, 
     step = OVERRELAXATION / (2 * curve + scale * edges.total()).clamp_min(tiny)
     framed = F.pad(torch.full_like(slope, top / 2), (1, 1, 1, 1))
     z = framed[..., 1:-1, 1:-1]
-    # z <- (1 - o) z + o (scale sum_j w_ij z_j - a) / (2 c + scale sum_j w_ij), on one colour.
-    colours = []
-    for colour in _colours(unary):
-        gain = step * colour
-        colours.append((edges.times(scale * gain), -gain * slope, 1 - OVERRELAXATION * colour))
+    # z <- (1 - o) z + o (scale sum_j w_ij z_j - a) / (2 c + scale sum_j w_ij), on one color.
+    colors = []
+    for color in _colors(unary):
+        gain = step * color
+        colors.append((edges.times(scale * gain), -gain * slope, 1 - OVERRELAXATION * color))
     for _ in range(num_relaxations):
-        for weights, constant, keep in colours:
-            moved = torch.addcmul(weights.add_neighbours(constant, framed), keep, z)
+        for weights, constant, keep in colors:
+            moved = torch.addcmul(weights.add_neighbors(constant, framed), keep, z)
             z.copy_(moved.clamp_(0, top))
     return z.squeeze(1)
 
@@ -152,7 +141,7 @@ def _relax(unary: Tensor, edges: _Edges, num_relaxations: int) -> Float[Tensor, 
 def _starts(
     unary: Tensor, relaxed: Float[Tensor, "b n m"], num_roundings: int
 ) -> Float[Tensor, "b k n m"]:
-    """The unary solution, one label everywhere, and the relaxed solution rounded at thresholds."""
+    """Return the minimum of U, the constant labelings, and the rounded relaxed solutions."""
     top = unary.shape[1] - 1
     steps = torch.arange(num_roundings, device=unary.device, dtype=unary.dtype)
     offsets = ((steps + 0.5) / num_roundings).view(-1, 1, 1)
@@ -165,43 +154,43 @@ def _starts(
 def _descend(
     unary: Tensor, edges: _Edges, starts: Float[Tensor, "b k n m"], num_sweeps: int
 ) -> Float[Tensor, "b k n m"]:
-    """Iterated conditional modes, red and black sites in turn: no sweep raises the energy."""
+    """Run iterated conditional modes, alternating red and black sites; the energy never rises."""
     top = unary.shape[1] - 1
     levels = torch.arange(top + 1, device=unary.device, dtype=unary.dtype).view(-1, 1, 1)
-    # w (l - z_j)^2 = w l^2 - 2 w l z_j + const: only sum_j w_ij z_j changes from sweep to sweep.
+    # w (l - z_j)^2 = w l^2 - 2 w l z_j + const: only sum_j w_ij z_j changes between sweeps.
     own = (unary + levels.square() * edges.total() / top**2).unsqueeze(1)
     slope = -2 * levels / top**2
     framed = F.pad(starts, (1, 1, 1, 1))
     z = framed[..., 1:-1, 1:-1]
     nothing = torch.zeros_like(starts)
-    is_turn = [colour > 0 for colour in _colours(unary)]
+    is_turn = [color > 0 for color in _colors(unary)]
     for _ in range(num_sweeps):
         for turn in is_turn:
-            pull = edges.add_neighbours(nothing, framed).unsqueeze(2)
-            # min, not argmin: on the CPU that is ten times slower across a dimension in the middle.
+            pull = edges.add_neighbors(nothing, framed).unsqueeze(2)
+            # min, not argmin, which on the CPU is ten times slower along an inner dimension.
             best = torch.addcmul(own, slope, pull).min(2).indices
             z.copy_(torch.where(turn, best, z))
     return z
 
 
-def _colours(like: Tensor) -> tuple[Float[Tensor, "n m"], Float[Tensor, "n m"]]:
-    """The red and the black sites of a chequered grid as 0/1 maps."""
+def _colors(like: Tensor) -> tuple[Float[Tensor, "n m"], Float[Tensor, "n m"]]:
+    """Return the red and black sites of a checkerboard as 0/1 maps."""
     rows = torch.arange(like.shape[-2], device=like.device).unsqueeze(1)
     columns = torch.arange(like.shape[-1], device=like.device)
     odd = ((rows + columns) % 2).to(like.dtype)
     return 1 - odd, odd
 
 
-# Above any sum of energies, and a power of two, so that no rounding of a matrix product shows.
+# Larger than any sum of energies; a power of two, so that matrix products do not round it.
 FROZEN = 4096.0
 
 
 @dataclass(frozen=True, slots=True)
 class PottsGrid:
-    """A square grid on which equal neighbours attract, ready for red-black sweeps.
+    """A square grid with a Potts energy, prepared for red-black sweeps.
 
-    ``red`` and ``black`` are the attractions during an update of their colour: ``weight`` from each
-    neighbour, and for the sites of the other colour so much from themselves that they stay.
+    ``red`` and ``black`` are the pairwise terms when their color is updated: ``weight`` for each
+    neighbor, and a self-term for the sites of the other color that keeps them fixed.
     """
 
     weight: float
@@ -211,7 +200,7 @@ class PottsGrid:
     @classmethod
     def of(cls, side: int, weight: float, like: Tensor) -> PottsGrid:
         adjacent = grid_adjacency(side, like)
-        red, black = (colour.flatten() for colour in _colours(like.new_empty(side, side)))
+        red, black = (color.flatten() for color in _colors(like.new_empty(side, side)))
         return cls(
             weight,
             weight * red.unsqueeze(1) * adjacent + FROZEN * torch.diag(black),
@@ -225,7 +214,7 @@ class PottsGrid:
         similarity: Float[Tensor, "b L L"],
         num_sweeps: int,
     ) -> Int[Tensor, "b s"]:
-        """Iterated conditional modes from ``labels``; the energy never rises.
+        """Run iterated conditional modes from ``labels``; the energy never rises.
 
         ``similarity`` is S in the energy: 1 on the diagonal and at most 0.75 elsewhere.
         """
@@ -238,12 +227,12 @@ class PottsGrid:
 
 
 def label_rows(table: Float[Tensor, "b L d"], labels: Int[Tensor, "b s"]) -> Float[Tensor, "b s d"]:
-    """The row of the table for each label."""
+    """Return the row of the table for each label."""
     return table.gather(1, labels.unsqueeze(2).expand(-1, -1, table.shape[2]))
 
 
 def grid_adjacency(side: int, like: Tensor) -> Float[Tensor, "s s"]:
-    """Which sites of a square grid are neighbours, as zeros and ones."""
+    """Return the adjacency matrix of a square grid as zeros and ones."""
     line = torch.arange(side, device=like.device)
     steps = (line.unsqueeze(1) - line).abs()
     distance = steps.view(side, 1, side, 1) + steps.view(1, side, 1, side)

@@ -1,15 +1,15 @@
-"""The joint assignment behind Co-Mixup: which inputs each block of each output shows.
+"""The joint assignment of Co-Mixup: the inputs shown by each block of each output.
 
     F(z) = sum_j <c, z_j> + (beta/2) sum_uv ||z_ju - z_jv||^2 + gamma sum_j <o_j, v_j [v_j > tau]>
     o_j = sum of z_j over its blocks,   v_j = A sum_{k != j} o_k
 
-over shares z_j of the inputs in the blocks of output j; u and v are neighbours. The last term keeps
-outputs from showing the same inputs, once an input is shown more than tau blocks elsewhere.
+over shares z_j of the inputs in the blocks of output j; u and v are neighbors. The last term
+penalizes an input that has more than tau blocks in the other outputs.
 
-One output at a time is cut on its grid with the others fixed, as if what they show were dear in
-proportion; then one block of each output at a time is changed where that lowers F itself. That is
-sequential by nature, so all else lies side by side: parts of the batch and restarts. On a GPU the
-whole search is one kernel (``_triton_joint``), of which this is the reference.
+Each output in turn is cut on its grid with the others fixed and the last term linearized; then
+single blocks of each output are changed if that lowers F. Outputs are sequential; parts of the
+batch and restarts are batch dimensions. On a GPU the whole search is one kernel
+(``triton/joint.py``), of which this is the reference.
 
 Symbols: p parts, i of N inputs, j of N outputs, s blocks, r restarts, b = r p, L labels.
 """
@@ -26,22 +26,20 @@ from torch import Tensor
 
 from alignmixup.ops import block_kernels as kernels
 from alignmixup.ops._precision import full_float32
-from alignmixup.ops.block_kernels import Backend, choose_backend
+from alignmixup.ops.backend import Backend, choose_backend, refuse_blocks
 from alignmixup.ops.gridcut import PottsGrid, grid_adjacency, label_rows
-
-__all__ = ["Assignment", "JointCosts", "Penalty", "assign_blocks", "joint_objective"]
 
 Penalty = Literal["hard", "soft"]
 
-NEVER = 1e6  # the cost of a label that is not there
-HALF_BONUS = 5e-4  # what a block shared by two inputs saves over the mean of the two
-HALF_LIKENESS = 0.75  # of a half-and-half label to its parents and to its siblings
-WORTH_IT = 1e-6  # by how much a single change must lower F; less is rounding
+NEVER = 1e6  # the cost of an unavailable label
+HALF_BONUS = 5e-4  # subtracted from the mean cost of two inputs for a half label
+HALF_LIKENESS = 0.75  # similarity of a half label to its parents and siblings
+WORTH_IT = 1e-6  # a single change must lower F by more than rounding
 
 
 @dataclass(frozen=True, slots=True)
 class JointCosts:
-    """What F is made of. A part with fewer samples is filled up; ``is_real`` says which count."""
+    """The terms of F. Smaller parts are padded; ``is_real`` marks the samples."""
 
     unary: Float[Tensor, "p N s"]
     compatibility: Float[Tensor, "p N N"]
@@ -56,7 +54,7 @@ class JointCosts:
         return math.isqrt(self.unary.shape[2])
 
     def repeated(self, times: int) -> JointCosts:
-        """The same parts, several times over: what restarts work on."""
+        """Return the same parts repeated, one copy per restart."""
         unary, compatibility, is_real = (
             tensor.repeat(times, *[1] * (tensor.ndim - 1))
             for tensor in (self.unary, self.compatibility, self.is_real)
@@ -66,14 +64,14 @@ class JointCosts:
         )
 
     def excess(self, counts: Tensor) -> Tensor:
-        """v [v > tau], or what v has above tau where the penalty is soft."""
+        """Return v [v > tau], or max(v - tau, 0) if the penalty is soft."""
         if self.penalty == "soft":
             return (counts - self.tau).clamp_min(0)
         return torch.nn.functional.threshold(counts, self.tau, 0.0)
 
 
 def joint_objective(costs: JointCosts, shares: Float[Tensor, "p N s N"]) -> Float[Tensor, " p"]:
-    """F of each part; autocast does not apply."""
+    """Return F of each part; autocast does not apply."""
     unary = (shares * costs.unary.mT.unsqueeze(1)).sum((1, 2, 3))
     adjacent = grid_adjacency(costs.side, shares)
     norms = (shares.square().sum(3) * adjacent.sum(1)).sum((1, 2))
@@ -87,7 +85,7 @@ def joint_objective(costs: JointCosts, shares: Float[Tensor, "p N s N"]) -> Floa
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """The shares of the inputs in each block of each output, and which backend found them."""
+    """Shares of the inputs in each block of each output, and the backend that ran."""
 
     shares: Float[Tensor, "p N s N"]
     backend: str
@@ -104,13 +102,14 @@ def assign_blocks(
     resolve_ties: bool = True,
     backend: Backend = "auto",
 ) -> Assignment:
-    """Lower F from each start and return the best: shares of one input, or halves of two.
+    """Minimize F from each start and return the best result: shares of one input or halves of two.
 
-    Halves come in from the second iteration on. Before the last iteration, unless it is the only
-    one, outputs that show the same set of inputs are pushed apart.
+    Halves are available from the second iteration. Before the last iteration, unless it is the only
+    one, outputs that show the same set of inputs are penalized.
     """
     _, num, sites = costs.unary.shape
-    name = choose_backend(backend, costs.unary, sites, num)
+    device = costs.unary.device
+    name = choose_backend(backend, device, "reference", refuse_blocks, costs.unary, sites, num)
     if name == "triton":
         shares = kernels.joint_assignment(
             costs.unary,
@@ -156,7 +155,7 @@ def _assign(
 
 @dataclass
 class _State:
-    """The shares of all outputs while they are improved in turn."""
+    """The shares of all outputs during the search."""
 
     costs: JointCosts
     grid: PottsGrid
@@ -172,7 +171,7 @@ class _State:
         return cls(costs, grid, shares, torch.zeros_like(shares[:, :, 0]))
 
     def improve(self, num_sweeps: int, half_labels: bool) -> None:
-        """Cut every output once, given all others."""
+        """Cut each output once, given the others."""
         costs = self.costs
         menu = _Menu.of(self, half_labels)
         shown = self.shares.sum(2)
@@ -188,10 +187,9 @@ class _State:
         self.shares = torch.stack(picked, dim=1)
 
     def descend(self) -> None:
-        """In each output in turn, give the block to the input that lowers F most, if any does.
+        """In each output in turn, make the change of one block that lowers F most, if any does.
 
-        Beside the block's own input and the new one, a change of counts moves v by no more than
-        the little that compatibility has off its diagonal; that is left out of the choice.
+        The choice neglects the off-diagonal terms of the compatibility, which are small.
         """
         costs, num = self.costs, self.shares.shape[1]
         like = self.shares
@@ -211,14 +209,16 @@ class _State:
             is_changed = (blocks == (place // num).unsqueeze(1)) & is_worth.unsqueeze(1)
             new = (inputs == (place % num).unsqueeze(1)).to(own.dtype).unsqueeze(1)
             step = (new - own) * is_changed.unsqueeze(2)
-            own += step  # in place: a view of the shares
+            own += step  # in place: a view of self.shares
             moved = step.sum(1, keepdim=True)
             v = torch.addcmul(v, is_other[j], moved @ costs.compatibility)
             shown[:, j : j + 1] += moved
 
     def push_ties_apart(self) -> None:
-        """Where two outputs show one set of several inputs, make its first input dearer by 1 in
-        the earlier one and its second in the later one, however many outputs show that set."""
+        """Penalize outputs that show the same set of several inputs.
+
+        The first input costs 1 more in all but the last of them, the second in all but the first.
+        """
         is_used = self.shares.sum(2) > 0
         rank = is_used.cumsum(2)
         several = rank[:, :, -1:] > 1
@@ -231,7 +231,7 @@ class _State:
 
 @dataclass(frozen=True)
 class _SingleChanges:
-    """What F gains where a single block is given to one input alone."""
+    """Changes of F if a single block is assigned to one input."""
 
     costs: JointCosts
     adjacent: Float[Tensor, "s s"]
@@ -248,14 +248,14 @@ class _SingleChanges:
             adjacent,
             costs.beta / 2 * adjacent.sum(1, keepdim=True),
             costs.unary.mT.unsqueeze(1) + costs.gamma * push.unsqueeze(2),
-            # A block more of an input, a half less, a whole one less.
+            # One block more of an input, half a block less, one block less.
             torch.stack([itself, -0.5 * itself, -itself], dim=1),
         )
 
     def crowding(
         self, v: Float[Tensor, "b N N"], now: Float[Tensor, "b N N"], others: Float[Tensor, "b N N"]
     ) -> Float[Tensor, "b 3 N"]:
-        """How the other outputs' crowding changes with each of the steps."""
+        """Return the change of the other outputs' penalty for each of the steps."""
         then = self.costs.excess(v.unsqueeze(1) + self.steps)
         return (others.unsqueeze(1) * (then - now.unsqueeze(1))).sum(2)
 
@@ -280,10 +280,10 @@ class _SingleChanges:
 
 @dataclass(frozen=True)
 class _Menu:
-    """The labels each output may take in this iteration: every input, and halves of two.
+    """The labels of each output in this iteration: all inputs, and halves of two.
 
-    ``shares`` are zero in the outputs that only fill up a part: whatever they take, nothing shows.
-    Halves are made from the inputs the output shows now: of two, or of the three it shows most.
+    ``shares`` are zero in padded outputs. Halves are pairs of the two or three inputs with the most
+    blocks in the output.
     """
 
     shares: Float[Tensor, "b N L N"]
@@ -296,7 +296,7 @@ class _Menu:
         b, num, _, _ = state.shares.shape
         costs = state.costs
         plain = costs.unary.mT.unsqueeze(1) + costs.gamma * state.push.unsqueeze(2)
-        # Inputs that only fill up a part are never shown.
+        # Padded inputs are never shown.
         plain = plain.masked_fill(~costs.is_real[:, None, None], NEVER)
         eye = torch.eye(num, device=plain.device, dtype=plain.dtype).expand(b, num, num, num)
         is_real = costs.is_real.to(plain.dtype)[:, :, None, None]
@@ -306,7 +306,7 @@ class _Menu:
         absent = (~is_there).to(plain.dtype).unsqueeze(2) * NEVER
         half_cost = plain @ halves.mT + (absent - HALF_BONUS)
         shares = torch.cat([eye, halves], dim=2)
-        # The nearest label to what the output shows now: least ||z - x||^2 = const - 2 z x + |x|^2.
+        # The label nearest to the current shares: argmin ||z - x||^2 = const - 2 z x + |x|^2.
         far = shares.square().sum(3).unsqueeze(2) - 2 * state.shares @ shares.mT
         far[..., num:] += absent
         labels = far.min(3).indices
@@ -315,9 +315,9 @@ class _Menu:
 
 
 def _halves(counts: Float[Tensor, "b N N"]) -> tuple[Tensor, Tensor]:
-    """Half-and-half shares of the three inputs shown most, and which of them there are."""
+    """Return the half labels of the three most shown inputs, and which of them are available."""
     inputs = torch.arange(counts.shape[2], device=counts.device)
-    # Counts are multiples of 1/2; the small slope decides between equals on every device alike.
+    # Counts are multiples of 1/2; the small slope breaks ties equally on every device.
     top = (counts - 0.2 / len(inputs) * inputs).topk(3, dim=2)
     first = torch.cat([top.indices[..., :1], top.indices[..., :2]], dim=2)
     second = torch.cat([top.indices[..., 1:], top.indices[..., 2:]], dim=2)
@@ -327,7 +327,7 @@ def _halves(counts: Float[Tensor, "b N N"]) -> tuple[Tensor, Tensor]:
 
 
 def _likeness(halves: Float[Tensor, "b N 3 N"]) -> Float[Tensor, "b N L L"]:
-    """S: 1 for equal labels, 0.75 for a half with a parent or a sibling, 0 otherwise."""
+    """Return S: 1 for equal labels, 0.75 for a half and its parent or sibling, 0 otherwise."""
     b, num = halves.shape[:2]
     eye = torch.eye(num, device=halves.device, dtype=halves.dtype).expand(b, num, num, num)
     kin = 2 * HALF_LIKENESS * halves

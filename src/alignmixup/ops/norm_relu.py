@@ -1,12 +1,11 @@
-"""ReLU after batch normalisation, in training on a GPU as one kernel each way.
+"""ReLU after batch normalization; in training on a GPU one kernel each for forward and backward.
 
-The plain way the two are a third of the time of a small residual network's step, and all of it is
-memory traffic: the tensor is read twice forward and twice backward, by six kernels.
+Unfused, the two take a third of the step of a small residual network, all of it memory traffic: six
+kernels read the tensor twice in the forward and twice in the backward pass.
 """
 
 from __future__ import annotations
 
-import importlib.util
 from typing import Any
 
 import torch
@@ -14,18 +13,12 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-__all__ = ["NormReluSequential", "norm_relu"]
-
-# Other makers' devices are called "cuda" as well; how they launch cooperatively is untried.
-_HAS_TRITON = importlib.util.find_spec("triton") is not None and torch.version.hip is None
-# More channels than the kernel has places for its programs to meet; 8 fill a load of 16 bytes.
-MAX_CHANNELS = 2048
-CHANNEL_STEP = 8
+from alignmixup.ops.backend import choose_backend, has_hooks, refuse_norm_relu
 
 
 def norm_relu(norm: nn.BatchNorm2d, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c h w"]:
-    """Return ReLU(``norm(x)``), by the kernel where it serves."""
-    if not (x.is_cuda and _serves(norm, x)):
+    """Return ReLU(``norm(x)``), by the kernel where it can run."""
+    if choose_backend("auto", x.device, "reference", refuse_norm_relu, norm, x) == "reference":
         return F.relu(norm(x))
     out: Tensor
     out, mean, var = _norm_relu(x, norm.weight, norm.bias, norm.eps)
@@ -34,14 +27,14 @@ def norm_relu(norm: nn.BatchNorm2d, x: Float[Tensor, "b c h w"]) -> Float[Tensor
 
 
 class NormReluSequential(nn.Sequential):
-    """A sequence in which batch norm and the ReLU after it are one step."""
+    """A sequence that runs batch norm and a following ReLU by ``norm_relu``."""
 
     def forward(self, x: Tensor) -> Tensor:
         layers = list(self)
         while layers:
             layer = layers.pop(0)
             is_before_relu = bool(layers) and type(layers[0]) is nn.ReLU
-            if isinstance(layer, nn.BatchNorm2d) and is_before_relu and not _has_hooks(layers[0]):
+            if isinstance(layer, nn.BatchNorm2d) and is_before_relu and not has_hooks(layers[0]):
                 layers.pop(0)
                 x = norm_relu(layer, x)
             else:
@@ -49,39 +42,8 @@ class NormReluSequential(nn.Sequential):
         return x
 
 
-def _has_hooks(layer: nn.Module) -> bool:
-    kinds = (
-        layer._forward_hooks,
-        layer._forward_pre_hooks,
-        layer._backward_hooks,
-        layer._backward_pre_hooks,
-    )
-    return any(kinds)
-
-
-def _serves(norm: nn.BatchNorm2d, x: Tensor) -> bool:
-    """Whether the kernel does what ``norm`` would: the usual settings, in training, channels_last.
-
-    A hook on ``norm`` wants to see its output, which the kernel never holds.
-    """
-    return (
-        _HAS_TRITON
-        and type(norm) is nn.BatchNorm2d
-        and norm.training
-        and norm.affine
-        and norm.track_running_stats
-        and norm.momentum is not None
-        and not _has_hooks(norm)
-        and x.shape[1] <= MAX_CHANNELS
-        and x.shape[1] % CHANNEL_STEP == 0
-        and x.numel() > x.shape[1]
-        and x.dtype in (torch.float32, torch.bfloat16, torch.float16)
-        and x.is_contiguous(memory_format=torch.channels_last)
-    )
-
-
 def _update(norm: nn.BatchNorm2d, mean: Tensor, var: Tensor, count: int) -> None:
-    """Move the running statistics as ``norm`` itself would have done."""
+    """Update the running statistics as ``norm`` does."""
     assert norm.running_mean is not None
     assert norm.running_var is not None
     assert norm.num_batches_tracked is not None
@@ -97,7 +59,7 @@ def _update(norm: nn.BatchNorm2d, mean: Tensor, var: Tensor, count: int) -> None
 def _norm_relu(
     x: Tensor, weight: Tensor, bias: Tensor, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """ReLU(BN(x)), the mean and the biased variance, by Triton."""
+    """Return ReLU(BN(x)), the mean and the biased variance."""
     from alignmixup.ops.triton import norm_relu as _triton_norm_relu
 
     with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
@@ -114,7 +76,7 @@ def _(x, weight, bias, eps):  # type: ignore[no-untyped-def]
 def _norm_relu_backward(
     dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, var: Tensor, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients by x, weight and bias, by Triton."""
+    """Return the gradients with respect to x, weight and bias."""
     from alignmixup.ops.triton import norm_relu as _triton_norm_relu
 
     with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]

@@ -1,6 +1,6 @@
-"""The two problems on blocks behind PuzzleMix: which image a place shows, and which block of it.
+"""The energy of PuzzleMix's masks, and the transport of salient blocks by an auction.
 
-Symbols: b pairs, n blocks along a side, L labels. Of a pair the anchor comes first.
+Symbols: b pairs, n blocks along a side, L labels. The anchor is the first image of a pair.
 """
 
 from __future__ import annotations
@@ -14,15 +14,13 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from alignmixup.ops import block_kernels as kernels
-from alignmixup.ops.block_kernels import Backend, choose_backend
+from alignmixup.ops.backend import Backend, choose_backend, refuse_blocks
 from alignmixup.ops.gradient_saliency import block_saliency
-
-__all__ = ["Energy", "puzzle_energy", "repeat_blocks", "transport"]
 
 
 @dataclass(frozen=True, slots=True)
 class Energy:
-    """The cut of each pair: the cost of each label in each block, the weights between blocks."""
+    """The energy of each pair: cost of each label in each block, weights between blocks."""
 
     unary: Float[Tensor, "b L n m"]
     down: Float[Tensor, "b n-1 m"]
@@ -42,22 +40,22 @@ def puzzle_energy(
     gamma: float = 0.5,
     neigh_size: int = 4,
 ) -> Energy:
-    """The energy of each pair; label l stands for the anchor's share l / (num_labels - 1).
+    """Return the energy of each pair; label l is the anchor's share l / (num_labels - 1).
 
-    The cost of the four ways two blocks can meet (anchor-anchor, anchor-partner, ...) is split into
-    a part of each block alone and a weight on differing blocks. Weights below zero would make the
-    cut intractable and are set to zero; with gamma <= 1 and pixels in [0, 1] there are none.
+    The cost of the four pairs of adjacent blocks (anchor-anchor, anchor-partner, ...) is split into
+    unary terms and a weight on different labels. Negative weights would make the cut intractable
+    and are set to zero; with gamma <= 1 and pixels in [0, 1] there are none.
     """
     n, block = num_blocks, pixels.shape[-1] // num_blocks
     shown = block_saliency(maps, block)
     smooth = beta / (16 * n)
     patch = min(neigh_size, block)
-    colours = F.avg_pool2d(pixels.to(maps.dtype), patch)
-    down = _meet(colours, perm, block // patch, smooth * gamma)
-    right = _meet(colours.mT, perm, block // patch, smooth * gamma).mT
-    # Showing one image loses the saliency of the other. Index 0: the anchor shown, 1: the partner.
+    colors = F.avg_pool2d(pixels.to(maps.dtype), patch)
+    down = _meet(colors, perm, block // patch, smooth * gamma)
+    right = _meet(colors.mT, perm, block // patch, smooth * gamma).mT
+    # The cost of showing one image is the saliency of the other. Index 0: anchor shown, 1: partner.
     alone = torch.stack([shown[perm], shown])
-    alone[:, :, :-1] += down.mean(1)  # each block meets, on average, either image below it
+    alone[:, :, :-1] += down.mean(1)  # averaged over the image of the block below
     alone[:, :, 1:] += down.mean(0)
     alone[:, :, :, :-1] += right.mean(1)
     alone[:, :, :, 1:] += right.mean(0)
@@ -72,11 +70,11 @@ def puzzle_energy(
 
 
 def _meet(
-    colours: Float[Tensor, "b c r r"], perm: Tensor, patches: int, scale: float
+    colors: Float[Tensor, "b c r r"], perm: Tensor, patches: int, scale: float
 ) -> Float[Tensor, "2 2 b i n"]:
-    """How much colours jump between each block and the one below; [image above, image below]."""
-    edge = colours[:, :, patches - 1 : -1 : patches]
-    next_edge = colours[:, :, patches::patches]
+    """Return the color jump between each block and the one below; [image above, image below]."""
+    edge = colors[:, :, patches - 1 : -1 : patches]
+    next_edge = colors[:, :, patches::patches]
     above = torch.stack([edge, edge[perm]]).unsqueeze(1)
     below = torch.stack([next_edge, next_edge[perm]]).unsqueeze(0)
     jump = (above - below).abs().mean(3)
@@ -84,15 +82,15 @@ def _meet(
 
 
 def _excess(jump: Float[Tensor, "2 2 b i j"]) -> Float[Tensor, "b i j"]:
-    """How much more it costs that the two images meet than that an image meets itself."""
+    """Return the cost of an edge between different images over that within one image."""
     return (jump[0, 1] + jump[1, 0] - jump[0, 0] - jump[1, 1]) / 2
 
 
-IMPOSSIBLE = 1e6  # in units of -log p, for what lam = 0 or lam = 1 rule out
+IMPOSSIBLE = 1e6  # -log p of labels excluded by lam = 0 or lam = 1
 
 
 def _prior(lam: Float[Tensor, "*b"], num_labels: int) -> Float[Tensor, "*b L"]:
-    """-log p of each label, p binomial of mean lam."""
+    """Return -log p of each label, p binomial of mean lam."""
     top = num_labels - 1
     shares = [math.comb(top, k) * lam**k * (1 - lam) ** (top - k) for k in range(num_labels)]
     p = torch.stack(shares, dim=-1)
@@ -106,15 +104,16 @@ def transport(
     t_eps: float = 0.8,
     backend: Backend = "auto",
 ) -> Float[Tensor, "b c h h"]:
-    """Move salient blocks into the shown region: block i to place j at the cost
+    """Move salient blocks into the shown region. The cost of block i at place j is
 
-        t_eps |p_i - p_j|^2 / (n - 1)^2 - salient_i shown_j,
+        t_eps |p_i - p_j|^2 / (n - 1)^2 - salient_i shown_j
 
-    one block a place, by n rounds of an auction. A place that nobody has won in the last round
-    keeps its own block.
+    with one block per place, assigned by n rounds of an auction. A place without a winner in the
+    last round keeps its own block.
     """
     n = salient.shape[1]
-    if choose_backend(backend, salient, n * n) == "triton":
+    name = choose_backend(backend, salient.device, "reference", refuse_blocks, salient, n * n)
+    if name == "triton":
         source = kernels.auction(salient, is_shown, t_eps)
     else:
         source = _auction(_transport_cost(salient, is_shown, t_eps), num_rounds=n)
@@ -127,7 +126,7 @@ def transport(
 
 
 def _transport_cost(salient: Tensor, is_shown: Tensor, t_eps: float) -> Float[Tensor, "b s s"]:
-    """Rows are blocks, columns the places they may go to."""
+    """Return the costs; rows are blocks, columns are places."""
     n = salient.shape[1]
     line = torch.arange(n, device=salient.device, dtype=salient.dtype)
     steps = (line.unsqueeze(1) - line).square()
@@ -137,10 +136,10 @@ def _transport_cost(salient: Tensor, is_shown: Tensor, t_eps: float) -> Float[Te
 
 
 def _auction(cost: Float[Tensor, "b s s"], num_rounds: int) -> Int[Tensor, "b s"]:
-    """Which block each place gets; ``cost`` is used up.
+    """Return the block at each place; ``cost`` is overwritten.
 
-    In a round each block bids for its cheapest place, the cheapest bidder wins a place (of equals
-    the first), and losers find that place dearer by one from then on.
+    In each round every block bids for its cheapest place. The lowest bid wins (the first on ties),
+    and the cost of that place increases by one for the losers.
     """
     size = cost.shape[1]
     blocks = torch.arange(size, device=cost.device).expand(cost.shape[:2])
@@ -158,7 +157,7 @@ def _auction(cost: Float[Tensor, "b s s"], num_rounds: int) -> Int[Tensor, "b s"
 
 
 def repeat_blocks(grid: Float[Tensor, "b n n"], times: int) -> Float[Tensor, "b h h"]:
-    """Each entry as a square of that many equal ones."""
+    """Repeat each entry to a square of ``times`` x ``times``."""
     b, n, _ = grid.shape
     wide = grid.view(b, n, 1, n, 1).expand(b, n, times, n, times)
     return wide.reshape(b, n * times, n * times)

@@ -1,13 +1,12 @@
 """Fine-grained saliency (Montabone and Soto 2010) of a batch of images, on the device.
 
-    on  = sum_n floor(max(I - B_n, 0))      I the blurred grey image, 0 to 255
-    off = sum_n floor(max(B_n - I, 0))      B_n the mean of a window of 2 n pixels around, less I
+    on  = sum_n floor(max(I - B_n, 0))      I the blurred gray image, 0 to 255
+    off = sum_n floor(max(B_n - I, 0))      B_n the mean of the 2 n window, without its center
     S   = floor(255 on / max on) + floor(255 off / max off)
 
-over n = 12, 24, 48, 28, 56, 112 pixels whatever the size of the image, windows clipped at the
-border. This is the computation of OpenCV's ``StaticSaliencyFineGrained`` for 8-bit images, rounding
-included, with one difference: where S exceeds 255, OpenCV's last conversion to 8 bits wraps around
-and a peak can turn into a hole; here it does not.
+over n = 12, 24, 48, 28, 56, 112 pixels for every image size, with windows clipped at the border.
+This reproduces OpenCV's ``StaticSaliencyFineGrained`` for 8-bit images, including rounding, with
+one difference: where S exceeds 255, OpenCV's conversion to 8 bits wraps around; here it does not.
 """
 
 from __future__ import annotations
@@ -17,23 +16,21 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-__all__ = ["fine_grained_saliency", "saliency_peak"]
-
-# Luma in 15-bit fixed point, as 8-bit images are converted to grey: 0.299, 0.587 and 0.114.
+# Luma in 15-bit fixed point, as in OpenCV: 0.299, 0.587 and 0.114.
 LUMA_BITS = 15
 LUMA = (9798, 19235, 3735)
 
 
 @torch.no_grad()
 def fine_grained_saliency(images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b h w"]:
-    """Return the saliency of each pixel, 0 to 510, of RGB or grey images in [0, 1].
+    """Return the saliency of each pixel, 0 to 510, of RGB or gray images in [0, 1].
 
-    A uniform image has saliency zero everywhere. All of it is integer arithmetic carried out in
-    floats, exact up to 256 x 256 pixels, so every device gives the same map.
+    A uniform image has saliency zero. The arithmetic is that of integers in floats, exact up to
+    256 x 256 pixels, so all devices return the same map.
     """
     _check_images(images)
-    grey = _blur(_blur(_grey(images)))
-    difference = (grey.unsqueeze(1) - _surround_mean(grey)).trunc()
+    gray = _blur(_blur(_gray(images)))
+    difference = (gray.unsqueeze(1) - _surround_mean(gray)).trunc()
     on = difference.clamp(min=0).sum(1)
     off = on - difference.sum(1)
     return _stretch(torch.stack([on, off])).sum(0, dtype=torch.float32)
@@ -42,12 +39,12 @@ def fine_grained_saliency(images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b 
 def _check_images(images: Tensor) -> None:
     if images.ndim != 4 or images.shape[1] not in (1, 3) or min(images.shape[2:]) < 2:
         raise ValueError(
-            "saliency needs RGB or grey images [b, 3 or 1, h, w] of at least 2 x 2 pixels, "
+            "saliency needs RGB or gray images [b, 3 or 1, h, w] of at least 2 x 2 pixels, "
             f"got {list(images.shape)}"
         )
 
 
-def _grey(images: Tensor) -> Float[Tensor, "b h w"]:
+def _gray(images: Tensor) -> Float[Tensor, "b h w"]:
     levels = (images.float() * 255).round().clamp(0, 255)
     if images.shape[1] == 1:
         return levels[:, 0]
@@ -57,19 +54,19 @@ def _grey(images: Tensor) -> Float[Tensor, "b h w"]:
     return (total + half).div(2 * half, rounding_mode="floor")
 
 
-def _blur(grey: Float[Tensor, "b h w"]) -> Float[Tensor, "b h w"]:
-    """Weigh by (1, 2, 1) x (1, 2, 1) / 16, mirrored at the border, halves rounded up."""
-    wide = F.pad(grey.unsqueeze(1), (1, 1, 1, 1), mode="reflect").squeeze(1)
+def _blur(gray: Float[Tensor, "b h w"]) -> Float[Tensor, "b h w"]:
+    """Filter by (1, 2, 1) x (1, 2, 1) / 16, reflected at the border, halves rounded up."""
+    wide = F.pad(gray.unsqueeze(1), (1, 1, 1, 1), mode="reflect").squeeze(1)
     rows = (wide[:, :-2] + wide[:, 2:]).add(wide[:, 1:-1], alpha=2)
     both = (rows[..., :-2] + rows[..., 2:]).add(rows[..., 1:-1], alpha=2)
     return (both + 8).div(16, rounding_mode="floor")
 
 
-def _surround_mean(grey: Float[Tensor, "b h w"]) -> Float[Tensor, "b n h w"]:
-    """The mean of each window without its centre pixel, for all neighbourhoods at once."""
-    h, w = grey.shape[1:]
-    integral = F.pad(grey.cumsum(1).cumsum(2), (1, 0, 1, 0))
-    reach = _reach(grey.device)
+def _surround_mean(gray: Float[Tensor, "b h w"]) -> Float[Tensor, "b n h w"]:
+    """Return the mean of each window without its center pixel, for all n."""
+    h, w = gray.shape[1:]
+    integral = F.pad(gray.cumsum(1).cumsum(2), (1, 0, 1, 0))
+    reach = _reach(gray.device)
     top, bottom = (at.unsqueeze(2) for at in _window(h, reach))
     left, right = (at.unsqueeze(1) for at in _window(w, reach))
     total = (
@@ -79,29 +76,29 @@ def _surround_mean(grey: Float[Tensor, "b h w"]) -> Float[Tensor, "b n h w"]:
         - integral[:, top, right]
     )
     others = ((bottom - top) * (right - left) - 1).clamp(min=1)
-    return (total - grey.unsqueeze(1)) / others
+    return (total - gray.unsqueeze(1)) / others
 
 
 def _reach(device: torch.device) -> Int[Tensor, "n 1"]:
-    """The neighbourhoods as 12 or 28, times 1, 2 or 4: made on the device, not copied to it."""
+    """Return all n, 12 or 28 times 1, 2 or 4, computed on the device without a copy."""
     bases = torch.arange(12, 29, 16, device=device)
     return (bases.unsqueeze(1) << torch.arange(3, device=device)).view(-1, 1)
 
 
 def _window(length: int, reach: Int[Tensor, "n 1"]) -> tuple[Tensor, Tensor]:
-    """First and last + 1 position of the window around each position, [n, length] each."""
+    """Return start and end (exclusive) of the window around each position, [n, length] each."""
     after = torch.arange(1, length + 1, device=reach.device)
     return (after - reach).clamp(min=0), (after + reach).clamp(max=length)
 
 
 def _stretch(total: Float[Tensor, "two b h w"]) -> Float[Tensor, "two b h w"]:
     most = total.amax((2, 3), keepdim=True).clamp(min=1)
-    # The product is formed in float64 as the original does: 255 * (1 / 3) must not round to 85.
+    # float64, as in the original: 255 * (1 / 3) must not round to 85.
     return ((total / most).double() * 255).floor()
 
 
 def saliency_peak(saliency: Float[Tensor, "b h w"]) -> Int[Tensor, "b 2"]:
-    """Return (row, column) of the most salient pixel of each map, the first of equals."""
+    """Return (row, column) of the most salient pixel of each map; the first on ties."""
     flat = saliency.flatten(1).argmax(1)
     width = saliency.shape[2]
     return torch.stack([flat.div(width, rounding_mode="floor"), flat % width], dim=1)

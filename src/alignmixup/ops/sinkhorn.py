@@ -1,4 +1,4 @@
-"""Entropic optimal transport between two sets of equal weights, by any of the solvers.
+"""Entropic optimal transport between two sets of positions with uniform weights.
 
     P* = argmin <P, C> - eps H(P),  P 1 = 1/n,  P' 1 = 1/m          (paper, eq. for the assignment)
 
@@ -17,8 +17,7 @@ from torch import Tensor
 
 from alignmixup.ops import _absorbed, _reference
 from alignmixup.ops._precision import full_float32
-
-__all__ = ["Backend", "Side", "Transport", "choose_backend", "sinkhorn"]
+from alignmixup.ops.backend import choose_backend, refuse_sinkhorn
 
 Side = Literal["rows", "columns"]
 Backend = Literal["auto", "reference", "absorbed", "triton"]
@@ -86,9 +85,8 @@ def sinkhorn(
 ) -> Transport:
     """Solve a batch of entropic transport problems with uniform marginals.
 
-    No gradient flows. Half-precision costs are converted to float32, and autocast does
-    not apply. ``torch.compile`` may break
-    the graph here; ``align_mix`` is one operator and does not.
+    No gradient flows. Half-precision costs are converted to float32, and autocast does not apply.
+    ``torch.compile`` may break the graph here; ``align_mix`` is one operator and does not.
 
     Args:
         cost: Costs ``[..., n, m]``; rows are positions of the anchor.
@@ -121,50 +119,29 @@ def sinkhorn(
         )
     if 0 in cost.shape[-2:]:
         raise ValueError(f"cost needs at least one row and one column, got {list(cost.shape)}")
-    # Under autocast the solvers' products would be half precision, where scalings overflow.
+    # Autocast would run the products in half precision, where the scalings overflow.
     with torch.no_grad(), full_float32(cost.device):
         wide = cost.detach().to(torch.promote_types(cost.dtype, torch.float32))
-        name = choose_backend(wide.device, backend, wide.dtype, max(wide.shape[-2:]))
+        name = solver_name(backend, wide, max(wide.shape[-2:]))
         plan, used = SOLVERS[name](wide, eps, num_iters, tol, last)
     return Transport(plan=plan, backend=name, num_iters=used)
 
 
-def choose_backend(device: torch.device, backend: str, dtype: torch.dtype, size: int) -> str:
-    """Return the solver that will run; one asked for by name runs or is an error.
-
-    ``size`` is the larger number of positions. "auto" takes the kernels on a GPU where they can
-    run, and there the reference where not, as it never waits for the device.
-    """
-    if backend == "auto":
-        if device.type == "cpu":
-            return "absorbed"
-        return "reference" if _triton_refusal(device, dtype, size) else "triton"
-    if backend not in SOLVERS:
-        raise ValueError(f"unknown backend {backend!r}; choose from {sorted(SOLVERS)} or 'auto'")
-    reason = _triton_refusal(device, dtype, size) if backend == "triton" else None
-    if reason:
-        raise ValueError(f"backend 'triton' cannot run here: {reason}")
-    return backend
-
-
-def _triton_refusal(device: torch.device, dtype: torch.dtype, size: int) -> str | None:
-    """Say why the kernels cannot run, or None. Triton is not loaded before it is wanted."""
-    try:
-        from alignmixup.ops.triton import align as _triton
-    except ImportError:
-        return "triton is not installed"
-    return _triton.refusal(device, dtype, size)
+def solver_name(backend: str, like: Tensor, size: int) -> str:
+    """Return the solver that will run; on a GPU "absorbed" would synchronize."""
+    device = like.device
+    return choose_backend(backend, device, "absorbed", refuse_sinkhorn, device, like.dtype, size)
 
 
 def check_settings(eps: float, num_iters: int, tol: float | None, last: str) -> None:
-    """Raise a ``ValueError`` that names the setting which no solver can honour."""
+    """Raise a ``ValueError`` for a setting out of range."""
     if not isinstance(eps, float | int) or not eps > 0:
         raise ValueError(f"eps must be a positive number, got {eps!r}; the paper uses 0.1")
     if not isinstance(num_iters, int) or num_iters < 0:
         raise ValueError(
-            f"num_iters must be a whole number, 0 (normalise once) or more, got {num_iters!r}"
+            f"num_iters must be an integer >= 0 (0: normalize once), got {num_iters!r}"
         )
     if tol is not None and (not isinstance(tol, float | int) or not tol > 0):
-        raise ValueError(f"tol must be positive, or None for a fixed number of steps, got {tol!r}")
+        raise ValueError(f"tol must be positive, or None for all iterations, got {tol!r}")
     if last not in ("rows", "columns"):
         raise ValueError(f"last must be 'rows' or 'columns', got {last!r}")

@@ -17,20 +17,18 @@ import dataclasses
 from collections.abc import Callable, Iterator
 
 from alignmixup.contracts import Mixer, RecipeKey
-from alignmixup.mixers import (
-    AlignMixup,
-    AlignMixupAE,
-    CoMixup,
-    CutMix,
-    Cutout,
-    InputMixup,
-    ManifoldMixup,
-    NoMix,
-    PuzzleMix,
-    SaliencyMix,
-    StyleCutMix,
-    StyleMix,
-)
+from alignmixup.mixers.alignmixup import AlignMixup
+from alignmixup.mixers.alignmixup_ae import AlignMixupAE
+from alignmixup.mixers.comixup import CoMixup
+from alignmixup.mixers.cutmix import CutMix
+from alignmixup.mixers.cutout import Cutout
+from alignmixup.mixers.input_mixup import InputMixup
+from alignmixup.mixers.manifold_mixup import ManifoldMixup
+from alignmixup.mixers.nomix import NoMix
+from alignmixup.mixers.puzzlemix import PuzzleMix
+from alignmixup.mixers.saliencymix import SaliencyMix
+from alignmixup.mixers.stylecutmix import StyleCutMix
+from alignmixup.mixers.stylemix import StyleMix
 from alignmixup.models.zoo import NetSpec
 from alignmixup.recipes.schema import DataSpec, Recipe
 from alignmixup.registry import register_recipe

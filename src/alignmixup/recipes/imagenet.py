@@ -29,7 +29,10 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from alignmixup.contracts import Mixer, RecipeKey
-from alignmixup.mixers import CoMixup, CutMix, PuzzleMix, SaliencyMix
+from alignmixup.mixers.comixup import CoMixup
+from alignmixup.mixers.cutmix import CutMix
+from alignmixup.mixers.puzzlemix import PuzzleMix
+from alignmixup.mixers.saliencymix import SaliencyMix
 from alignmixup.models.zoo import NetSpec
 from alignmixup.recipes.classification import METHODS
 from alignmixup.recipes.schema import DataSpec, Phase, Recipe

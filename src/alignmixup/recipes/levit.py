@@ -18,7 +18,11 @@ import dataclasses
 from collections.abc import Callable, Iterator
 
 from alignmixup.contracts import Mixer, RecipeKey
-from alignmixup.mixers import AlignMixup, CutMix, InputMixup, ManifoldMixup, NoMix
+from alignmixup.mixers.alignmixup import AlignMixup
+from alignmixup.mixers.cutmix import CutMix
+from alignmixup.mixers.input_mixup import InputMixup
+from alignmixup.mixers.manifold_mixup import ManifoldMixup
+from alignmixup.mixers.nomix import NoMix
 from alignmixup.models.zoo import NetSpec
 from alignmixup.recipes.imagenet import IMAGES
 from alignmixup.recipes.schema import Recipe

@@ -21,7 +21,11 @@ from collections.abc import Iterator
 
 from alignmixup.contracts import Mixer, RecipeKey
 from alignmixup.datasets.loading.layout import IMAGENET_MEAN
-from alignmixup.mixers import AlignMixup, CutMix, Cutout, InputMixup, NoMix
+from alignmixup.mixers.alignmixup import AlignMixup
+from alignmixup.mixers.cutmix import CutMix
+from alignmixup.mixers.cutout import Cutout
+from alignmixup.mixers.input_mixup import InputMixup
+from alignmixup.mixers.nomix import NoMix
 from alignmixup.models.wsol import ErasingLoss
 from alignmixup.models.zoo import NetSpec
 from alignmixup.recipes.schema import DataSpec, Recipe

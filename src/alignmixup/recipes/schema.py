@@ -17,7 +17,6 @@ from typing import Any, Self, get_type_hints
 from alignmixup.checking import check_kind
 from alignmixup.contracts import Mixer, RecipeKey
 from alignmixup.datasets.folder import absolute
-from alignmixup.models.wsol import ErasingLoss
 from alignmixup.models.zoo import NetSpec
 from alignmixup.recipes.records import default_of, read_record, with_block
 from alignmixup.registry import MIXERS, suggestion
@@ -214,11 +213,10 @@ class Recipe:
         """Read what ``to_json`` returned; an unknown setting raises a ``ValueError``."""
         mixer = dict(record["mixer"])
         kind = mixer.pop("kind")
-        known = {**MIXERS, ErasingLoss.__name__: ErasingLoss}  # ACoL has a loss of its own
-        if kind not in known:
-            hint = suggestion(kind, list(known))
+        if kind not in MIXERS:
+            hint = suggestion(kind, list(MIXERS))
             raise ValueError(f"unknown mixer {kind!r}{hint} (--plugin MODULE registers others)")
-        mixer_class = known[kind]
+        mixer_class = MIXERS[kind]
         trained = {"data.name": record["data"]["name"], "net.name": record["net"]["name"]}
         return cls(
             key=RecipeKey.from_record(record, {**trained, "mixer": kind}, record.get("name", "")),

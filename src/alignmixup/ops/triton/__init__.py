@@ -1,1 +1,1 @@
-"""The Triton kernels, one file an operator; each is imported where it is first used."""
+"""Triton kernels, one file per operator, imported when they first run."""

@@ -1,8 +1,8 @@
-"""The Triton backend: which kernel solves, mixes and differentiates which shape.
+"""The Triton backend of ``align_mix`` and ``sinkhorn``: the choice of kernels by shape.
 
-Up to 32 positions everything is one launch; from there to 1024 it is three: cost, iterations (up to
-64 positions in registers), interpolation. Nothing here waits for the device or allocates but
-through torch, so that all of it can be captured in a CUDA graph.
+Up to 32 positions there is one launch; up to 1024 there are three: cost, iterations (in registers
+up to 64 positions), interpolation. Nothing synchronizes, and all memory is allocated by torch, so
+everything can be captured in a CUDA graph.
 """
 
 from __future__ import annotations
@@ -18,29 +18,13 @@ from alignmixup.ops.triton import (
     sinkhorn_large as _triton_large,
     sinkhorn_small as _triton_small,
 )
-from alignmixup.ops.triton.common import INTERPRETED
-
-__all__ = ["align_mix", "align_mix_backward", "refusal", "solve"]
-
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-
-
-def refusal(device: torch.device, dtype: torch.dtype, size: int) -> str | None:
-    """Say why these kernels cannot run on ``size`` positions of ``dtype``; None where they can."""
-    if device.type != "cuda" and not INTERPRETED:
-        return f"it needs a CUDA device, or TRITON_INTERPRET=1 set at the start, got {device}"
-    if dtype not in DTYPES:
-        return f"it computes in float32, got {dtype}; use 'reference'"
-    if size > _triton_large.MAX_POSITIONS:
-        return f"it handles {_triton_large.MAX_POSITIONS} positions at most, got {size}"
-    return None
 
 
 def solve(
     cost: Tensor, eps: float, num_iters: int, tol: float | None, last: str
 ) -> tuple[Tensor, Tensor]:
-    """Return the plans [..., n, m] and how many iterations each of them took [...]."""
-    if last == "rows":  # the same problem with its two sides exchanged
+    """Return the plans [..., n, m] and the number of iterations of each [...]."""
+    if last == "rows":  # the transposed problem
         plan, used = solve(cost.transpose(-2, -1), eps, num_iters, tol, "columns")
         return plan.transpose(-2, -1), used
     n, m = cost.shape[-2:]
@@ -49,12 +33,12 @@ def solve(
         return cost.clone(), torch.zeros(cost.shape[:-2], dtype=torch.int32, device=cost.device)
     plan = torch.empty_like(flat)
     with _device_of(cost):
-        used = _fill(plan, _with_room(flat), eps, num_iters, tol)
+        used = _fill(plan, _padded(flat), eps, num_iters, tol)
     return plan.view(cost.shape), used.view(cost.shape[:-2])
 
 
-def _with_room(cost: Tensor) -> Tensor:
-    """Costs [b, n, m] as the solver for their size takes them: [parts, b, n, length]."""
+def _padded(cost: Tensor) -> Tensor:
+    """Return costs [b, n, m] in the layout of the solver for their size, [parts, b, n, length]."""
     n, m = cost.shape[-2:]
     if max(n, m) <= _triton_small.MAX_POSITIONS:
         return cost[None]
@@ -64,14 +48,14 @@ def _with_room(cost: Tensor) -> Tensor:
 
 
 def _fill(plan: Tensor, costs: Tensor, eps: float, num_iters: int, tol: float | None) -> Tensor:
-    """Fill ``plan`` [b, n, m] by the solver for its size; return the iterations each took."""
+    """Fill ``plan`` [b, n, m] by the solver for its size; return the numbers of iterations."""
     if max(plan.shape[1:]) <= _triton_small.MAX_POSITIONS:
         return _triton_small.solve(costs, plan, eps, num_iters, tol)
     return _triton_large.solve(costs[0], plan, eps, num_iters, tol)
 
 
 def _device_of(x: Tensor) -> AbstractContextManager[None]:
-    """Make the tensor's GPU the current one: that is where Triton launches."""
+    """Make the tensor's GPU the current one, on which Triton launches."""
     return torch.cuda.device_of(x)  # type: ignore[no-untyped-call]
 
 
@@ -85,7 +69,7 @@ def align_mix(
     tol: float | None,
     last: str,
 ) -> tuple[Tensor, Tensor]:
-    """Return the mixed features [b, n, c], like the input in memory, and the plans [b, n, n]."""
+    """Return the mixed features [b, n, c] in the layout of the input, and the plans [b, n, n]."""
     b, n, _ = features.shape
     if features.numel() == 0:
         return torch.empty_like(features), lam.new_zeros(b, n, n)
@@ -97,7 +81,7 @@ def align_mix(
             )
         costs = _triton_cost.pair_costs(features, perm, exchanged=last == "rows")
         plan = torch.empty(b, n, n, dtype=torch.float32, device=features.device)
-        # Where the rows come last, the solver sees anchor and partner exchanged.
+        # If the rows come last, the solver fills the transposed plan.
         target = plan.transpose(1, 2) if last == "rows" else plan
         _fill(target, costs, eps, num_iters, tol)
         return _triton_product.mix(features, perm, lam, plan, keep_partner), plan
@@ -106,7 +90,7 @@ def align_mix(
 def align_mix_backward(
     grad: Tensor, perm: Tensor, lam: Tensor, plan: Tensor, keep_partner: bool
 ) -> Tensor:
-    """Return the gradient by the features, like ``grad`` in memory."""
+    """Return the gradient of the features in the layout of ``grad``."""
     if grad.numel() == 0:
         return torch.empty_like(grad)
     with _device_of(grad):

@@ -1,9 +1,9 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
-"""PuzzleMix's auction of places in one launch: one program an image, no cost matrix in memory.
+"""PuzzleMix's auction in one launch: one program per image, no cost matrix in memory.
 
-A block's cost of a place is known from where the two lie, and each loss makes one place dearer by
-one. What a block has not lost yet it tries in order of (cost, place), so the last of them it tried
-tells all the others it has tried; those, at most one a round, are kept with what they cost by now.
+The cost of a block at a place is computed from their positions. A block tries the places it has not
+lost in the order of (cost, place), so the last one it tried identifies all earlier ones. The places
+it has lost, at most one per round, are stored with their increased costs.
 """
 
 import torch
@@ -11,11 +11,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-__all__ = ["auction"]
-
 
 def auction(salient: Tensor, is_shown: Tensor, t_eps: float) -> Tensor:
-    """Which block each place gets [b, s]; contiguous float32 and bool grids [b, n, n] come in."""
+    """Return the block at each place [b, s], for contiguous float32 and bool grids [b, n, n]."""
     b, n, _ = salient.shape
     source = torch.empty(b, n * n, dtype=torch.int64, device=salient.device)
     bids = torch.empty(b, n * n, dtype=torch.float32, device=salient.device)
@@ -33,7 +31,7 @@ def _auction_kernel(
     salient_ptr, shown_ptr, source_ptr, bids_ptr, places_ptr, scale,
     n: tl.constexpr, S: tl.constexpr, ROUNDS: tl.constexpr,
 ):  # fmt: skip
-    """cost_ij = scale |p_i - p_j|^2 - salient_i shown_j; a round: bid, win or find it dearer."""
+    """cost_ij = scale |p_i - p_j|^2 - salient_i shown_j; each round: bid, then win or cost += 1."""
     first = tl.program_id(0).to(tl.int64) * (n * n)
     source_ptr += first
     bids_ptr += first
@@ -48,7 +46,7 @@ def _auction_kernel(
     lost_place = tl.full([S, ROUNDS], S, tl.int32)
     turn = 0
     num_losers = 1
-    # Once nobody loses, every further round is the same again.
+    # Without losers all further rounds are identical.
     while (turn < n) & (num_losers > 0):
         bid, place = _cheapest_untried(
             shown_ptr + first, salient, block, tried, tried_place, scale, n, S
@@ -60,11 +58,11 @@ def _auction_kernel(
         place = tl.where(is_again, again_place, place)
         tl.store(bids_ptr + block, bid, mask=is_block)
         tl.store(places_ptr + block, place, mask=is_block)
-        tl.debug_barrier()  # each thread reads what others have written
+        tl.debug_barrier()  # threads read what others have written
         winner = _winners(bids_ptr, places_ptr, block, n, S)
         tl.store(source_ptr + block, winner.to(tl.int64), mask=is_block)
         tl.debug_barrier()
-        # A block without a place (its saliency is no number) bids for none.
+        # A block whose saliency is NaN has no place to bid for.
         has_place = is_block & (place < n * n)
         has_lost = has_place & (tl.load(source_ptr + place, mask=has_place, other=0) != block)
         is_slot = tl.where(is_again[:, None], lost_place == place[:, None], slot == turn)
@@ -76,8 +74,8 @@ def _auction_kernel(
         tried_place = tl.where(is_new, place, tried_place)
         num_losers = tl.sum(has_lost.to(tl.int32), axis=0)
         turn += 1
-        tl.debug_barrier()  # all have read before the next round writes
-    # A place that nobody has won keeps its own block. Each thread reads what itself has written.
+        tl.debug_barrier()  # the next round overwrites what others read
+    # A place without a winner keeps its own block. Each thread reads its own store.
     winner = tl.load(source_ptr + block, mask=is_block, other=0)
     tl.store(source_ptr + block, tl.where(winner < n * n, winner, block), mask=is_block)
 
@@ -86,7 +84,7 @@ def _auction_kernel(
 def _cheapest_untried(
     shown_ptr, salient, block, tried, tried_place, scale, n: tl.constexpr, S: tl.constexpr
 ):
-    """Cost and number of each block's best place after the last it tried; of equals the first."""
+    """Return cost and index of the cheapest untried place of each block; the first on ties."""
     bid = tl.full([S], float("inf"), tl.float32)
     place = tl.full([S], S, tl.int32)
     row = block // n
@@ -106,7 +104,7 @@ def _cheapest_untried(
 
 @triton.jit
 def _winners(bids_ptr, places_ptr, place, n: tl.constexpr, S: tl.constexpr):
-    """For each place the block that bids least, of equals the first; S where nobody bids."""
+    """Return the block with the lowest bid for each place, the first on ties; S without bids."""
     least = tl.full([S], float("inf"), tl.float32)
     winner = tl.full([S], S, tl.int32)
     for r in range(n):

@@ -1,9 +1,9 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
-"""What the Triton kernels share: the cost of a tile, the absorbed iterations, a plan's product.
+"""Shared by the transport kernels: costs of a tile, absorbed iterations, products with a plan.
 
-Symbols as in ``_absorbed.py``, the logarithms to base 2, which is what the hardware has. In all of
-this the columns come last; a kernel exchanges anchor and partner where the rows do. Tensors are
-padded to powers of two: S is NEG there, u and v are 0, a and b are 1.
+Symbols as in ``_absorbed.py``, with logarithms to base 2, the native one of the hardware. The
+columns are updated last; for the rows a kernel exchanges anchor and partner. Tensors are padded to
+powers of two: there S is NEG, u and v are 0, a and b are 1.
 """
 
 import math
@@ -13,31 +13,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-__all__ = [
-    "INTERPRETED",
-    "LOG2_E",
-    "Tiling",
-    "cost_tile",
-    "half_dot",
-    "load_tile",
-    "padded",
-    "solve_tile",
-    "split",
-    "start_tile",
-    "strides",
-    "transported",
-]
-
 LOG2_E = math.log2(math.e)
-# As in `_absorbed.py`, but a GPU is as fast with small numbers as with others: what exp2 flushes to
-# zero is below e^-87 and could have grown to e^(2 REACH - 87), 2e-12, before the next absorption.
+# As in `_absorbed.py`, but a GPU is not slow on subnormals. exp2 flushes to zero below e^-87, which
+# could grow to e^(2 REACH - 87) = 2e-12 before the next absorption.
 MAX_CHANGE = 15.0
 REACH = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """What one program of a product handles at a time, and by how many warps."""
+    """Tile sizes and warps of one program of a product."""
 
     rows: int
     inner: int
@@ -47,12 +32,12 @@ class Tiling:
 
 
 def padded(size: int) -> int:
-    """The power of two a tile of ``size`` positions is padded to; matrix units want 16."""
+    """Return the padded size of a tile: a power of two, at least the 16 of the matrix units."""
     return max(16, int(triton.next_power_of_2(size)))
 
 
 def strides(x: Tensor, out: Tensor) -> dict[str, int]:
-    """Strides within a sample. Known at compile time, they tell how wide a load may be."""
+    """Return the strides within a sample; as constants they determine the width of loads."""
     return {
         "stride_n": x.stride(1),
         "stride_c": x.stride(2),
@@ -69,17 +54,17 @@ REACH_2 = tl.constexpr(REACH * LOG2_E)
 
 @triton.jit
 def _probe():
-    """Nothing: its type tells whether kernels are compiled or interpreted."""
+    """An empty kernel whose type shows whether kernels are compiled or interpreted."""
 
 
 INTERPRETED = not isinstance(_probe, triton.JITFunction)
-# The interpreter holds bf16 numbers as integers and would multiply those.
+# The interpreter stores bf16 as integers and would multiply those.
 WIDEN = tl.constexpr(INTERPRETED)
 
 
 @triton.jit
 def half_dot(x, y, total):
-    """total + x y: products of half-precision numbers, exact in the float32 of the sum."""
+    """total + x y; products of half-precision numbers are exact in float32."""
     if WIDEN:
         x = x.to(tl.float32)
         y = y.to(tl.float32)
@@ -96,7 +81,7 @@ def load_tile(base, positions, channels, n, c, stride_n, stride_c):
 
 @triton.jit
 def split(x, dtype: tl.constexpr):
-    """x in two parts of a half-precision type: 2^-17 of it is lost in bf16, 2^-22 in fp16."""
+    """x as the sum of two half-precision numbers, to 2^-17 in bf16 and 2^-22 in fp16."""
     high = x.to(dtype)
     return high, (x - high.to(tl.float32)).to(dtype)
 
@@ -106,9 +91,9 @@ def cost_tile(
     x_base, y_base, rows, cols, n, first, c, stride_n, stride_c, N: tl.constexpr,
     M: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """C_ij = |x_i|^2 + |y_j|^2 - 2 <x_i, y_j>, both less the mean of this tile's x.
+    """C_ij = |x_i|^2 + |y_j|^2 - 2 <x_i, y_j>, both shifted by the mean of this tile's x.
 
-    Over the channels from ``first`` to below ``c``.
+    Sums over the channels from ``first`` to ``c`` (exclusive).
     """
     dot = tl.zeros([N, M], tl.float32)
     x_square = tl.zeros([N], tl.float32)
@@ -118,18 +103,18 @@ def cost_tile(
         channels = start + tl.arange(0, BLOCK_C)
         x = load_tile(x_base, rows, channels, n, c, stride_n, stride_c)
         y = load_tile(y_base, cols, channels, n, c, stride_n, stride_c)
-        # A common shift changes no distance, but features far from the origin (all of them after
-        # a ReLU) would lose in the sum of squares the digits that tell them apart.
+        # A common shift does not change the distances. Without it, features far from the origin,
+        # as after a ReLU, cancel in the sum of squares and lose their digits.
         x = x.to(tl.float32)
-        centre = tl.sum(x, axis=0) / count
-        x = tl.where((rows < n)[:, None], x - centre[None, :], 0.0)
-        y = tl.where((cols < n)[:, None], y.to(tl.float32) - centre[None, :], 0.0)
+        center = tl.sum(x, axis=0) / count
+        x = tl.where((rows < n)[:, None], x - center[None, :], 0.0)
+        y = tl.where((cols < n)[:, None], y.to(tl.float32) - center[None, :], 0.0)
         x_square += tl.sum(x * x, axis=1)
         y_square += tl.sum(y * y, axis=1)
         if x_base.dtype.element_ty == tl.float32:
             dot = tl.dot(x, tl.trans(y), dot, input_precision="tf32x3")
         else:
-            # bf16 pairs hold 16 bits, the features 8 or 11: each product is good to 2^-17.
+            # Pairs of bf16 have 16 bits, the features 8 or 11: each product is accurate to 2^-17.
             x_high, x_low = split(x, tl.bfloat16)
             y_high, y_low = split(y, tl.bfloat16)
             dot = half_dot(x_low, tl.trans(y_high), dot)
@@ -140,7 +125,7 @@ def cost_tile(
 
 @triton.jit
 def start_tile(C, rows, cols, scale, ONCE: tl.constexpr):
-    """S and v of the usual start u = v = 0, least costs taken out; rows keep theirs for ONCE."""
+    """S and v for the start u = v = 0, less the least costs (of columns only if ONCE)."""
     inside = rows[:, None] & cols[None, :]
     if not ONCE:
         C -= tl.min(tl.where(inside, C, -NEG), axis=1)[:, None]
@@ -167,7 +152,7 @@ def log_columns(S, u):
 
 @triton.jit
 def safe_steps(low, high, n):
-    """How many linear iterations may follow an absorption with row sums low..high; 0: none."""
+    """Number of safe linear iterations after an absorption with row sums low..high."""
     low *= n
     high *= n
     change = tl.maximum(tl.maximum(-tl.log2(low), tl.log2(high)), 1e-3)
@@ -179,10 +164,10 @@ def safe_steps(low, high, n):
 def solve_tile(
     S, v, rows, cols, num_iters, tol, n: tl.constexpr, m: tl.constexpr, HAS_TOL: tl.constexpr
 ):
-    """All iterations in registers: the plan a_i exp2(S_ij + u_i + v_j) b_j and their number."""
+    """All iterations in registers; return a_i exp2(S_ij + u_i + v_j) b_j and their number."""
     N: tl.constexpr = S.shape[0]
     M: tl.constexpr = S.shape[1]
-    # Added to the sums of padded rows and columns, so that their scalings stay one.
+    # Added to the sums of padded rows and columns: their scalings remain 1.
     row_pad = tl.where(rows, 0.0, 1 / n)
     col_pad = tl.where(cols, 0.0, 1 / m)
     u = tl.zeros([N], tl.float32)
@@ -226,7 +211,7 @@ def solve_tile(
             v = tl.where(cols, -tl.log2(tl.cast(m, tl.float32)) - log_columns(S, u), 0.0)
             used += 1
             remaining -= 1
-    # The last a and b are not put into the exponent: rounding of large u, v costs the marginals.
+    # a and b are not absorbed again: rounding of large u, v would lose the marginals.
     return a[:, None] * tl.exp2(S + u[:, None] + v[None, :]) * b[None, :], used
 
 
@@ -235,7 +220,7 @@ def transported(
     plan_base, x_base, rows, channels, n, c, stride_row, stride_col, stride_n, stride_c,
     BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """n sum_k plan[rows, k] x[k, channels] in float32: bf16 plans would lose the marginals."""
+    """n sum_k plan[rows, k] x[k, channels] in float32: bf16 plans lose the marginals."""
     total = tl.zeros([BLOCK_N, BLOCK_C], tl.float32)
     for start in range(0, n, BLOCK_K):
         inner = start + tl.arange(0, BLOCK_K)

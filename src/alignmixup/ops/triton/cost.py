@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
-"""Kernel for the costs of all pairs of a batch, by tiles, for the solvers that read them."""
+"""Kernel for the costs of all pairs of a batch, by tiles."""
 
 import torch
 import triton
@@ -8,29 +8,27 @@ from torch import Tensor
 
 from alignmixup.ops.triton.common import Tiling, cost_tile
 
-__all__ = ["pair_costs", "row_length"]
-
 
 def cost_tiling(n: int, dtype: torch.dtype) -> Tiling:
-    """Tiles of the cost; float32 takes more room, for its products are made of three."""
+    """Return the tiles of the cost; float32 products take three passes and more memory."""
     if n <= 64 or dtype == torch.float32:
         return Tiling(rows=64, inner=64, channels=64 if n <= 64 else 32, num_warps=4)
     return Tiling(rows=128, inner=128, channels=32, num_warps=8)
 
 
 def num_parts(n: int, c: int) -> int:
-    """In how many parts the channels are summed: one tile a sample leaves a GPU half idle.
+    """Return the number of partial sums over channels: one tile per sample leaves SMs idle.
 
-    So many that all parts together take no more than half of the features' own memory.
+    All parts together take at most half of the memory of the features.
     """
     return min(4, triton.cdiv(c, 256)) if n <= 64 else 1
 
 
 def pair_costs(features: Tensor, perm: Tensor, *, exchanged: bool) -> Tensor:
-    """Squared distances of features [b, n, c] and their partners', [parts, b, n, row_length(n)].
+    """Return squared distances between features [b, n, c] and those of their partners.
 
-    The cost is the sum of the parts, which are sums over channels. Rows are the anchor's positions,
-    or the partner's where they are ``exchanged``; what lies beyond column n is not written.
+    The result [parts, b, n, row_length(n)] holds partial sums over channels. Rows are positions of
+    the anchor, or of the partner if ``exchanged``; columns from n on are not written.
     """
     b, n, c = features.shape
     parts = num_parts(n, c)
@@ -49,7 +47,7 @@ def pair_costs(features: Tensor, perm: Tensor, *, exchanged: bool) -> Tensor:
 
 
 def row_length(m: int) -> int:
-    """Rows start at multiples of 128 bytes, so that loads are as wide as the hardware has them."""
+    """Return the padded row length: rows start at multiples of 128 bytes, for wide loads."""
     return (m + 31) // 32 * 32
 
 
@@ -59,7 +57,7 @@ def _cost_kernel(
     stride_c: tl.constexpr, n: tl.constexpr, LENGTH: tl.constexpr, EXCHANGED: tl.constexpr,
     TILE: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """C_ij = |x_i - y_j|^2, x the anchor and y the partner, or the other way round."""
+    """C_ij = |x_i - y_j|^2, x the anchor and y the partner, or the reverse if EXCHANGED."""
     sample = (tl.program_id(0) % batch).to(tl.int64)
     first = tl.program_id(0) // batch * share
     c = tl.minimum(c, first + share)

@@ -1,9 +1,9 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
-"""The ordered grid cut in one launch: one program a grid, all its candidates side by side.
+"""The ordered grid cut in one launch: one program per grid, all candidates in parallel.
 
-Relaxation, rounding, descent and choice are those of ``gridcut``, in its symbols. A candidate's
-labels are floats, as there, and live in registers; neighbours see them through a few kilobytes of
-memory that never leave the cache. What lies beyond the grid has no weight.
+The algorithm and symbols are those of ``ops/gridcut.py``. The labels of a candidate are floats in
+registers; neighbors read them from a few kilobytes of memory that stay in the cache. Edges beyond
+the grid have weight zero.
 """
 
 import torch
@@ -13,9 +13,7 @@ from torch import Tensor
 
 from alignmixup.ops.gridcut import OVERRELAXATION
 
-__all__ = ["cut"]
-
-# Candidates times sites in registers at a time: 16 of a thread's.
+# Candidates times sites in registers at a time: 16 per thread.
 TILE = 4096
 
 
@@ -27,7 +25,7 @@ def cut(
     num_sweeps: int,
     num_roundings: int,
 ) -> tuple[Tensor, Tensor]:
-    """Labels [b, n, m] and energies [b] of contiguous float32 costs and weights."""
+    """Return labels [b, n, m] and energies [b] of contiguous float32 costs and weights."""
     b, num_labels, n, m = unary.shape
     labels = torch.empty(b, n, m, dtype=torch.int64, device=unary.device)
     energy = torch.empty(b, dtype=unary.dtype, device=unary.device)
@@ -80,15 +78,15 @@ def _cut_kernel(
         z = tl.where((k <= top + 1)[:, None], (k - 1).to(tl.float32)[:, None], z)
         z = tl.where((k == 0)[:, None], alone[None, :], z)
         for _ in range(num_sweeps):
-            for colour in tl.static_range(2):
+            for color in tl.static_range(2):
                 better = _conditional_modes(
                     unary_ptr, seen_ptr, up, down, left, right, z, site, is_site, n, m, top, S, K
                 )
-                z = tl.where((is_odd == colour)[None, :], better, z)
+                z = tl.where((is_odd == color)[None, :], better, z)
         energies = _energies(unary_ptr, seen_ptr, down, right, z, site, is_site, n, m, top, S, K)
         energies = tl.where(k < num_starts, energies, float("inf"))
         least = tl.min(energies, axis=0)
-        # Of equals the first.
+        # The first on ties.
         choice = tl.min(tl.where(energies == least, k, num_starts), axis=0)
         labels = tl.sum(tl.where((k == choice)[:, None], z, 0.0), axis=0)
         best = tl.where(least < best_energy, labels, best)
@@ -102,12 +100,12 @@ def _relax(
     unary_ptr, seen_ptr, up, down, left, right, site, is_site, is_odd, num_relaxations,
     n: tl.constexpr, m: tl.constexpr, top: tl.constexpr, S: tl.constexpr, OMEGA: tl.constexpr,
 ):  # fmt: skip
-    """Projected over-relaxation of a z + c z^2 + the edges, red and black sites in turn."""
+    """Projected over-relaxation of a z + c z^2 plus the edges, alternating red and black."""
     low = tl.load(unary_ptr + site, mask=is_site, other=0.0)
     high = tl.load(unary_ptr + top * (n * m) + site, mask=is_site, other=0.0)
     curve = tl.zeros([S], tl.float32)
     if top > 1:
-        # The mean second difference needs the first and the last difference alone.
+        # The mean second difference depends on the first and last differences only.
         second = tl.load(unary_ptr + n * m + site, mask=is_site, other=0.0)
         before = tl.load(unary_ptr + (top - 1) * (n * m) + site, mask=is_site, other=0.0)
         curve = tl.maximum((high - before - second + low) / (2 * (top - 1)), 0.0)
@@ -117,11 +115,11 @@ def _relax(
     gain = OMEGA / tl.maximum(2 * curve + scale * total, 1e-37)
     z = tl.full([S], top / 2, tl.float32)
     for _ in range(num_relaxations):
-        for colour in tl.static_range(2):
+        for color in tl.static_range(2):
             pull = _pull(z[None, :], seen_ptr, up, down, left, right, site, m, S, 1)
             moved = (1 - OMEGA) * z + gain * (scale * tl.reshape(pull, (S,)) - slope)
             moved = tl.minimum(tl.maximum(moved, 0.0), top)
-            z = tl.where(is_odd == colour, moved, z)
+            z = tl.where(is_odd == color, moved, z)
     return z
 
 
@@ -135,13 +133,13 @@ def _pull(
     pull += down[None, :] * tl.load(at + tl.minimum(site + m, S - 1)[None, :])
     pull += left[None, :] * tl.load(at + tl.maximum(site - 1, 0)[None, :])
     pull += right[None, :] * tl.load(at + tl.minimum(site + 1, S - 1)[None, :])
-    tl.debug_barrier()  # all have read before the next step writes
+    tl.debug_barrier()  # the next step overwrites what others read
     return pull
 
 
 @triton.jit
 def _show(z, seen_ptr, S: tl.constexpr, K: tl.constexpr):
-    """Write the labels where other threads can read them; return where each candidate's begin."""
+    """Store the labels for other threads; return the pointers to those of each candidate."""
     at = seen_ptr + tl.arange(0, K)[:, None] * S
     tl.store(at + tl.arange(0, S)[None, :], z)
     tl.debug_barrier()
@@ -152,7 +150,7 @@ def _show(z, seen_ptr, S: tl.constexpr, K: tl.constexpr):
 def _cheapest(
     unary_ptr, site, is_site, n: tl.constexpr, m: tl.constexpr, top: tl.constexpr, S: tl.constexpr
 ):
-    """The least unary cost's label."""
+    """The label of the least unary cost."""
     least = tl.full([S], float("inf"), tl.float32)
     label = tl.zeros([S], tl.float32)
     for level in tl.static_range(top + 1):
@@ -167,7 +165,7 @@ def _conditional_modes(
     unary_ptr, seen_ptr, up, down, left, right, z, site, is_site, n: tl.constexpr,
     m: tl.constexpr, top: tl.constexpr, S: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
-    """The best label of each site, its neighbours as they are."""
+    """The best label of each site, given its neighbors."""
     # w (l - z_j)^2 = w l^2 - 2 w l z_j + const.
     pull = _pull(z, seen_ptr, up, down, left, right, site, m, S, K) * (-2.0 / (top * top))
     total = (up + down + left + right) / (top * top)

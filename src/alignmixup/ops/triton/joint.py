@@ -1,9 +1,9 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
-"""Co-Mixup's joint assignment in one launch: one program a part and restart, and one to lay it out.
+"""Co-Mixup's joint assignment: one launch with a program per part and restart, one for the shares.
 
-The steps are those of ``joint_blocks``, in its symbols. The inputs a block shows are the bits of
-one number: one bit set, or two for a half of each. Tiles have a column for each label: the inputs,
-then the halves of the three inputs the output shows most (01, 02, 12); the rest is never taken.
+The algorithm and symbols are those of ``ops/joint.py``. The inputs of a block are the bits of an
+int32: one bit, or two for a half of each. Tiles have one column per label: the inputs, then the
+halves of the three most shown inputs (01, 02, 12); further columns are padding.
 """
 
 import torch
@@ -13,9 +13,7 @@ from torch import Tensor
 
 from alignmixup.ops.joint import HALF_BONUS, HALF_LIKENESS, NEVER, WORTH_IT
 
-__all__ = ["assign"]
-
-# Four warps share the sites of a tile of 16 x 32, so that labels are compared within a warp.
+# Four warps for the sites of a 16 x 32 tile: labels are compared within a warp.
 NUM_WARPS = 4
 
 COST_OF_NONE = tl.constexpr(NEVER)
@@ -38,7 +36,7 @@ def assign(
     half_labels: bool,
     resolve_ties: bool,
 ) -> Tensor:
-    """The shares [p, N, s, N] of the best restart; contiguous tensors come in."""
+    """Return the shares [p, N, s, N] of the best restart, for contiguous tensors."""
     restarts, parts, num, sites = start.shape
     side = round(sites**0.5)
     shown = torch.empty(restarts, parts, num, sites, dtype=torch.int32, device=unary.device)
@@ -67,7 +65,7 @@ def _assign_kernel(
     num_iters, num_sweeps, tie_iter, num: tl.constexpr, side: tl.constexpr, S: tl.constexpr,
     L: tl.constexpr, N: tl.constexpr, SOFT: tl.constexpr, HALVES: tl.constexpr,
 ):  # fmt: skip
-    """Cut every output in turn given all others, num_iters times, then change single blocks."""
+    """Cut each output given the others, num_iters times, then change single blocks."""
     sites: tl.constexpr = side * side
     run = tl.program_id(0)
     part = run % parts
@@ -91,9 +89,9 @@ def _assign_kernel(
         bits = _bit(chosen.to(tl.int32))
         tl.store(shown_ptr + j * sites + site, bits, mask=site < sites)
         total += _counts(bits, site, label, sites) * tl.load(real_ptr + j)
-    tl.debug_barrier()  # each thread reads what others have written
+    tl.debug_barrier()  # threads read what others have written
     sets = tl.zeros([N], tl.int32)
-    fewest = 1e9  # blocks that an input must have to be halved: none has in the first iteration
+    fewest = 1e9  # blocks an input needs for half labels; unreachable in the first iteration
     for iteration in range(num_iters):
         if iteration == tie_iter:
             sets = _shown_sets(shown_ptr, site, label, output, num, sites, N)
@@ -109,7 +107,7 @@ def _assign_kernel(
                 label, num, side, HALVES,
             )  # fmt: skip
             total += _counts(bits, site, label, sites) * weight
-            tl.debug_barrier()  # all have read the old before anyone writes the new
+            tl.debug_barrier()  # the store overwrites what others read
             tl.store(shown_ptr + j * sites + site, bits, mask=site < sites)
             tl.debug_barrier()
         fewest = 0.25
@@ -126,7 +124,7 @@ def _assign_kernel(
 
 @triton.jit
 def _adjacent(site, other, side: tl.constexpr):
-    """Which blocks are neighbours. Its products with shares (0, 1/2, 1) and with S are exact."""
+    """Adjacency of blocks; its fp16 products with shares (0, 1/2, 1) and with S are exact."""
     down = tl.abs((site // side)[:, None] - (other // side)[None, :])
     across = tl.abs((site % side)[:, None] - (other % side)[None, :])
     inside = (site < side * side)[:, None] & (other < side * side)[None, :]
@@ -140,20 +138,20 @@ def _bit(index):
 
 @triton.jit
 def _weights(bits):
-    """The share of each input that a block shows: one, or a half of two."""
+    """The share of each input in a block: 1, or 1/2 of two inputs."""
     return tl.where((bits & (bits - 1)) == 0, 1.0, 0.5)
 
 
 @triton.jit
 def _counts(bits, site, label, sites: tl.constexpr):
-    """How many blocks show each input."""
+    """Number of blocks of each input."""
     share = tl.where(site < sites, _weights(bits), 0.0)
     return tl.sum(tl.where(_has(bits, label), share[:, None], 0.0), axis=0)
 
 
 @triton.jit
 def _has(bits, label):
-    """Which inputs each block shows. There are 32 bits, and may be more labels than that."""
+    """The inputs of each block; there can be more labels than the 32 bits."""
     return (((bits[:, None] >> (label & 31)[None, :]) & 1) != 0) & (label < 32)[None, :]
 
 
@@ -168,14 +166,14 @@ def _times_compat(counts, compat_ptr, label, num: tl.constexpr, L: tl.constexpr)
 
 @triton.jit
 def _excess(v, tau, SOFT: tl.constexpr):
-    """v [v > tau], or what v has above tau."""
+    """v [v > tau], or max(v - tau, 0)."""
     return tl.maximum(v - tau, 0.0) if SOFT else tl.where(v > tau, v, 0.0)
 
 
 @triton.jit
 def _shown_sets(shown_ptr, site, label, output, num: tl.constexpr, sites: tl.constexpr,
                 N: tl.constexpr):  # fmt: skip
-    """Which inputs each output shows, as bits."""
+    """The inputs of each output, as bits."""
     sets = tl.zeros([N], tl.int32)
     for j in range(num):
         bits = tl.load(shown_ptr + j * sites + site, mask=site < sites, other=0)
@@ -187,7 +185,7 @@ def _shown_sets(shown_ptr, site, label, output, num: tl.constexpr, sites: tl.con
 
 @triton.jit
 def _push(sets, output, label, j):
-    """Where outputs show one set of several inputs, its first or second is dearer by 1."""
+    """The tie penalty: 1 on the first or second input of a set that several outputs show."""
     own = tl.sum(tl.where(output == j, sets, 0), axis=0)
     rest = own & (own - 1)
     is_same = (sets == own) & (rest != 0)
@@ -204,11 +202,11 @@ def _cut(
     plain, bits, own, adjacent, beta, num_sweeps, fewest, site, label, num: tl.constexpr,
     side: tl.constexpr, HALVES: tl.constexpr,
 ):  # fmt: skip
-    """Red-black conditional modes of one output over its menu of labels."""
+    """Red-black conditional modes of one output over its labels."""
     bit = tl.where(label < num, _bit(label & 31), 0)
     costs = plain
     if HALVES:
-        # Counts are multiples of 1/2; the small slope decides between equals.
+        # Counts are multiples of 1/2; the small slope breaks ties.
         rank = tl.where(label < num, own - (0.2 / num) * label.to(tl.float32), -1e9)
         first = tl.argmax(rank, axis=0)
         rank = tl.where(label == first, -1e9, rank)
@@ -231,17 +229,17 @@ def _cut(
         bit = tl.where(label == num, ab, bit)
         bit = tl.where(label == num + 1, ac, bit)
         bit = tl.where(label == num + 2, bc, bit)
-        # A half that is not on the menu any more becomes its first input.
+        # A half label that is no longer available becomes its first input.
         is_there = (bits & (bits - 1)) == 0
         is_there = is_there | (bits == ab) | (bits == ac) | (bits == bc)
         bits = tl.where(is_there, bits, bits & -bits)
     is_odd = (site // side + site % side) % 2
     for _ in range(num_sweeps):
-        for colour in tl.static_range(2):
+        for color in tl.static_range(2):
             pull = tl.dot(adjacent, _alike(bits, bit).to(tl.float16))
             best = tl.argmin(costs - beta * pull, axis=1)
             chosen = tl.sum(tl.where(label[None, :] == best[:, None], bit[None, :], 0), axis=1)
-            bits = tl.where(is_odd == colour, chosen, bits)
+            bits = tl.where(is_odd == color, chosen, bits)
     return bits
 
 
@@ -252,7 +250,7 @@ def _column(tile, label, index):
 
 @triton.jit
 def _alike(bits, bit):
-    """S of each block and each label: 1 for equals, 0.75 where an input is in common."""
+    """S of each block and label: 1 if equal, 0.75 if they share an input."""
     alike = tl.where((bits[:, None] & bit[None, :]) != 0, LIKENESS, 0.0)
     return tl.where(bits[:, None] == bit[None, :], 1.0, alike)
 
@@ -285,7 +283,7 @@ def _descend(
     output, num: tl.constexpr, side: tl.constexpr, L: tl.constexpr, N: tl.constexpr,
     SOFT: tl.constexpr,
 ):  # fmt: skip
-    """In each output in turn, give the block to the input that lowers F most, if any does."""
+    """In each output in turn, make the change of one block that lowers F most, if any does."""
     sites: tl.constexpr = side * side
     shown = tl.zeros([N, L], tl.float32)
     v = tl.zeros([N, L], tl.float32)
@@ -326,7 +324,7 @@ def _descend(
         shift = _times_compat(moved, compat_ptr, label, num, L)
         v = tl.where((output == j)[:, None], v, v + shift[None, :])
         shown = tl.where((output == j)[:, None], shown + moved[None, :], shown)
-        tl.debug_barrier()  # all have read the old before anyone writes the new
+        tl.debug_barrier()  # the store overwrites what others read
         tl.store(shown_ptr + j * sites + site, new, mask=site < sites)
     tl.debug_barrier()
 
@@ -352,7 +350,7 @@ def _objective(
         near = tl.dot(adjacent, _shares(bits, label).to(tl.float16))
         share = _weights(bits)[:, None]
         has = _has(bits, label) & (site < sites)[:, None]
-        # Each edge is seen from both its ends: |z_u - z_v|^2 = (|z_u|^2 - z_u z_v) + the same of v.
+        # Each edge is counted from both ends: |z_u - z_v|^2 = (|z_u|^2 - z_u z_v) + the same of v.
         edges = (0.5 * beta) * (degree[:, None] * share - near)
         blocks = tl.sum(tl.where(has, share * (cost + edges), 0.0), axis=1)
         crowding = gamma * tl.sum(own * _excess(v, tau, SOFT), axis=0)
@@ -365,7 +363,7 @@ def _shares_kernel(
     shown_ptr, value_ptr, real_ptr, shares_ptr, restarts, parts, num: tl.constexpr,
     sites: tl.constexpr, S: tl.constexpr, L: tl.constexpr, R: tl.constexpr,
 ):  # fmt: skip
-    """The shares of one output in the restart with the least F."""
+    """The shares of one output in the restart of least F."""
     part = tl.program_id(0)
     j = tl.program_id(1)
     restart = tl.arange(0, R)

@@ -4,11 +4,10 @@
     y = max(0, w (x - mu) r + b),   r = 1 / sqrt(var + eps)
     dx = w r (g - mean(g) - h mean(g h)),   h = (x - mu) r,   g = dy where y > 0
 
-Both need a sum over all rows before they can write the first. A launch takes both steps: its
-programs meet halfway, so that the second reads from the cache what the first has just read, in the
-opposite order. They can meet because the launch is a cooperative one, which the driver
-admits only if all programs fit on the device together. ``phases`` 1 and 2 are the same two
-steps as launches of their own.
+Both need sums over all rows before they write the first. One launch does both phases: its programs
+synchronize in between, and the second phase reads in reverse order, from the cache, what the first
+has read. The launch is cooperative: the driver runs it only if all programs are resident together.
+``phases`` 1 and 2 are the two phases as separate launches.
 """
 
 import functools
@@ -19,42 +18,40 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-__all__ = ["backward", "forward"]
-
 BOTH = 3
 SLICE = 64  # channels of a program: 128 bytes of a row in bf16
 MAX_SLICES = 32
 BLOCK_ROWS = 256
 NUM_WARPS = 8
-# The places where the programs of a launch meet. Launches take them in turn; each leaves its place
-# as it found it, all zeros, so that two launches would have to be this many apart to share one.
-NUM_PLACES = 4096
+# Barriers for the programs of a launch, used in turn. A launch resets its barrier to zero, so two
+# launches could share one only if they were this many launches apart.
+NUM_BARRIERS = 4096
 
 
 @triton.jit
-def _meet(place, num_programs):
-    """Wait until all programs have come here; what they stored before is then seen by all."""
+def _synchronize(barrier, num_programs):
+    """A barrier over all programs: their earlier stores are visible afterwards."""
     tl.debug_barrier()
-    tl.atomic_add(place, 1, sem="release")
-    while tl.atomic_add(place, 0, sem="acquire") < num_programs:
+    tl.atomic_add(barrier, 1, sem="release")
+    while tl.atomic_add(barrier, 0, sem="acquire") < num_programs:
         pass
     tl.debug_barrier()
-    # The last to leave puts the place back for the next launch.
-    if tl.atomic_add(place + 1, 1, sem="acq_rel") == num_programs - 1:
-        tl.atomic_xchg(place + 1, 0)
-        tl.atomic_xchg(place, 0)
+    # The last program resets the barrier for the next launch.
+    if tl.atomic_add(barrier + 1, 1, sem="acq_rel") == num_programs - 1:
+        tl.atomic_xchg(barrier + 1, 0)
+        tl.atomic_xchg(barrier, 0)
 
 
 @triton.jit
 def _folded(x, FOLD: tl.constexpr):
-    """Sums of ``FOLD`` rows each, of those that one thread holds: no thread waits for another."""
+    """Sums of ``FOLD`` rows each, all held by one thread: no communication."""
     rows: tl.constexpr = x.shape[0] // FOLD
     return tl.sum(tl.reshape(x, [FOLD, rows, x.shape[1]]), axis=0)
 
 
 @triton.jit
 def _store_sums(sums, first, second, index, channels, inside, c):
-    """This program's two sums a channel, in its row of ``sums``."""
+    """Store the two sums per channel in this program's row of ``sums``."""
     base = sums + index * 2 * c + channels
     tl.store(base, tl.sum(first, axis=0), mask=inside)
     tl.store(base + c, tl.sum(second, axis=0), mask=inside)
@@ -62,7 +59,7 @@ def _store_sums(sums, first, second, index, channels, inside, c):
 
 @triton.jit
 def _all_sums(sums, channels, inside, c, num_groups, GROUPS: tl.constexpr):
-    """The two sums over all programs, always in the same order."""
+    """The two sums over all programs, in a fixed order."""
     groups = tl.arange(0, GROUPS)[:, None]
     base = sums + groups * 2 * c + channels[None, :]
     is_real = (groups < num_groups) & inside[None, :]
@@ -73,7 +70,7 @@ def _all_sums(sums, channels, inside, c, num_groups, GROUPS: tl.constexpr):
 
 @triton.jit
 def _block(first, num_rows, channels, inside, c, ROWS: tl.constexpr):
-    """Where the rows from ``first`` on lie, and which of them there are."""
+    """Offsets and mask of the rows from ``first`` on."""
     rows = first + tl.arange(0, ROWS)
     is_real = (rows < num_rows)[:, None] & inside[None, :]
     return rows.to(tl.int64)[:, None] * c + channels[None, :], is_real
@@ -91,15 +88,15 @@ def _read_channels(base, channels, inside):
 
 @triton.jit
 def _behind_relu(x, g, mean, scale, bias):
-    """x about its mean, and the gradient g where x went through the ReLU."""
+    """x less its mean, and the gradient g where the ReLU is active."""
     x = x.to(tl.float32) - mean[None, :]
     return x, tl.where(x * scale[None, :] + bias[None, :] > 0, g.to(tl.float32), 0.0)
 
 
 @triton.jit
 def _forward_kernel(
-    x_ptr, weight_ptr, bias_ptr, out_ptr, mean_ptr, var_ptr, sums_ptr, place_ptr, num_rows, c, eps,
-    num_blocks, PHASES: tl.constexpr, IS_KEPT: tl.constexpr, GROUPS: tl.constexpr,
+    x_ptr, weight_ptr, bias_ptr, out_ptr, mean_ptr, var_ptr, sums_ptr, barrier_ptr, num_rows, c,
+    eps, num_blocks, PHASES: tl.constexpr, IS_KEPT: tl.constexpr, GROUPS: tl.constexpr,
     ROWS: tl.constexpr, FOLD: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
     group, num_groups = tl.program_id(0), tl.num_programs(0)
@@ -109,26 +106,26 @@ def _forward_kernel(
     if IS_KEPT:
         at, is_real = _block(begin, num_rows, channels, inside, c, ROWS)
         x_kept = _read(x_ptr, at, is_real)
-    # The variance is taken about the first row: any number near the mean will do, and zero is not
-    # near it where the mean is large.
-    centre = _read_channels(x_ptr, channels, inside)
+    # The variance is computed about the first row: any value near the mean avoids the cancellation
+    # of large means.
+    center = _read_channels(x_ptr, channels, inside)
     if PHASES & 1:
         total = tl.zeros([ROWS // FOLD, CHANNELS], tl.float32)
         square = tl.zeros([ROWS // FOLD, CHANNELS], tl.float32)
         for k in range(num_blocks):
             at, is_real = _block(begin + k * ROWS, num_rows, channels, inside, c, ROWS)
             x = x_kept if IS_KEPT else _read(x_ptr, at, is_real)
-            x = tl.where(is_real, x.to(tl.float32) - centre[None, :], 0.0)
+            x = tl.where(is_real, x.to(tl.float32) - center[None, :], 0.0)
             total += _folded(x, FOLD)
             square += _folded(x * x, FOLD)
         _store_sums(sums_ptr, total, square, group, channels, inside, c)
     if PHASES == 3:
-        _meet(place_ptr + 2 * tl.program_id(1), num_groups)
+        _synchronize(barrier_ptr + 2 * tl.program_id(1), num_groups)
     if PHASES & 2:
         total, square = _all_sums(sums_ptr, channels, inside, c, num_groups, GROUPS)
         shift = total / num_rows
         var = tl.maximum(square / num_rows - shift * shift, 0.0)
-        mean = shift + centre
+        mean = shift + center
         if group == 0:
             tl.store(mean_ptr + channels, mean, mask=inside)
             tl.store(var_ptr + channels, var, mask=inside)
@@ -146,7 +143,7 @@ def _forward_kernel(
 @triton.jit
 def _backward_kernel(
     dy_ptr, x_ptr, weight_ptr, bias_ptr, mean_ptr, var_ptr, dx_ptr, dweight_ptr, dbias_ptr,
-    sums_ptr, place_ptr, num_rows, c, eps, num_blocks, PHASES: tl.constexpr,
+    sums_ptr, barrier_ptr, num_rows, c, eps, num_blocks, PHASES: tl.constexpr,
     IS_KEPT: tl.constexpr, GROUPS: tl.constexpr, ROWS: tl.constexpr, FOLD: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):  # fmt: skip
@@ -174,7 +171,7 @@ def _backward_kernel(
             product += _folded(g * x, FOLD)
         _store_sums(sums_ptr, total, product, group, channels, inside, c)
     if PHASES == 3:
-        _meet(place_ptr + 2 * tl.program_id(1), num_groups)
+        _synchronize(barrier_ptr + 2 * tl.program_id(1), num_groups)
     if PHASES & 2:
         total, product = _all_sums(sums_ptr, channels, inside, c, num_groups, GROUPS)
         if group == 0:
@@ -200,27 +197,27 @@ def _num_processors(device: torch.device) -> int:
 
 
 @functools.cache
-def _places(device: torch.device) -> tuple[Tensor, "itertools.cycle[int]"]:
-    """Zeros to meet at, and whose turn it is."""
-    zeros = torch.zeros(NUM_PLACES, 2 * MAX_SLICES, dtype=torch.int32, device=device)
-    return zeros, itertools.cycle(range(NUM_PLACES))
+def _barriers(device: torch.device) -> tuple[Tensor, "itertools.cycle[int]"]:
+    """Barriers, and the cycle of their indices."""
+    zeros = torch.zeros(NUM_BARRIERS, 2 * MAX_SLICES, dtype=torch.int32, device=device)
+    return zeros, itertools.cycle(range(NUM_BARRIERS))
 
 
 def _launch(kernel, x: Tensor, tensors: list[Tensor], c: int, eps: float, phases: int) -> None:
-    """Run ``kernel`` on as many programs as the device holds at once."""
+    """Run ``kernel`` with as many programs as are resident at once."""
     num_rows = x.numel() // c
     channels = min(SLICE, triton.next_power_of_2(c))
     num_slices = triton.cdiv(c, channels)
     share = max(1, _num_processors(x.device) // num_slices)
-    most = 1 << (share.bit_length() - 1)  # a power of two, as most numbers of rows are multiples of
+    most = 1 << (share.bit_length() - 1)  # a power of two, which divides most numbers of rows
     rows = min(BLOCK_ROWS, triton.next_power_of_2(num_rows))
     num_blocks = triton.cdiv(triton.cdiv(num_rows, most), rows)
     num_groups = triton.cdiv(num_rows, num_blocks * rows)
     sums = torch.empty(num_groups, 2, c, dtype=torch.float32, device=x.device)
-    places, turns = _places(x.device)
+    barriers, turns = _barriers(x.device)
     for phase in (BOTH,) if phases == BOTH else (1, 2):
         kernel[(num_groups, num_slices)](
-            *tensors, sums, places[next(turns)], num_rows, c, eps, num_blocks, PHASES=phase,
+            *tensors, sums, barriers[next(turns)], num_rows, c, eps, num_blocks, PHASES=phase,
             IS_KEPT=num_blocks == 1, GROUPS=triton.next_power_of_2(num_groups), ROWS=rows,
             FOLD=max(1, rows // (4 * NUM_WARPS)), CHANNELS=channels,
             num_warps=NUM_WARPS, launch_cooperative_grid=phase == BOTH and num_groups > 1,
@@ -230,11 +227,11 @@ def _launch(kernel, x: Tensor, tensors: list[Tensor], c: int, eps: float, phases
 def forward(
     x: Tensor, weight: Tensor, bias: Tensor, eps: float, *, phases: int = 0
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """ReLU(BN(x)), the mean and the biased variance of a channels_last ``x``."""
+    """Return ReLU(BN(x)), the mean and the biased variance of a channels_last ``x``."""
     c = x.shape[1]
     out = torch.empty_like(x)
     mean, var = (torch.empty(c, dtype=torch.float32, device=x.device) for _ in range(2))
-    phases = phases or (BOTH if x.is_cuda else 1)  # interpreted programs run one after another
+    phases = phases or (BOTH if x.is_cuda else 1)  # interpreted programs run sequentially
     _launch(_forward_kernel, x, [x, weight, bias, out, mean, var], c, eps, phases)
     return out, mean, var
 
@@ -243,7 +240,7 @@ def backward(
     dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, var: Tensor, eps: float,
     *, phases: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """The gradients by x, weight and bias; ``dy`` and ``x`` are channels_last."""
+    """Return the gradients of x, weight and bias; ``dy`` and ``x`` are channels_last."""
     c = x.shape[1]
     dx = torch.empty_like(x)
     dweight, dbias = (torch.empty(c, dtype=torch.float32, device=x.device) for _ in range(2))

@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
-"""Kernels for products of plans and features: interpolation by a given plan, and its gradient."""
+"""Kernels for products of plans and features: interpolation by a plan, and its gradient."""
 
 import torch
 import triton
@@ -8,11 +8,9 @@ from torch import Tensor
 
 from alignmixup.ops.triton.common import Tiling, load_tile, padded, strides, transported
 
-__all__ = ["backward", "mix"]
-
 
 def tiling(n: int, dtype: torch.dtype) -> Tiling:
-    """Tiles of positions x channels; the smaller ones keep all SMs busy at small r."""
+    """Return tiles of positions x channels; small tiles keep all SMs busy at small n."""
     if n <= 64:
         size = padded(n)
         return Tiling(size, size, channels=64, num_warps=4 if size == 64 else 2, num_stages=1)
@@ -20,7 +18,7 @@ def tiling(n: int, dtype: torch.dtype) -> Tiling:
 
 
 def mix(features: Tensor, perm: Tensor, lam: Tensor, plan: Tensor, keep_partner: bool) -> Tensor:
-    """Interpolate features [b, n, c] with their partners', carried over by the plans [b, n, n]."""
+    """Interpolate features [b, n, c] with those of their partners, aligned by plans [b, n, n]."""
     b, n, c = features.shape
     out = torch.empty_like(features)
     tile = tiling(n, features.dtype)
@@ -41,7 +39,7 @@ def _mix_kernel(
     out_stride_c: tl.constexpr, KEEP_PARTNER: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """out = lam A + (1 - lam) n P A', or lam n P' A + (1 - lam) A' where the partner is kept."""
+    """out = lam A + (1 - lam) n P A', or lam n P' A + (1 - lam) A' if the partner is kept."""
     sample = tl.program_id(0).to(tl.int64)
     channels = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     rows = tl.program_id(2) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -67,7 +65,7 @@ def _mix_kernel(
 
 
 def backward(grad: Tensor, perm: Tensor, lam: Tensor, plan: Tensor, keep_partner: bool) -> Tensor:
-    """The gradient by the features [b, n, c]: each sample's as an anchor and as a partner."""
+    """Return the gradient of the features [b, n, c]: of each sample as anchor plus as partner."""
     b, n, c = grad.shape
     out = torch.empty_like(grad)
     tile = tiling(n, grad.dtype)
@@ -90,7 +88,7 @@ def _backward_kernel(
     BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_B: tl.constexpr,
 ):  # fmt: skip
     """out_k = lam_k g_k + sum of (1 - lam_i) n P_i' g_i over the samples i with partner k;
-    lam_k n P_k g_k + sum of (1 - lam_i) g_i where the partner is kept."""
+    lam_k n P_k g_k + sum of (1 - lam_i) g_i if the partner is kept."""
     sample = tl.program_id(0).to(tl.int64)
     channels = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     rows = tl.program_id(2) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -103,8 +101,8 @@ def _backward_kernel(
         )
     else:
         total = lam * load_tile(own, rows, channels, n, c, stride_n, stride_c).to(tl.float32)
-    # Whose partner is this sample? One sample's, for a permutation; found here without a launch of
-    # its own, and summed here without atomics, so the sum has one order.
+    # Find the samples whose partner this one is (one for a permutation): no extra launch, and no
+    # atomics, so the order of the sum is fixed.
     for start in range(0, batch, BLOCK_B):
         i = start + tl.arange(0, BLOCK_B)
         partners = tl.load(perm_ptr + i, mask=i < batch, other=-1)

@@ -1,9 +1,9 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
-"""Kernels for 65 to 1024 positions: one program a sample, streaming blocks of rows from the cache.
+"""Kernel for 65 to 1024 positions: one program per sample, streaming blocks of rows from the cache.
 
-The solver keeps two buffers, S and K = exp2(S + u + v), and reads one of them once an iteration: a
-block of rows gives its row sums, so its part of u (or a), and with that its part of the column
-sums. Those of 128 samples of 14 x 14 positions fit the 50 MB second-level cache of a large GPU.
+The solver has two buffers, S and K = exp2(S + u + v), and reads one of them once per iteration: a
+block of rows yields its row sums, thus its part of u (or a), and with it its part of the column
+sums. The buffers of 128 samples of 14 x 14 positions fit the 50 MB L2 cache of a large GPU.
 """
 
 import torch
@@ -13,17 +13,14 @@ from torch import Tensor
 
 from alignmixup.ops.triton.common import LOG2_E, NEG, safe_steps
 
-__all__ = ["MAX_POSITIONS", "solve"]
-
-MAX_POSITIONS = 1024
-# Elements of S or K in registers at a time: 32 of a thread's beside as many sums: nothing spills.
+# Elements of S or K in registers at a time: 32 per thread, and as many sums, without spills.
 BLOCK = 8192
 NUM_WARPS = 8
 NUM_STAGES = 3
 
 
 def solve(costs: Tensor, plan: Tensor, eps: float, num_iters: int, tol: float | None) -> Tensor:
-    """Fill ``plan`` [b, n, m], columns exact, and return the iterations each sample took.
+    """Fill ``plan`` [b, n, m], columns exact; return the number of iterations of each sample.
 
     ``costs`` [b, n, row_length(m)] are overwritten.
     """
@@ -47,12 +44,12 @@ def _stream_kernel(
     BLOCK_N: tl.constexpr, M: tl.constexpr, STAGES: tl.constexpr, ONCE: tl.constexpr,
     HAS_TOL: tl.constexpr,
 ):  # fmt: skip
-    """P = a exp2(S + u + v) b for S = -scale C; S_ptr holds C at first."""
+    """P = a exp2(S + u + v) b for S = -scale C; S_ptr initially holds C."""
     sample = tl.program_id(0).to(tl.int64)
     S_ptr += sample * (n * LENGTH)
     K_ptr += sample * (n * LENGTH)
-    # Two places for u and for a, since several threads load what one of them stores; and a sample
-    # that comes to rest keeps the a before the last.
+    # Two buffers each for u and a: several threads load what one of them stores, and a converged
+    # sample keeps the previous a.
     u_ptr = scalings_ptr + sample * (4 * n)
     a_ptr = u_ptr + 2 * n
     cols = tl.arange(0, M) < m
@@ -61,9 +58,9 @@ def _stream_kernel(
     v = tl.where(cols, least * -scale, 0.0)
     v = _log_pass(K_ptr, S_ptr, u_ptr, v, least, scale, n, m, LENGTH, BLOCK_N, M, ONCE, True)
     b = tl.full([M], 1.0, tl.float32)
-    at_one = 1  # whether a and b are one, as after an iteration in the log domain
-    absorbed = 0  # the place of u
-    current = 0  # the place of a
+    at_one = 1  # whether a and b are 1, as after a log-domain iteration
+    absorbed = 0  # the buffer of u
+    current = 0  # the buffer of a
     used = tl.minimum(num_iters, 1)
     remaining = num_iters - used
     while remaining > 0:
@@ -79,7 +76,7 @@ def _stream_kernel(
             remaining = tl.where(error > tol, remaining, 0)
         steps = tl.minimum(safe_steps(low, high, n), remaining)
         if steps > 0:
-            # The pass above has done the first of them.
+            # The pass above was the first of them.
             at_one = 0
             taken = 1
             current = 1 - current
@@ -116,7 +113,7 @@ def _stream_kernel(
 @triton.jit
 def _block(start, n: tl.constexpr, m: tl.constexpr, LENGTH: tl.constexpr,
            BLOCK_N: tl.constexpr, M: tl.constexpr):  # fmt: skip
-    """Rows of a block, which of them exist, the offsets of its entries, and which of those do."""
+    """Rows of a block and their mask, offsets of its entries and their mask."""
     i = start + tl.arange(0, BLOCK_N)
     j = tl.arange(0, M)
     return i, i < n, i[:, None] * LENGTH + j[None, :], (i < n)[:, None] & (j < m)[None, :]
@@ -127,7 +124,7 @@ def _minima_pass(
     C_ptr, out_ptr, n: tl.constexpr, m: tl.constexpr, LENGTH: tl.constexpr,
     BLOCK_N: tl.constexpr, M: tl.constexpr, ONCE: tl.constexpr,
 ):  # fmt: skip
-    """Store costs less the least of their row, unless ONCE; return the least of each column."""
+    """Store costs less their row minima, unless ONCE; return the column minima."""
     least = tl.full([M], -NEG, tl.float32)
     for start in range(0, n, BLOCK_N):
         _, _, offsets, inside = _block(start, n, m, LENGTH, BLOCK_N, M)
@@ -136,7 +133,7 @@ def _minima_pass(
             C -= tl.min(C, axis=1)[:, None]
         tl.store(out_ptr + offsets, C, mask=inside)
         least = tl.minimum(least, tl.min(tl.where(inside, C, -NEG), axis=0))
-    tl.debug_barrier()  # other threads read next what these have written
+    tl.debug_barrier()  # threads read what others have written
     return least
 
 
@@ -146,7 +143,7 @@ def _log_pass(
     LENGTH: tl.constexpr, BLOCK_N: tl.constexpr, M: tl.constexpr, ONCE: tl.constexpr,
     FIRST: tl.constexpr,
 ):  # fmt: skip
-    """One iteration in the log domain: store u and return v. The FIRST turns costs into S."""
+    """One log-domain iteration: store u and return v. The FIRST converts costs to S."""
     top = tl.full([M], NEG, tl.float32)
     total = tl.zeros([M], tl.float32)
     for start in range(0, n, BLOCK_N):
@@ -163,7 +160,7 @@ def _log_pass(
             u = -tl.log2(tl.cast(n, tl.float32)) - row_top - tl.log2(row_sum)
             u = tl.where(rows, u, 0.0)
         tl.store(u_ptr + i, u, mask=rows)
-        # Sums over the rows so far, relative to the largest term so far.
+        # Running sums over rows, relative to the running maximum.
         t = S + u[:, None]
         new_top = tl.maximum(top, tl.max(t, axis=0))
         total = total * tl.exp2(top - new_top) + tl.sum(tl.exp2(t - new_top[None, :]), axis=0)
@@ -178,11 +175,11 @@ def _absorb_pass(
     S_ptr, K_ptr, u_ptr, new_u_ptr, a_ptr, new_a_ptr, v, at_one, n: tl.constexpr,
     m: tl.constexpr, LENGTH: tl.constexpr, BLOCK_N: tl.constexpr, M: tl.constexpr,
 ):  # fmt: skip
-    """u += log2 a, store K = exp2(S + u + v), and do a linear iteration up to its column sums.
+    """u += log2 a, store K = exp2(S + u + v), and run a linear iteration up to its column sums.
 
-    Return them, the least and largest row sum of K, and the distance of its rows from uniform.
+    Return these, the least and largest row sum of K, and the distance of its rows from uniform.
     """
-    sums = tl.zeros([BLOCK_N, M], tl.float32)  # reduced once, at the end of the pass
+    sums = tl.zeros([BLOCK_N, M], tl.float32)  # reduced once at the end
     low = 1.0 / n
     high = 1.0 / n
     error = 0.0
@@ -198,7 +195,7 @@ def _absorb_pass(
         low = tl.minimum(low, tl.min(row_sums, axis=0))
         high = tl.maximum(high, tl.max(row_sums, axis=0))
         error += tl.sum(tl.abs(row_sums - 1 / n), axis=0)
-        # A sum of zero is seen by the caller, who then drops this step.
+        # The caller detects a zero sum and discards this step.
         a = (1 / n) / tl.maximum(row_sums, 1e-30)
         tl.store(new_a_ptr + i, a, mask=rows)
         sums += K * a[:, None]
@@ -214,7 +211,7 @@ def _linear_pass(
 ):  # fmt: skip
     """a = (1/n) / (K b), stored if it may be the last before an absorption.
 
-    Return K' a, and how far the rows were from uniform before.
+    Return K' a, and the previous distance of the rows from uniform.
     """
     sums = tl.zeros([BLOCK_N, M], tl.float32)
     error = 0.0

@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
-"""Kernels for at most 64 positions: one program a sample, all iterations in registers."""
+"""Kernels for up to 64 positions: one program per sample, all iterations in registers."""
 
 from dataclasses import dataclass
 
@@ -20,29 +20,27 @@ from alignmixup.ops.triton.common import (
     strides,
 )
 
-__all__ = ["MAX_FUSED", "MAX_POSITIONS", "align_mix", "solve"]
-
 MAX_POSITIONS = 64
-# Up to here cost, iterations and interpolation are one launch; beyond, the iterations want the
-# registers to themselves, and the products more programs than there are samples.
+# Up to here cost, iterations and interpolation are one launch. Beyond, the iterations need all
+# registers, and the products need more programs than there are samples.
 MAX_FUSED = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """How a kernel is launched for positions padded to one size."""
+    """Launch parameters for one padded size."""
 
     num_warps: int
     block_c: int
     num_stages: int = 3
 
 
-# One warp reduces a tile without a barrier; 64 x 64 does not fit the registers of one.
+# One warp reduces a tile without a barrier; 64 x 64 exceeds the registers of one warp.
 LAUNCH = {16: Launch(1, 64), 32: Launch(2, 64), 64: Launch(4, 64)}
 
 
 def solve(costs: Tensor, plan: Tensor, eps: float, num_iters: int, tol: float | None) -> Tensor:
-    """Fill ``plan`` [b, n, m], columns exact, and return the iterations each sample took.
+    """Fill ``plan`` [b, n, m], columns exact; return the number of iterations of each sample.
 
     ``costs`` [parts, b, n, at least m] are summed over their parts.
     """
@@ -64,7 +62,7 @@ def _sinkhorn_kernel(
     n: tl.constexpr, m: tl.constexpr, N: tl.constexpr, M: tl.constexpr, PARTS: tl.constexpr,
     ONCE: tl.constexpr, HAS_TOL: tl.constexpr,
 ):  # fmt: skip
-    """P = a exp2(S + u + v) b for S = -scale C, one sample a program."""
+    """P = a exp2(S + u + v) b for S = -scale C, one sample per program."""
     sample = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, N)
     j = tl.arange(0, M)
@@ -105,7 +103,7 @@ def align_mix(
     tol: float | None,
     last: str,
 ) -> tuple[Tensor, Tensor]:
-    """The mixed features [b, n, c], in the input's dtype and strides, and the plans, float32."""
+    """Return mixed features [b, n, c] in the dtype and strides of the input, and float32 plans."""
     b, n, c = features.shape
     out = torch.empty_like(features)
     plan = torch.empty(b, n, n, dtype=torch.float32, device=features.device)
@@ -129,7 +127,7 @@ def _align_mix_kernel(
     KEEP_PARTNER: tl.constexpr,
     LAST_ROWS: tl.constexpr, ONCE: tl.constexpr, HAS_TOL: tl.constexpr,
 ):  # fmt: skip
-    """out = lam A + (1 - lam) n P A', or lam n P' A + (1 - lam) A' where the partner is kept."""
+    """out = lam A + (1 - lam) n P A', or lam n P' A + (1 - lam) A' if the partner is kept."""
     sample = tl.program_id(0).to(tl.int64)
     lam = tl.load(lam_ptr + sample)
     anchor = x_ptr + sample * stride_b
@@ -159,7 +157,7 @@ def _mix(
     stride_c: tl.constexpr, out_stride_n: tl.constexpr, out_stride_c: tl.constexpr,
     n: tl.constexpr, BLOCK_C: tl.constexpr, TRANSPOSED: tl.constexpr,
 ):  # fmt: skip
-    """out = kept_share * kept + moved_share * n P moved, P transposed where asked for."""
+    """out = kept_share * kept + moved_share * n P moved; P is transposed if TRANSPOSED."""
     R = n * P
     if TRANSPOSED:
         R = tl.trans(R)

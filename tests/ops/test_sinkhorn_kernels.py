@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from alignmixup.ops import _reference, sinkhorn
-from alignmixup.ops.sinkhorn import choose_backend
+from alignmixup.ops import _reference
+from alignmixup.ops.backend import choose_backend, refuse_sinkhorn
+from alignmixup.ops.sinkhorn import sinkhorn
 from triton_interpreter import interpret_kernels
 
 pytest.importorskip("triton")
@@ -105,18 +106,23 @@ def test_the_size_decides_which_kernel_runs(monkeypatch: pytest.MonkeyPatch) -> 
 def test_auto_takes_the_kernels_on_a_gpu_and_not_elsewhere() -> None:
     transport = sinkhorn(random_cost(2, 4, 4), num_iters=2)
     assert transport.backend == ("triton" if DEVICE == "cuda" else "absorbed")
-    assert choose_backend(torch.device("cuda"), "auto", torch.float32, 64) == "triton"
-    # What the kernels cannot do falls back, and the result says so.
-    assert choose_backend(torch.device("cuda"), "auto", torch.float64, 64) == "reference"
-    assert choose_backend(torch.device("cuda"), "auto", torch.float32, 2000) == "reference"
+    gpu = torch.device("cuda")
+
+    def choose(dtype: torch.dtype, size: int) -> str:
+        return choose_backend("auto", gpu, "absorbed", refuse_sinkhorn, gpu, dtype, size)
+
+    assert choose(torch.float32, 64) == "triton"
+    # What the kernels refuse falls back to the reference, which does not synchronize.
+    assert choose(torch.float64, 64) == "reference"
+    assert choose(torch.float32, 2000) == "reference"
 
 
 def test_asked_for_by_name_it_runs_or_says_why_not(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match=r"cannot run here: it computes in float32, got .*float64"):
         sinkhorn(random_cost(4, 4).double(), backend="triton")
-    with pytest.raises(ValueError, match="1024 positions at most, got 1025"):
+    with pytest.raises(ValueError, match="at most 1024 positions, got 1025"):
         sinkhorn(random_cost(2, 1025), backend="triton")
-    monkeypatch.setattr(_triton, "INTERPRETED", False)
+    monkeypatch.setattr("alignmixup.ops.triton.common.INTERPRETED", False)
     with pytest.raises(ValueError, match="it needs a CUDA device, or TRITON_INTERPRET=1"):
         sinkhorn(torch.rand(4, 4), backend="triton")
 

@@ -11,8 +11,9 @@ from hypothesis import given, strategies as st
 from torch import Tensor, nn
 
 from alignmixup.contracts import Mixed
-from alignmixup.mixers import CutMix, Cutout
-from alignmixup.mixers.boxes import BoxDraw
+from alignmixup.mixers.base import BoxDraw
+from alignmixup.mixers.cutmix import CutMix
+from alignmixup.mixers.cutout import Cutout
 from learning import check_it_teaches
 
 # Shares k / 64 and centres k / 64: exact in float32, so both sides round the same way.
@@ -142,7 +143,9 @@ def test_cutout_learns_shapes() -> None:
 @pytest.mark.unchecked_shapes
 def test_bad_input_is_named() -> None:
     rng = torch.Generator().manual_seed(0)
-    with pytest.raises(ValueError, match="fill has 3 values for 1 channels"):
+    with pytest.raises(
+        ValueError, match=r"\(0.5, 0.5, 0.5\) has 3 values, but the images have 1 channels"
+    ):
         Cutout().apply(
             Recorder(), torch.rand(2, 1, 8, 8), torch.zeros(2).long(), Cutout().draw(2, rng)
         )
