@@ -18,6 +18,7 @@ _BELOW = {
     "registry",
     "contracts",
     "datasets",
+    "device",
     "evaluation",
     "hooks",
     "mixers",
@@ -28,13 +29,14 @@ _BELOW = {
 MAY_IMPORT: dict[str, set[str]] = {
     "registry": set(),
     "contracts": set(),
+    "device": set(),
     "hooks": {"contracts"},
     "ops": {"contracts"},
     "mixers": {"contracts", "hooks", "ops", "registry"},
     "models": {"registry", "contracts", "ops"},
-    "datasets": {"registry", "contracts"},
-    "training": {"registry", "contracts", "ops"},
-    "evaluation": {"registry", "contracts", "hooks", "mixers", "ops"},
+    "datasets": {"registry", "contracts", "device"},
+    "training": {"registry", "contracts", "device", "ops"},
+    "evaluation": {"registry", "contracts", "device", "hooks", "mixers", "ops"},
     "report": {"registry", "contracts"},
     "recipes": {"registry", "contracts", "datasets", "mixers", "models", "report", "training"},
     "experiments": _BELOW | {"recipes"},
@@ -50,12 +52,21 @@ MAY_IMPORT: dict[str, set[str]] = {
         "recipes",
         "report",
     },
-    "__init__": {"registry", "contracts", "evaluation", "experiments", "mixers", "ops"},
+    "__init__": {"registry", "contracts", "evaluation", "experiments", "mixers", "ops", "training"},
 }
 
 # Imported where they are needed, inside a function. Kernel files import triton at their top, and
 # are themselves imported inside functions.
-LAZY = {"matplotlib", "triton", "timm", "torchvision", "pycocotools", "tensorboard"}
+LAZY = {
+    "matplotlib",
+    "triton",
+    "timm",
+    "torchvision",
+    "pycocotools",
+    "tensorboard",
+    "trackio",
+    "wandb",
+}
 KERNELS = "ops.triton"
 
 # What the contracts may stand on besides the standard library.

@@ -42,7 +42,12 @@ if TYPE_CHECKING:
     from alignmixup.ops.align import align_mix as align_mix
     from alignmixup.ops.cost import pairwise_cost as pairwise_cost
     from alignmixup.ops.sinkhorn import Transport as Transport, sinkhorn as sinkhorn
-    from alignmixup.registry import register_mixer as register_mixer
+    from alignmixup.registry import (
+        register_logger as register_logger,
+        register_mixer as register_mixer,
+        register_optimizer as register_optimizer,
+    )
+    from alignmixup.training.loggers import Logger as Logger
 
 # Where each public name is defined; mixers are found in their registry.
 _MODULES = {
@@ -53,7 +58,8 @@ _MODULES = {
     "ops.align": ("align_mix",),
     "ops.cost": ("pairwise_cost",),
     "ops.sinkhorn": ("Transport", "sinkhorn"),
-    "registry": ("register_mixer",),
+    "registry": ("register_logger", "register_mixer", "register_optimizer"),
+    "training.loggers": ("Logger",),
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
 

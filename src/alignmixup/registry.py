@@ -32,7 +32,9 @@ __all__ = [
     "Registry",
     "import_plugin",
     "imported_plugins",
+    "register_logger",
     "register_mixer",
+    "register_optimizer",
     "suggestion",
 ]
 
@@ -42,8 +44,9 @@ T = TypeVar("T")
 class Registry(Mapping[str, T], Generic[T]):
     """Entries of one kind by name.
 
-    ``package`` holds the built-in entries, one module each. Its modules are imported at the first
-    look-up, so that adding a file there is all it takes to add an entry.
+    ``package`` holds the built-in entries, one module each, or is the one module of them. Its
+    modules are imported at the first look-up, so that adding a file there is all it takes to add an
+    entry.
     """
 
     def __init__(self, kind: str, package: str) -> None:
@@ -93,7 +96,7 @@ class Registry(Mapping[str, T], Generic[T]):
             return
         name, self._package = self._package, None  # first: its modules may look entries up
         package = importlib.import_module(name)
-        for module in pkgutil.iter_modules(package.__path__, f"{name}."):
+        for module in pkgutil.iter_modules(getattr(package, "__path__", []), f"{name}."):
             if not module.ispkg:
                 importlib.import_module(module.name)
 
@@ -118,8 +121,8 @@ DATASETS: Registry[Any] = Registry("data set", "alignmixup.datasets")
 TASKS: Registry[Any] = Registry("task", "alignmixup.evaluation.tasks")
 FIGURES: Registry[Any] = Registry("figure", "alignmixup.figures")
 RECIPES: Registry[Any] = Registry("recipe", "alignmixup.recipes")
-OPTIMIZERS: Registry[Any] = Registry("optimizer", "alignmixup.training")
-LOGGERS: Registry[Any] = Registry("logger", "alignmixup.training")
+OPTIMIZERS: Registry[Any] = Registry("optimizer", "alignmixup.training.optim")
+LOGGERS: Registry[Any] = Registry("logger", "alignmixup.training.loggers")
 
 
 def register_mixer(mixer: type[T]) -> type[T]:
@@ -147,6 +150,51 @@ def register_mixer(mixer: type[T]) -> type[T]:
     """
     MIXERS.add(mixer.__name__, mixer)
     return mixer
+
+
+def register_optimizer(name: str) -> Callable[[T], T]:
+    """Register a function that makes an optimizer, chosen by ``train.optimizer``.
+
+    Args:
+        name: The value of ``train.optimizer``.
+
+    Returns:
+        A decorator of ``make(groups, settings)``, which returns a ``torch.optim.Optimizer``. Each
+        of ``groups`` has ``params``, ``lr`` (a tensor on a GPU) and ``weight_decay``; ``settings``
+        are the run's ``TrainSettings``.
+
+    Example:
+        ```python
+        @am.register_optimizer("radam")
+        def radam(groups, settings):
+            return torch.optim.RAdam(groups, betas=(settings.momentum, 0.999))
+        ```
+    """
+    return OPTIMIZERS.register(name)
+
+
+def register_logger(name: str) -> Callable[[T], T]:
+    """Register a logger, chosen by ``--logger NAME`` and ``train(loggers=[NAME])``.
+
+    Args:
+        name: The name to choose it by.
+
+    Returns:
+        A decorator of a class or function that is called with the folder of the run and returns an
+        ``am.Logger``.
+
+    Example:
+        ```python
+        @am.register_logger("print")
+        class Print(am.Logger):
+            def __init__(self, folder):
+                self.folder = folder
+
+            def log(self, values, epoch):
+                print(self.folder, epoch, values["train/mixed_loss"])
+        ```
+    """
+    return LOGGERS.register(name)
 
 
 _plugins: list[str] = []

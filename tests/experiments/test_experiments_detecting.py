@@ -13,13 +13,13 @@ from PIL import Image
 from torch import nn
 
 from alignmixup.cli import main
-from alignmixup.experiments import detecting, detector_fit
+from alignmixup.experiments import detecting
 from alignmixup.experiments.detecting import KINDS, Transfer, schedule, transfer
-from alignmixup.experiments.run_folder import claim
 from alignmixup.models import build
 from alignmixup.recipes.catalogue import find_recipe
 from alignmixup.recipes.schema import changed
 from alignmixup.report.tables import read_results, table
+from alignmixup.training import loop
 from alignmixup.training.checkpoint import Checkpoint, CheckpointWriter, load_checkpoint
 from torchvision_ops import patch_torchvision_ops
 
@@ -73,7 +73,9 @@ def weights():
 
 def finished_run(folder, weights, epochs=1, name="imagenet-r50-alignmixup"):
     """The folder of a run, as training leaves it after one epoch."""
-    claim(folder, changed(find_recipe(name), {"train.epochs": epochs}))
+    folder.mkdir(parents=True)
+    recipe = changed(find_recipe(name), {"train.epochs": epochs})
+    (folder / "run.json").write_text(json.dumps(recipe.to_json()))
     writer = CheckpointWriter(folder / "checkpoint.safetensors")
     tensors = {f"model.{k}": v for k, v in weights.state_dict().items()}
     writer.save(Checkpoint(tensors, {"epoch": 1}))
@@ -162,7 +164,8 @@ def test_the_report_shows_them_beside_the_published_figure(run, root):
     with_coco = Transfer("coco", schedule("coco", epochs=1, batch_size=2))
     call(run, root, with_coco)
     made = table(read_results([run]), "detection")
-    assert made.columns == ("Method", "Pascal VOC07 SSD R-50 mAP", "MS-COCO Faster R-CNN R-50 mAP")
+    columns = ("Pascal VOC07 SSD R-50 mAP (%)", "MS-COCO Faster R-CNN R-50 mAP (%)")
+    assert made.columns == ("Method", *columns)
     rows = {row[0]: row[1:] for row in made.rows}
     ours = rows["AlignMixup"]
     assert ours[0] == "100.00 (78.40)"
@@ -180,7 +183,7 @@ def test_one_that_was_killed_resumes_to_the_same_weights(
     run, root, tmp_path, monkeypatch, num_steps
 ):
     """With a checkpoint at every step: also in the middle of an epoch."""
-    monkeypatch.setattr(detector_fit, "SAVE_EVERY", 0.0)
+    monkeypatch.setattr(loop, "SAVE_EVERY", 0.0)
     whole = finished_run(tmp_path / "whole", nn.Linear(1, 1))
     call(whole, root)
     left, forward = [num_steps], Toy.forward
@@ -225,7 +228,7 @@ def test_a_signal_stops_it_at_a_checkpoint_with_status_130(run, root, monkeypatc
     monkeypatch.setattr(Toy, "forward", forward)
     assert main(words) == 0
     said = capsys.readouterr()
-    assert re.search(r"epoch 2/3  loss [\d.]+  about 0 min left", said.err)
+    assert re.search(r"epoch 2/3  loss [\d.]+  about 0 s left", said.err)
     assert re.search(r"ssd-r50 +voc07 +map +100\.00", said.out)
 
 

@@ -18,7 +18,7 @@ from alignmixup.models.zoo import build
 from alignmixup.recipes.catalogue import find_recipe, published_cell, recipe_names
 from alignmixup.recipes.schema import Recipe, changed
 from alignmixup.report.tables import parse_recipe, table
-from alignmixup.training.steps import make_optimizer
+from alignmixup.training.optim import make_optimizer
 from cub_folder import LAYOUT, make_cub
 
 NAMES = recipe_names("cub200-*")

@@ -11,7 +11,7 @@ from typing import Any
 
 import tyro
 from rich.table import Table
-from tyro.conf import Positional
+from tyro.conf import Positional, UseAppendAction
 
 from alignmixup.cli.parsing import PROGRAM, Call, parse_setting
 from alignmixup.cli.printing import print_table
@@ -117,8 +117,10 @@ class Train:
     """Other data for the same recipe, e.g. shapes, or folder:PATH@64 for images of your own."""
     limit: int | None = None
     """A trial on this many training images, and at most as many test images."""
+    logger: UseAppendAction[tuple[str, ...]] = ()
+    """Where values go beside the console: tensorboard, trackio, wandb; repeatable."""
     tensorboard: bool = False
-    """Write TensorBoard files as well (pip install 'alignmixup[logging]')."""
+    """The same as --logger tensorboard (pip install 'alignmixup[logging]')."""
 
 
 def parse_train(args: list[str]) -> Call:
@@ -177,7 +179,8 @@ def _train(recipe: Any, chosen: Any) -> None:
     if chosen.limit is not None:
         recipe = limited(recipe, chosen.limit)
     out = chosen.out or Path("runs") / f"{recipe.name}-seed{recipe.train.seed}"
-    summary = train(recipe, out, data_root=chosen.data, tensorboard=chosen.tensorboard)
+    loggers = (*chosen.logger, *(["tensorboard"] if chosen.tensorboard else []))
+    summary = train(recipe, out, data_root=chosen.data, loggers=loggers)
     if os.environ.get("RANK", "0") == "0":
         print(summary)
         print(f"run: {out}")

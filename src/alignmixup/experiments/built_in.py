@@ -24,7 +24,7 @@ from alignmixup.mixers import AlignMixup, AlignMixupAE, NoMix
 from alignmixup.models.zoo import NetSpec
 from alignmixup.recipes.schema import DataSpec, Recipe
 from alignmixup.training import TrainSettings, summarise
-from alignmixup.training.trainer import LEDGER
+from alignmixup.training.ledger import LEDGER
 
 __all__ = [
     "BUILT_IN",

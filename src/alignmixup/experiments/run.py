@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -23,6 +22,7 @@ from torch import nn
 from alignmixup import datasets, models
 from alignmixup.contracts import ImageSet, Mixer, Result
 from alignmixup.datasets.folder import FileSet
+from alignmixup.device import compute_for, pick_device
 from alignmixup.evaluation.effect import Effect, alignment_effect
 from alignmixup.evaluation.tasks.accuracy import accuracy
 from alignmixup.experiments.batches import (
@@ -53,8 +53,8 @@ from alignmixup.recipes.schema import Recipe, changed, on_data
 from alignmixup.training import Summary, TrainSettings, fit, join_team, summarise
 from alignmixup.training.adain_fit import fit_adain
 from alignmixup.training.checkpoint import CHECKPOINT, load_weights
-from alignmixup.training.device import compute_for, pick_device
 from alignmixup.training.ledger import LEDGER
+from alignmixup.training.loggers import Logger, make_loggers
 from alignmixup.training.resume import resumed_settings
 
 __all__ = ["ADAIN", "Run", "Sets", "build_net", "open_run", "pick_device", "train"]
@@ -104,7 +104,7 @@ def train(
     changes: Mapping[str, object] | None = None,
     data_root: Path | str | None = None,
     sets: Sets | None = None,
-    tensorboard: bool = False,
+    loggers: Sequence[str | Logger] = (),
     quiet: bool = False,
 ) -> Summary:
     """Train a recipe in the folder ``out``, or resume the run in that folder.
@@ -119,7 +119,8 @@ def train(
         data_root: Folder of the data sets; defaults to ALIGNMIXUP_DATA, then ``./datasets``.
         sets: Images in memory to use in place of the recipe's data; the run records their name,
             classes and size.
-        tensorboard: Write TensorBoard files as well.
+        loggers: Where values go beside the console and the ledger: names of registered loggers
+            ("tensorboard", "trackio", "wandb") or objects.
         quiet: Print nothing.
 
     Returns:
@@ -178,7 +179,8 @@ def train(
         notes["alignment_effect"] = dataclasses.asdict(effect)
         if not quiet and (effect.is_next_to_nothing or not effect.is_exact):
             print(f"note: {effect}")
-    writer = _tensorboard(folder) if tensorboard and team.is_leader else None
+    about = {"recipe": recipe.to_json()}
+    chosen = make_loggers(loggers if team.is_leader else (), folder, quiet=quiet, about=about)
     if isinstance(recipe.mixer, StyleMix | StyleCutMix) and recipe.mixer.weights:
         recipe.mixer.network(device)  # or an error that says what is wrong with them
     with team.leader_first():
@@ -201,7 +203,7 @@ def train(
                     stage.train,
                     folder,
                     notes=notes,
-                    writer=writer,
+                    loggers=[chosen],
                     quiet=quiet,
                     team=team,
                     epochs=epochs,
@@ -374,13 +376,3 @@ def _record_accuracy(recipe: Recipe, folder: Path) -> None:
             if value is not None and f'"metric": "{metric}"'.encode() not in there
         ],
     )
-
-
-def _tensorboard(folder: Path) -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise ImportError(
-            "TensorBoard is not installed: pip install 'alignmixup[logging]'"
-        ) from None
-    return SummaryWriter(folder / "tensorboard")

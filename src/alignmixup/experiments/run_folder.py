@@ -19,7 +19,7 @@ from alignmixup.contracts import Result
 from alignmixup.experiments.data_record import DataRecord
 from alignmixup.recipes.schema import Recipe
 from alignmixup.training.checkpoint import CHECKPOINT
-from alignmixup.training.settings import differences
+from alignmixup.training.settings import check_same
 
 __all__ = [
     "ADAIN",
@@ -91,12 +91,8 @@ def check_folder(folder: Path, recipe: Recipe) -> Recipe:
     there = read_recipe(folder)
     # The same folder of images has other names from other directories.
     ours = dataclasses.replace(recipe, name=there.name).to_json()
-    found = differences(there.to_json(), ours)
-    if found:
-        raise ValueError(
-            f"{folder} holds a run of {there.name} with other settings "
-            f"({'; '.join(found)}); choose another --out"
-        )
+    what = f"{folder} holds a run of {there.name} with other settings"
+    check_same(there.to_json(), ours, what, "choose another --out")
     return dataclasses.replace(recipe, name=there.name)
 
 
@@ -116,11 +112,7 @@ def claim(folder: Path, recipe: Recipe, images: DataRecord) -> None:
         return
     kept = ("name", "class_names", "image_size", "test_sha256")
     before, now = ({name: getattr(each, name) for name in kept} for each in (there, images))
-    found = differences(before, now)
-    if found:
-        raise ValueError(
-            f"{folder} holds a run on other images ({'; '.join(found)}); choose another --out"
-        )
+    check_same(before, now, f"{folder} holds a run on other images", "choose another --out")
 
 
 def _replace(folder: Path, record: Mapping[str, object]) -> None:

@@ -102,7 +102,7 @@ def evaluate(
         data_root: Folder of the data sets; defaults to ALIGNMIXUP_DATA, then ``./datasets``.
         batch_size: Images per forward pass, for images in memory.
         seed: Seed of random starts and noise.
-        device: ``"auto"``, ``"cpu"``, ``"cuda"``, ...
+        device: ``auto``, ``cpu``, ``cuda``, ...
         amp_dtype: Run the module under autocast in this type.
         on_task: Called with the name of each task before it runs.
         on_images: Called with the number of images done and the total.
