@@ -118,7 +118,7 @@ class Train:
     limit: int | None = None
     """A trial on this many training images, and at most as many test images."""
     logger: UseAppendAction[tuple[str, ...]] = ()
-    """Where values go beside the console: tensorboard, trackio, wandb; repeatable."""
+    """Where values go beside the console: tensorboard, trackio, wandb."""
     tensorboard: bool = False
     """The same as --logger tensorboard (pip install 'alignmixup[logging]')."""
 
