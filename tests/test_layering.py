@@ -19,6 +19,7 @@ _BELOW = {
     "registry",
     "contracts",
     "datasets",
+    "device",
     "evaluation",
     "hooks",
     "mixers",
@@ -30,13 +31,15 @@ MAY_IMPORT: dict[str, set[str]] = {
     "checking": set(),
     "registry": set(),
     "contracts": set(),
+    "device": set(),
     "hooks": {"contracts"},
     "ops": {"contracts"},
     "mixers": {"contracts", "hooks", "ops", "registry"},
     "models": {"registry", "contracts", "ops"},
-    "datasets": {"registry", "contracts"},
-    "training": {"registry", "contracts", "ops"},
-    "evaluation": {"checking", "registry", "contracts", "datasets", "hooks", "mixers", "ops"},
+    "datasets": {"registry", "contracts", "device"},
+    "training": {"registry", "contracts", "device", "ops"},
+    "evaluation": {"checking", "registry", "contracts", "datasets", "device", "hooks", "mixers"}
+    | {"ops"},
     "report": {"registry", "contracts"},
     "recipes": {"checking", "registry", "contracts", "datasets", "mixers", "models", "training"},
     "experiments": _BELOW | {"recipes"},
@@ -57,7 +60,16 @@ MAY_IMPORT: dict[str, set[str]] = {
 
 # Imported where they are needed, inside a function. Kernel files import triton at their top, and
 # are themselves imported inside functions.
-LAZY = {"matplotlib", "triton", "timm", "torchvision", "pycocotools", "tensorboard"}
+LAZY = {
+    "matplotlib",
+    "triton",
+    "timm",
+    "torchvision",
+    "pycocotools",
+    "tensorboard",
+    "trackio",
+    "wandb",
+}
 KERNELS = "ops.triton"
 
 # What the contracts may stand on besides the standard library.

@@ -49,11 +49,14 @@ if TYPE_CHECKING:
     from alignmixup.recipes.schema import DataSpec as DataSpec, Recipe as Recipe
     from alignmixup.registry import (
         register_dataset as register_dataset,
+        register_logger as register_logger,
         register_mixer as register_mixer,
         register_model as register_model,
+        register_optimizer as register_optimizer,
         register_recipe as register_recipe,
         register_task as register_task,
     )
+    from alignmixup.training.loggers import Logger as Logger
     from alignmixup.training.settings import TrainSettings as TrainSettings
 
 # Where each public name is defined; mixers are found in their registry.
@@ -71,11 +74,14 @@ _MODULES = {
     "recipes.schema": ("DataSpec", "Recipe"),
     "registry": (
         "register_dataset",
+        "register_logger",
         "register_mixer",
         "register_model",
+        "register_optimizer",
         "register_recipe",
         "register_task",
     ),
+    "training.loggers": ("Logger",),
     "training.settings": ("TrainSettings",),
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}

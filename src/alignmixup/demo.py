@@ -26,8 +26,7 @@ from alignmixup.models.zoo import NetSpec
 from alignmixup.recipes.schema import DataSpec, Recipe
 from alignmixup.report.render import Table, to_html, to_markdown
 from alignmixup.training import Summary, TrainSettings
-from alignmixup.training.ledger import read_ledger
-from alignmixup.training.trainer import LEDGER
+from alignmixup.training.ledger import LEDGER, read_ledger
 
 LAYER = "layer4"
 METHODS: dict[str, tuple[str, Mixer]] = {

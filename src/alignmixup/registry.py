@@ -39,8 +39,10 @@ __all__ = [
     "imported_plugins",
     "plugin_module",
     "register_dataset",
+    "register_logger",
     "register_mixer",
     "register_model",
+    "register_optimizer",
     "register_recipe",
     "register_task",
     "suggestion",
@@ -52,8 +54,9 @@ T = TypeVar("T")
 class Registry(Mapping[str, T], Generic[T]):
     """Entries of one kind by name.
 
-    ``package`` holds the built-in entries, one module each. Its modules are imported at the first
-    look-up, so that adding a file there is all it takes to add an entry.
+    ``package`` holds the built-in entries, one module each, or is the one module of them. Its
+    modules are imported at the first look-up, so that adding a file there is all it takes to add an
+    entry.
     """
 
     def __init__(self, kind: str, package: str) -> None:
@@ -103,7 +106,7 @@ class Registry(Mapping[str, T], Generic[T]):
             return
         name, self._package = self._package, None  # first: its modules may look entries up
         package = importlib.import_module(name)
-        for module in pkgutil.iter_modules(package.__path__, f"{name}."):
+        for module in pkgutil.iter_modules(getattr(package, "__path__", []), f"{name}."):
             if not module.ispkg:
                 importlib.import_module(module.name)
 
@@ -168,8 +171,8 @@ DATASETS: Registry[DatasetEntry] = Registry("data set", "alignmixup.datasets")
 TASKS: Registry[TaskEntry] = Registry("task", "alignmixup.evaluation.tasks")
 FIGURES: Registry[Any] = Registry("figure", "alignmixup.figures")
 RECIPES: Registry[Any] = Registry("recipe", "alignmixup.recipes")
-OPTIMIZERS: Registry[Any] = Registry("optimizer", "alignmixup.training")
-LOGGERS: Registry[Any] = Registry("logger", "alignmixup.training")
+OPTIMIZERS: Registry[Any] = Registry("optimizer", "alignmixup.training.optim")
+LOGGERS: Registry[Any] = Registry("logger", "alignmixup.training.loggers")
 
 
 def register_mixer(mixer: type[T]) -> type[T]:
@@ -197,6 +200,51 @@ def register_mixer(mixer: type[T]) -> type[T]:
     """
     MIXERS.add(mixer.__name__, mixer)
     return mixer
+
+
+def register_optimizer(name: str) -> Callable[[T], T]:
+    """Register a function that makes an optimizer, chosen by ``train.optimizer``.
+
+    Args:
+        name: The value of ``train.optimizer``.
+
+    Returns:
+        A decorator of ``make(groups, settings)``, which returns a ``torch.optim.Optimizer``. Each
+        of ``groups`` has ``params``, ``lr`` (a tensor on a GPU) and ``weight_decay``; ``settings``
+        are the run's ``TrainSettings``.
+
+    Example:
+        ```python
+        @am.register_optimizer("radam")
+        def radam(groups, settings):
+            return torch.optim.RAdam(groups, betas=(settings.momentum, 0.999))
+        ```
+    """
+    return OPTIMIZERS.register(name)
+
+
+def register_logger(name: str) -> Callable[[T], T]:
+    """Register a logger, chosen by ``--logger NAME`` and ``train(loggers=[NAME])``.
+
+    Args:
+        name: The name to choose it by.
+
+    Returns:
+        A decorator of a class or function that is called with the folder of the run and returns an
+        ``am.Logger``.
+
+    Example:
+        ```python
+        @am.register_logger("print")
+        class Print(am.Logger):
+            def __init__(self, folder):
+                self.folder = folder
+
+            def log(self, values, epoch):
+                print(self.folder, epoch, values["train/mixed_loss"])
+        ```
+    """
+    return LOGGERS.register(name)
 
 
 F = TypeVar("F", bound=Callable[..., Any])

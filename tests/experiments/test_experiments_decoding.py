@@ -164,7 +164,7 @@ def test_a_run_that_goes_on_needs_its_decoder_again(sets, tmp_path):
     (folder / "run.json").write_text(json.dumps(record))
     ledger = (folder / "ledger.jsonl").read_text()
     (folder / "ledger.jsonl").write_text(ledger.replace('"epochs": 1', '"epochs": 2', 1))
-    with pytest.raises(ValueError, match="is at epoch 1 of 2: let it finish"):
+    with pytest.raises(ValueError, match="is at epoch 1 of 2: finish it"):
         train_decoder(folder, quick, sets=sets)
     train(Recipe.from_json(record), folder, sets=sets, quiet=True)
     with pytest.raises(ValueError, match="was trained for epoch 1 of the run, which is now at 2"):
@@ -243,7 +243,7 @@ def test_an_autoencoder_is_decoded_by_its_own_decoder_until_it_gets_another(
 )
 def test_settings_of_a_training_do_not_go_with_the_own_decoder(given):
     ((name, value),) = given.items()
-    with pytest.raises(ValueError, match=f"trains nothing, so {name}={value!r} would do nothing"):
+    with pytest.raises(ValueError, match=f"trains nothing, so {name}={value!r} has no effect"):
         DecoderSettings(kind="own", **given)
 
 

@@ -13,13 +13,14 @@ from PIL import Image
 from torch import nn
 
 from alignmixup.cli import main
-from alignmixup.experiments import detecting, detector_fit
+from alignmixup.experiments import detecting
 from alignmixup.experiments.detecting import KINDS, Transfer, schedule, transfer
 from alignmixup.models import build
 from alignmixup.recipes.catalogue import find_recipe
 from alignmixup.recipes.schema import changed
 from alignmixup.report.reading import read_results
 from alignmixup.report.tables import table
+from alignmixup.training import loop
 from alignmixup.training.checkpoint import Checkpoint, CheckpointWriter, load_checkpoint
 from torchvision_ops import patch_torchvision_ops
 
@@ -184,7 +185,7 @@ def test_one_that_was_killed_resumes_to_the_same_weights(
     run, root, tmp_path, monkeypatch, num_steps
 ):
     """With a checkpoint at every step: also in the middle of an epoch."""
-    monkeypatch.setattr(detector_fit, "SAVE_EVERY", 0.0)
+    monkeypatch.setattr(loop, "SAVE_EVERY", 0.0)
     whole = finished_run(tmp_path / "whole", nn.Linear(1, 1))
     call(whole, root)
     left, forward = [num_steps], Toy.forward
@@ -229,7 +230,7 @@ def test_a_signal_stops_it_at_a_checkpoint_with_status_130(run, root, monkeypatc
     monkeypatch.setattr(Toy, "forward", forward)
     assert main(words) == 0
     said = capsys.readouterr()
-    assert re.search(r"epoch 2/3  loss [\d.]+  about 0 min left", said.err)
+    assert re.search(r"epoch 2/3  loss [\d.]+  about 0 s left", said.err)
     assert re.search(r"ssd-r50 +voc07 +map +100\.00", said.out)
 
 

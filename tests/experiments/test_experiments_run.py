@@ -33,8 +33,7 @@ from alignmixup.recipes.schema import DataSpec, Recipe, changed, limited, on_dat
 from alignmixup.report.reading import read_results
 from alignmixup.training import Stopped, TrainSettings
 from alignmixup.training.adain_fit import class_style_distances
-from alignmixup.training.ledger import read_ledger
-from alignmixup.training.trainer import LEDGER
+from alignmixup.training.ledger import LEDGER, read_ledger
 
 RECIPE = Recipe(
     key=RecipeKey("shapes", "r18", "alignmixup"),
@@ -617,6 +616,6 @@ def test_what_is_not_a_run_is_said_so(tmp_path):
 def test_tensorboard_files_are_written_when_asked_for(tmp_path, sets):
     pytest.importorskip("tensorboard")
     one = dataclasses.replace(RECIPE, train=dataclasses.replace(RECIPE.train, epochs=1))
-    train(one, tmp_path / "run", sets=sets, tensorboard=True, quiet=True)
+    train(one, tmp_path / "run", sets=sets, loggers=["tensorboard"], quiet=True)
     (events,) = (tmp_path / "run" / "tensorboard").iterdir()
     assert b"train/mixed_loss" in events.read_bytes()

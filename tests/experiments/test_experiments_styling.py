@@ -102,7 +102,7 @@ def test_files_are_decoded_only_as_far_as_they_are_wanted(
 
 
 def test_bad_requests_are_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"name a \.safetensors file to write to, got 'a\.pth'"):
+    with pytest.raises(ValueError, match=r"out must be a \.safetensors file, got 'a\.pth'"):
         small(Path("a.pth"))
     with pytest.raises(ValueError, match="5 images are fewer than the 10 classes of shapes"):
         make_style_weights("shapes", tmp_path / "a.safetensors", num_images=5)

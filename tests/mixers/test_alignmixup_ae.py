@@ -22,8 +22,9 @@ from alignmixup.mixers.alignmixup_ae import AlignMixupAE, AlignMixupVAE, NoiseDr
 from alignmixup.models import Head, Normalize
 from alignmixup.models.autoencoder import AutoencodingClassifier
 from alignmixup.ops.align import align_mix
+from alignmixup.training.optim import make_optimizer
 from alignmixup.training.settings import TrainSettings
-from alignmixup.training.steps import PlainStep, make_optimizer, make_step
+from alignmixup.training.steps import PlainStep, make_step
 from cases import NUM_CLASSES, draw_case, images, labels, with_lam
 
 MEAN, STD = (0.5, 0.375, 0.25), (0.25, 0.1875, 0.3125)

@@ -314,7 +314,7 @@ def test_the_same_seed_gives_the_same_file(tmp_path: Path) -> None:
 def test_scaling_the_encoder_leaves_images_as_they_are() -> None:
     net, x = untrained(), pictures(8)
     before = net.decode(net.encode(x), (16, 16))
-    adain_fit._normalise_encoder(net, x)
+    adain_fit._normalize_encoder(net, x)
     torch.testing.assert_close(net.decode(net.encode(x), (16, 16)), before, atol=1e-5, rtol=1e-5)
     for layer in net.encode_layers(x):
         assert float(layer.mean()) == pytest.approx(1, rel=1e-4)

@@ -20,8 +20,7 @@ from alignmixup.recipes.catalogue import find_recipe, recipe_names
 from alignmixup.recipes.schema import changed
 from alignmixup.registry import DATASETS
 from alignmixup.report import paper
-from alignmixup.training.schedule import learning_rate_share
-from alignmixup.training.steps import make_optimizer
+from alignmixup.training.optim import learning_rate_share, make_optimizer
 from torchvision_schemas import define_torchvision_schemas
 
 NAMES = [name for name in recipe_names("imagenet-r50-*") if not name.endswith("-100")]

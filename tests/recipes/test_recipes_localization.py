@@ -20,7 +20,7 @@ from alignmixup.recipes.schema import Recipe, changed
 from alignmixup.registry import DATASETS
 from alignmixup.report.paper import cell_beside
 from alignmixup.report.tables import table
-from alignmixup.training.steps import make_optimizer
+from alignmixup.training.optim import make_optimizer
 from cub_folder import LAYOUT, make_cub
 
 NAMES = recipe_names("cub200-*")

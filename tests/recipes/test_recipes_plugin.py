@@ -5,7 +5,9 @@ import pytest
 from alignmixup.cli import main
 from alignmixup.contracts import RecipeKey
 from alignmixup.datasets import shapes
-from alignmixup.experiments.run import Sets, open_run, train
+from alignmixup.experiments.data_record import Sets
+from alignmixup.experiments.load import load_run
+from alignmixup.experiments.run import train
 from alignmixup.recipes.catalogue import find_recipe
 from alignmixup.registry import MIXERS, RECIPES, import_plugin
 
@@ -47,8 +49,8 @@ def test_a_recipe_of_a_users_file_is_trained_opened_and_reported(tmp_path, capsy
     recipe = find_recipe("shapes-r18-narrow-plugin-mixup-first")
     folder = tmp_path / "run"
     sets = Sets(shapes("train", 16), shapes("test", 8))
-    assert train(recipe.name, folder, sets=sets, quiet=True).is_complete
-    opened = open_run(folder, device="cpu")
+    assert train(recipe.name, folder, sets=sets, quiet=True).summary.is_complete
+    opened = load_run(folder, device="cpu")
     assert opened.recipe == recipe
     assert type(opened.recipe.mixer).__name__ == "PluginMixup"
     assert opened.recipe.key == RecipeKey("shapes", "r18-narrow", "plugin-mixup", "first")

@@ -17,7 +17,8 @@ from alignmixup.mixers.nomix import NoMix
 from alignmixup.models import PreActResNet18
 from alignmixup.models.zoo import NetSpec, build
 from alignmixup.training import TrainSettings
-from alignmixup.training.steps import CapturedStep, PlainStep, make_optimizer, make_step
+from alignmixup.training.optim import make_optimizer
+from alignmixup.training.steps import CapturedStep, PlainStep, make_step
 
 pytestmark = pytest.mark.gpu
 

@@ -160,10 +160,10 @@ def test_a_torn_last_line_is_left_out_and_other_damage_named(tmp_path):
 def test_a_ledger_shorter_than_its_checkpoint_says_so(tmp_path):
     path = tmp_path / "ledger.jsonl"
     path.write_text("{}\n")
-    with pytest.raises(ValueError, match="3 bytes but its checkpoint was written after 99"):
+    with pytest.raises(ValueError, match="3 bytes, but its checkpoint was written after 99"):
         Ledger(path, 99)
     path.unlink()
-    with pytest.raises(ValueError, match="0 bytes but its checkpoint was written after 99"):
+    with pytest.raises(ValueError, match="0 bytes, but its checkpoint was written after 99"):
         Ledger(path, 99)
     assert not path.exists()
 

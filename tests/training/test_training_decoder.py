@@ -1,5 +1,7 @@
 """Training a decoder in stages: an interrupted one repeats the uninterrupted one bit for bit."""
 
+import os
+import signal
 from typing import NamedTuple
 
 import pytest
@@ -7,6 +9,8 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
+from alignmixup.training import Stopped
+from alignmixup.training.checkpoint import read_facts
 from alignmixup.training.decoder_fit import OtherSettings, fit_decoder
 
 
@@ -125,3 +129,23 @@ def test_a_decoder_trains_and_resumes_on_a_gpu(tmp_path):
     fit = fit_decoder(net, Loader(), steps=40, lr=1e-2, device="cuda", checkpoint=path)
     assert next(net.decoder.parameters()).is_cuda
     assert fit.final_error < fit.errors[0]
+
+
+class Signalling(Loader):
+    """Sends SIGTERM before its 10th batch."""
+
+    def epoch(self, epoch, start_step=0):
+        for batch in super().epoch(epoch, start_step):
+            if self.given == 10:
+                os.kill(os.getpid(), signal.SIGTERM)
+            yield batch
+
+
+def test_a_signal_stops_it_after_its_step_with_a_checkpoint(tmp_path):
+    whole, pieces, path = Net(), Net(), tmp_path / "decoder.safetensors"
+    fit = fit_decoder(whole, Loader(), steps=40, lr=1e-2)
+    with pytest.raises(Stopped, match="the same command resumes") as stop:
+        fit_decoder(pieces, Signalling(), steps=40, lr=1e-2, checkpoint=path)
+    assert stop.value.number == signal.SIGTERM
+    assert read_facts(path)["step"] == 10
+    assert fit_decoder(pieces, Loader(), steps=40, lr=1e-2, checkpoint=path) == fit

@@ -6,13 +6,14 @@ import pytest
 import torch
 from torch import nn
 
+import alignmixup as am
 from alignmixup.datasets import DeviceLoader, shapes
 from alignmixup.mixers.input_mixup import InputMixup
 from alignmixup.mixers.nomix import NoMix
 from alignmixup.training import TrainSettings, fit
-from alignmixup.training.checkpoint import load_checkpoint
-from alignmixup.training.steps import PlainStep, make_optimizer
-from alignmixup.training.trainer import CHECKPOINT
+from alignmixup.training.checkpoint import CHECKPOINT, load_checkpoint
+from alignmixup.training.optim import make_optimizer
+from alignmixup.training.steps import PlainStep
 
 ADAMW = TrainSettings(
     epochs=2,
@@ -76,3 +77,26 @@ def test_a_resumed_run_repeats_the_uninterrupted_one(tmp_path):
 def test_nesterov_is_refused():
     with pytest.raises(ValueError, match=r"nesterov is for optimizer='sgd', not 'adamw'"):
         dataclasses.replace(ADAMW, nesterov=True)
+
+
+def test_an_optimizer_from_outside_trains_resumes_and_is_refused_under_another_name(tmp_path):
+    @am.register_optimizer("adagrad")
+    def adagrad(groups, settings):
+        return torch.optim.Adagrad(groups, lr_decay=settings.momentum)
+
+    def top1(net):
+        return {"top1": 1.0}
+
+    settings = dataclasses.replace(ADAMW, optimizer="adagrad")
+    for name, pieces in (("whole", [range(2)]), ("halves", [range(1), range(1, 2)])):
+        for epochs in pieces:
+            net, loader = make()
+            out = tmp_path / name
+            fit(net, NoMix(), loader, top1, settings, out, quiet=True, epochs=epochs)
+    whole, halves = (
+        load_checkpoint(tmp_path / n / CHECKPOINT).tensors for n in ("whole", "halves")
+    )
+    assert any(name.startswith("optimizer.sum.") for name in whole)
+    assert all(torch.equal(whole[name], halves[name]) for name in whole)
+    with pytest.raises(ValueError, match=r"unknown optimizer 'adamv'; did you mean 'adamw'"):
+        dataclasses.replace(ADAMW, optimizer="adamv")

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from alignmixup.training.schedule import learning_rate_share
+from alignmixup.training.optim import learning_rate_share
 from alignmixup.training.settings import TrainSettings
 
 STEP = TrainSettings(epochs=2000, milestones=(500, 1000, 1500))
@@ -60,7 +60,7 @@ def test_warm_cosine_is_the_cosine_of_what_is_left():
         ({"momentum": 1.5}, "momentum must be less than 1"),
         ({"clip_norm": 0.0}, "clip_norm must be positive, or None"),
         ({"classifier_lr": -1.0}, "classifier_lr must be positive, or None"),
-        ({"compile": "yes"}, "compile must be True, False or 'auto', got 'yes'"),
+        ({"compile": "yes"}, r"compile must be one of \['auto', True, False\], got 'yes'"),
     ],
 )
 def test_settings_that_cannot_be_are_named(change, named):

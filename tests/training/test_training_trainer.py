@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-from collections import deque
 
 import pytest
 import torch
@@ -23,14 +22,14 @@ from alignmixup.training import (
     TrainSettings,
     fit,
     summarise,
-    trainer as engine,
 )
-from alignmixup.training.checkpoint import Checkpoint, CheckpointWriter, load_checkpoint
-from alignmixup.training.ledger import read_ledger
+from alignmixup.training.checkpoint import CHECKPOINT, Checkpoint, CheckpointWriter, load_checkpoint
+from alignmixup.training.ledger import LEDGER, read_ledger
+from alignmixup.training.losses import CHECK_EVERY, Losses
+from alignmixup.training.optim import make_optimizer
 from alignmixup.training.resume import past_compute
 from alignmixup.training.signals import stop_signals
-from alignmixup.training.steps import PlainStep, make_optimizer
-from alignmixup.training.trainer import CHECKPOINT, LEDGER
+from alignmixup.training.steps import PlainStep
 
 SETTINGS = TrainSettings(
     epochs=3,
@@ -287,9 +286,9 @@ def test_going_on_otherwise_is_refused_and_the_difference_named(tmp_path):
 def test_a_loader_without_batches_and_scores_without_top1_are_named(tmp_path):
     net, _ = make()
     empty = []  # nothing is asked of it but its length
-    with pytest.raises(ValueError, match="the loader gives no batch"):
+    with pytest.raises(ValueError, match="the loader has no batch"):
         fit(net, NoMix(), empty, constant, SETTINGS, tmp_path / "a", quiet=True)
-    with pytest.raises(ValueError, match=r"evaluate must give 'top1', .* gave \['loss'\]"):
+    with pytest.raises(ValueError, match=r"evaluate must return 'top1', .* returned \['loss'\]"):
         run(tmp_path / "b", evaluate=lambda net: {"loss": 1.0})
 
 
@@ -374,29 +373,19 @@ class Late:
 
 def test_a_device_far_behind_is_asked_about_every_loss(monkeypatch):
     """The answer to a look comes two looks later, when others have been asked."""
-    real = torch.empty
-    monkeypatch.setattr(torch, "empty", lambda *a, pin_memory=False, **k: real(*a, **k))
     monkeypatch.setattr(torch.cuda, "Event", Late)
     monkeypatch.setattr(Late, "recorded", 0)
-    looker = engine._Run.__new__(engine._Run)
-    looker.device, looker.asked, looker.losses = torch.device("cuda"), deque(), []
-
-    class Found(Exception):
-        pass
-
-    def found():
-        raise Found
-
-    looker._check_losses = found
+    losses = Losses(torch.device("cuda"))
     for look in range(6):
-        first = float("nan") if look == 1 else 1.0
-        looker.losses += [torch.tensor(first), *[torch.tensor(1.0)] * (engine.CHECK_EVERY - 1)]
+        values = [float("nan") if look == 1 else 1.0, *[1.0] * (CHECK_EVERY - 1)]
+        for value in values:
+            losses.add(torch.tensor(value), "clean")
         monkeypatch.setattr(Late, "reached", look - 2)
+        found = losses.find_non_finite()
         if look == 4:
-            with pytest.raises(Found):
-                looker._look_at_losses()
+            assert found == CHECK_EVERY
             return
-        looker._look_at_losses()
+        assert found is None
 
 
 class Scores:
@@ -499,7 +488,7 @@ def test_a_resumed_run_may_change_its_precision_and_records_it(tmp_path, capsys)
     assert computes(tmp_path) == ["bf16", "float32"]
     (event,) = [e for e in read_ledger(tmp_path / LEDGER) if e["event"] == "resume"]
     assert (event["epoch"], event["step"]) == (1, 0)
-    assert "resumed otherwise than before: precision bf16 -> float32" in capsys.readouterr().err
+    assert "resumed with changes: precision bf16 -> float32" in capsys.readouterr().err
     assert past_compute(tmp_path)["precision"] == "float32"
 
 
@@ -529,7 +518,7 @@ class Outputs(Net):
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"net": Outputs()}, "must give logits .* got dict"),
+        ({"net": Outputs()}, "must return logits .* got dict"),
         ({"net": nn.Flatten()}, r"net \(Flatten\) has no parameters"),
         ({"net": Net}, "net must be of type Module, got the class Net"),
         ({"mixer": "alignmixup"}, "mixer must be of type Mixer, got 'alignmixup'"),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import tyro
 from rich.table import Table
-from tyro.conf import Positional
+from tyro.conf import Positional, UseAppendAction
 
 from alignmixup.cli.parsing import PROGRAM, Call, parse_setting, take_settings, typed_settings
 from alignmixup.cli.printing import print_table
@@ -126,8 +126,10 @@ class Train:
     """Folder of a run whose weights to start from; a head for other classes is drawn anew."""
     extend: bool = False
     """Train the finished run in --out for more epochs: --train.epochs is its new length."""
+    logger: UseAppendAction[tuple[str, ...]] = ()
+    """Where values go beside the console: tensorboard, trackio, wandb."""
     tensorboard: bool = False
-    """Write TensorBoard files as well (pip install 'alignmixup[logging]')."""
+    """The same as --logger tensorboard (pip install 'alignmixup[logging]')."""
 
     def changed(self, settings: Mapping[str, Sequence[str]]) -> Recipe:
         """Return the recipe with these settings, on the data that were named."""
@@ -151,7 +153,7 @@ class Train:
             data_root=self.data,
             init_from=self.init_from,
             extend=self.extend,
-            tensorboard=self.tensorboard,
+            loggers=(*self.logger, *(["tensorboard"] if self.tensorboard else [])),
         )
         if os.environ.get("RANK", "0") == "0":
             print(run.summary)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from alignmixup.device import fork_rng
 from alignmixup.hooks import find_layer, plain_module, tap
 from alignmixup.mixers.alignmixup import AlignMixup, mix_features, to_resolution
 from alignmixup.mixers.alignmixup_ae import AlignMixupAE
@@ -272,7 +273,7 @@ def _unchanged(net: nn.Module, is_training: bool, device: torch.device) -> Itera
         net.train(is_training)
     try:
         # Each forward starts from one random state, so that dropout is the same in all.
-        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        with fork_rng(device):
             yield
     finally:
         for module, mode in modes.items():

@@ -11,13 +11,13 @@ from torch import nn
 
 from alignmixup.contracts import ImageSet, Result
 from alignmixup.datasets.folder import FileSet
+from alignmixup.device import compute_for
 from alignmixup.evaluation.tasks.accuracy import accuracy
 from alignmixup.experiments.batches import eval_batches
 from alignmixup.experiments.provenance import origin, provenance
 from alignmixup.experiments.run_folder import RESULTS, append_results, whole_lines
 from alignmixup.recipes.schema import Recipe
 from alignmixup.training import summarise
-from alignmixup.training.device import compute_for
 from alignmixup.training.ledger import LEDGER
 
 

@@ -17,8 +17,8 @@ from alignmixup.contracts import ImageSet
 from alignmixup.datasets.folder import FileSet
 from alignmixup.datasets.loading.decode import decode_files
 from alignmixup.datasets.loading.device_loader import Batch
+from alignmixup.device import compute_for
 from alignmixup.recipes.schema import DataSpec
-from alignmixup.training.device import compute_for
 from alignmixup.training.distributed import Team
 from alignmixup.training.settings import TrainSettings
 

@@ -1,26 +1,33 @@
-"""What each method costs: ms a training step, parameters, peak memory (the paper's Table 2).
+"""The cost of each method: ms per training step, parameters, peak memory (the paper's Table 2).
 
-A step is the engine's own, from the rows of the loader to the updated weights, on made-up images.
-Each case of a mixer is timed by itself; a method's time is their mean by probability.
+A step is the trainer's, from the rows of the loader to the updated weights, on random images. Each
+case of a mixer is timed by itself; the time of a method is their mean, weighted by probability.
 """
 
 from __future__ import annotations
 
 import csv
 import dataclasses
-import itertools
 import tempfile
-import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import nn
 
 from alignmixup import datasets
 from alignmixup.contracts import Draw, ImageSet, Mixer
+from alignmixup.device import (
+    compute_for,
+    current_device,
+    fast_convolutions,
+    peak_memory_mb,
+    pick_device,
+    reset_peak_memory,
+    time_calls,
+)
 from alignmixup.experiments.networks import build_net
 from alignmixup.experiments.provenance import provenance
 from alignmixup.mixers.stylecutmix import StyleCutMix
@@ -28,18 +35,8 @@ from alignmixup.mixers.stylemix import StyleMix
 from alignmixup.ops.adain import save_adain, small_adain
 from alignmixup.recipes.catalogue import find_recipe
 from alignmixup.recipes.schema import Recipe, changed
-from alignmixup.training.device import compute_for, pick_device
-from alignmixup.training.steps import (
-    WARM_UP_STEPS,
-    PlainStep,
-    Step,
-    make_optimizer,
-    make_step,
-    prepared,
-    trying_convolutions,
-)
-
-__all__ = ["SHAPES", "CaseTime", "MethodTime", "bench", "check_rows", "write_rows"]
+from alignmixup.training.optim import make_optimizer
+from alignmixup.training.steps import WARM_UP_STEPS, PlainStep, Step, make_step, prepared
 
 # Image side and number of classes.
 SHAPES = {
@@ -65,7 +62,7 @@ class CaseTime:
 
 @dataclass(frozen=True)
 class MethodTime:
-    """What one method costs."""
+    """The cost of one method."""
 
     recipe: str
     cases: tuple[CaseTime, ...]
@@ -74,7 +71,7 @@ class MethodTime:
     step_path: str
 
     def mean(self, percentile: Literal["p20", "p50", "p80"] = "p50") -> float:
-        """Milliseconds a step, the cases weighted by their probabilities."""
+        """Return milliseconds per step, the cases weighted by their probabilities."""
         return float(sum(c.probability * getattr(c, percentile) for c in self.cases))
 
 
@@ -84,13 +81,13 @@ def bench(
     changes: dict[str, object] | None = None,
     repeats: int = REPEATS,
 ) -> Iterator[MethodTime]:
-    """Time one training step of each recipe named."""
+    """Time one training step of each recipe."""
     for name in names:
         yield time_recipe(changed(find_recipe(name), changes or {}), repeats)
 
 
 def time_recipe(recipe: Recipe, repeats: int) -> MethodTime:
-    """Time every case of one recipe on made-up images of its data's size."""
+    """Time every case of one recipe on random images of its data's size."""
     mixer = recipe.mixer
     if isinstance(mixer, StyleMix | StyleCutMix) and not mixer.weights:
         # Untrained weights take the same time.
@@ -104,38 +101,35 @@ def time_recipe(recipe: Recipe, repeats: int) -> MethodTime:
             return time_recipe(dataclasses.replace(recipe, mixer=styled), repeats)
     side, num_classes = SHAPES[recipe.data.name]
     device = pick_device(recipe.train.device)
-    images = _made_up(recipe.data.name, side, num_classes, 2 * recipe.train.batch_size)
+    images = _random_images(recipe.data.name, side, num_classes, 2 * recipe.train.batch_size)
     net = build_net(recipe, images, device).train()
-    # Streams, events and memory are those of the current device, which must be the network's.
-    with torch.cuda.device_of(next(net.parameters())), trying_convolutions():  # type: ignore[no-untyped-call]
+    with current_device(device), fast_convolutions():
         return _time_net(recipe, net, images, device, repeats)
 
 
 def _time_net(
     recipe: Recipe, net: nn.Module, images: ImageSet, device: torch.device, repeats: int
 ) -> MethodTime:
-    settings, is_cuda = recipe.train, device.type == "cuda"
+    settings = recipe.train
     is_last = compute_for(settings, device).channels_last
     b = settings.batch_size
     loader = datasets.DeviceLoader(images, b, 0, device, drop_last=True, channels_last=is_last)
     optimizer = make_optimizer(net, settings)
     plain = PlainStep(prepared(net, settings), recipe.mixer, optimizer, settings, loader.gather)
     step = make_step(plain, device)
-    if is_cuda:
-        torch.cuda.reset_peak_memory_stats()
+    reset_peak_memory(device)
     rows = loader.rows(0)[:b]
     cases = tuple(
         CaseTime(case, share, *_percentiles(_time_case(step, rows, draw, device, repeats)))
         for case, share, draw in _draws(recipe.mixer, b)
     )
-    peak = torch.cuda.max_memory_allocated() / 2**20 if is_cuda else None
-    return MethodTime(recipe.name, cases, _count(net), peak, step.path)
+    return MethodTime(recipe.name, cases, _count(net), peak_memory_mb(device), step.path)
 
 
 def check_rows(path: Path) -> None:
-    """Raise where ``write_rows`` could not append to the file: better before hours of timing."""
+    """Raise if ``write_rows`` could not append to the file; called before hours of timing."""
     if not path.parent.is_dir():
-        raise FileNotFoundError(f"the folder of {path} does not exist: make it, or other --out")
+        raise FileNotFoundError(f"the folder of {path} does not exist: create it first")
     if not path.exists():
         return
     with path.open(newline="", encoding="utf-8") as file:
@@ -150,7 +144,7 @@ def _header() -> list[str]:
 
 
 def write_rows(path: Path, measured: Iterable[MethodTime]) -> None:
-    """Append one row a case to a CSV file, with where it was measured."""
+    """Append one row per case to a CSV file, with its provenance."""
     check_rows(path)
     is_new = not path.exists()
     where = {k: str(v) for k, v in provenance().items()}
@@ -167,7 +161,7 @@ def write_rows(path: Path, measured: Iterable[MethodTime]) -> None:
 
 
 def _draws(mixer: Mixer, batch_size: int) -> Iterator[tuple[str, float, Draw]]:
-    """One draw of each case."""
+    """Yield one draw of each case."""
     rng = torch.Generator().manual_seed(0)
     for case, share in mixer.cases.items():
         draw = mixer.draw(batch_size, rng)
@@ -181,23 +175,8 @@ def _time_case(
 ) -> list[float]:
     for _ in range(WARM_UP_STEPS + 5):
         step((rows,), draw)
-    if device.type != "cuda":
-        return [_wall(step, rows, draw) for _ in range(repeats)]
-    # Ten steps an interval: the clock is finer than one step, and the queue never runs dry.
-    marks: list[Any] = [torch.cuda.Event(enable_timing=True) for _ in range(repeats + 1)]  # type: ignore[no-untyped-call]
-    marks[0].record()
-    for mark in marks[1:]:
-        for _ in range(10):
-            step((rows,), draw)
-        mark.record()
-    torch.cuda.synchronize()
-    return [a.elapsed_time(b) / 10 for a, b in itertools.pairwise(marks)]
-
-
-def _wall(step: Step, rows: torch.Tensor, draw: Draw) -> float:
-    begin = time.perf_counter()
-    step((rows,), draw)
-    return 1e3 * (time.perf_counter() - begin)
+    # Ten steps per interval on a GPU: its queue never runs dry.
+    return time_calls(lambda: step((rows,), draw), device, repeats, gpu_calls=10)
 
 
 def _percentiles(times: list[float]) -> tuple[float, float, float]:
@@ -205,7 +184,7 @@ def _percentiles(times: list[float]) -> tuple[float, float, float]:
     return p20, p50, p80
 
 
-def _made_up(name: str, side: int, num_classes: int, count: int) -> ImageSet:
+def _random_images(name: str, side: int, num_classes: int, count: int) -> ImageSet:
     rng = torch.Generator().manual_seed(0)
     return ImageSet(
         name,

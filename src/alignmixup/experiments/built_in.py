@@ -27,7 +27,7 @@ from alignmixup.mixers.nomix import NoMix
 from alignmixup.models.zoo import NetSpec
 from alignmixup.recipes.schema import DataSpec, Recipe
 from alignmixup.training import TrainSettings, summarise
-from alignmixup.training.trainer import LEDGER
+from alignmixup.training.ledger import LEDGER
 
 
 @dataclass(frozen=True)

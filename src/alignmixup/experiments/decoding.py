@@ -2,13 +2,13 @@
 
     A = F(x),   x^ = D(A)   or   D(f(A)),   D (and f) trained on clean images alone
 
-as the paper does for its pictures. The decoder lies in the run's folder:
+as in the paper's figures. The decoder is in the run's folder:
 
-    RUN/decoder.safetensors   its weights; while it is being trained, everything to go on from
-    RUN/decoder.json          its settings and errors, for reading
+    RUN/decoder.safetensors   its weights; during training, the state to resume from
+    RUN/decoder.json          its settings and errors, for people
 
-A run of AlignMixup/AE has a decoder of its own, which serves where none was trained, or where the
-trained one was thrown away.
+A run of AlignMixup/AE has its own decoder, which is used if none was trained, or if the trained one
+was deleted.
 """
 
 from __future__ import annotations
@@ -43,14 +43,6 @@ from alignmixup.models.zoo import default_tap
 from alignmixup.training.checkpoint import load_checkpoint
 from alignmixup.training.decoder_fit import DecoderFit, OtherSettings, fit_decoder
 
-__all__ = [
-    "DECODER",
-    "DecoderSettings",
-    "mixed_layer",
-    "open_painter",
-    "train_decoder",
-]
-
 DECODER = "decoder.safetensors"
 
 
@@ -58,12 +50,11 @@ DECODER = "decoder.safetensors"
 class DecoderSettings:
     """What a decoder is trained on and how.
 
-    ``kind`` is ``map`` (D reads the layer's map as it lies), ``vector`` (the paper's: a fully
-    connected f makes 512 numbers of it first) or ``own`` (the decoder an autoencoder was trained
-    with: nothing is trained, and the other settings must be left out). ``layer`` is, unless given,
-    the one whose map the run mixes or, if it mixes none, the paper's in such a network:
-    ``encoder`` of an autoencoder. ``channels`` is the width of D's first map; None: the layer's,
-    within bounds.
+    ``kind`` is ``map`` (D reads the layer's map), ``vector`` (the paper's: a fully connected f
+    makes 512 numbers of it first) or ``own`` (the decoder that an autoencoder was trained with:
+    nothing is trained, and other settings are refused). ``layer`` defaults to the one whose map
+    the run mixes or, if it mixes none, to the paper's in such a network: ``encoder`` of an
+    autoencoder. ``channels`` is the width of D's first map; None: that of the layer, within bounds.
     """
 
     layer: str | None = None
@@ -90,7 +81,7 @@ class DecoderSettings:
         ]
         if self.kind == "own" and given:
             raise ValueError(
-                f"kind='own' trains nothing, so {', '.join(given)} would do nothing: leave it out"
+                f"kind='own' trains nothing, so {', '.join(given)} has no effect: leave it out"
             )
 
 
@@ -104,12 +95,11 @@ def train_decoder(
     again: bool = False,
     quiet: bool = False,
 ) -> Reconstruction:
-    """Train a decoder for the run in this folder, or go on with the one begun there.
+    """Train a decoder for the run in this folder, or resume its training.
 
-    One that is done is only read, and one with other settings refused, unless ``again`` throws it
-    away. Of kind ``own``, the autoencoder's decoder is measured, and ``again`` throws away the one
-    that was trained in its place. The error on the test images is appended to the run's results,
-    once.
+    A finished one is only read, and one with other settings is refused, unless ``again`` deletes
+    it. Of kind ``own``, the autoencoder's decoder is measured, and ``again`` deletes the one that
+    was trained in its place. The error on the test images is appended to the run's results, once.
     """
     folder = Path(run)
     settings = settings or DecoderSettings()
@@ -123,7 +113,7 @@ def train_decoder(
         measured = reconstruction(OwnDecoder(opened.model), test_batches)
         _check_finite(measured, "the run has diverged")
         if again:
-            _throw_away(folder)
+            _delete(folder)
         _record(opened, {"kind": "own", "layer": OwnDecoder.layer}, measured)
         return measured
     settings = dataclasses.replace(settings, layer=settings.layer or mixed_layer(opened))
@@ -131,7 +121,7 @@ def train_decoder(
     try:
         fit = _fit(decoder, opened, settings, train_set, again, quiet)
     except OtherSettings as error:
-        raise ValueError(f"{error}; --again throws it away and starts afresh") from None
+        raise ValueError(f"{error}, or --again to start afresh") from None
     measured = reconstruction(decoder.eval(), test_batches)
     _check_finite(measured, "train it --again with a lower --lr")
     _describe(folder / DECODER, settings, fit, measured)
@@ -144,7 +134,7 @@ def _check_finite(measured: Reconstruction, remedy: str) -> None:
         raise ValueError(f"the decoder's error on the test images is {measured.error}: {remedy}")
 
 
-def _throw_away(folder: Path) -> None:
+def _delete(folder: Path) -> None:
     for path in (folder / DECODER, (folder / DECODER).with_suffix(".json")):
         path.unlink(missing_ok=True)
 
@@ -154,14 +144,14 @@ def _open_finished(folder: Path, images: ImageSet | FileSet, device: str) -> Run
     run = load_run(folder, num_classes=images.num_classes, image_size=side, device=device)
     if run.epoch < run.recipe.train.epochs:
         raise ValueError(
-            f"the run in {folder} is at epoch {run.epoch} of {run.recipe.train.epochs}: let it "
-            "finish, or its decoder would be one of features that change"
+            f"the run in {folder} is at epoch {run.epoch} of {run.recipe.train.epochs}: finish it "
+            "first, as its features still change"
         )
     return run
 
 
 def mixed_layer(run: Run) -> str:
-    """The layer this run mixes at, or the one the paper mixes at in such a network."""
+    """Return the layer this run mixes at, or the one the paper mixes at in such a network."""
     mixer = run.recipe.mixer
     if isinstance(mixer, AlignMixup | AlignMixupAE):
         return mixer.layer
@@ -184,15 +174,15 @@ def _fit(
     again: bool,
     quiet: bool,
 ) -> DecoderFit:
-    # Without a crop of the padded image: its black border is nothing to learn to paint.
+    # Without a crop of the padded image: a decoder should not learn to paint its black border.
     spec = dataclasses.replace(run.recipe.data, pad=0)
     how = dataclasses.replace(
         run.recipe.train, batch_size=settings.batch_size, seed=settings.seed, channels_last=False
     )
     loader = train_batches(spec, how, images, next(run.model.parameters()).device)
     facts = {key: value for key, value in dataclasses.asdict(settings).items() if key != "seed"}
-    if again:  # now that nothing more can be found wrong with the settings
-        _throw_away(run.folder)
+    if again:  # only now: the settings are known to be valid
+        _delete(run.folder)
     return fit_decoder(
         decoder,
         loader,
@@ -209,7 +199,7 @@ def _fit(
 def open_painter(
     run: Path | str, num_classes: int, image_size: int, device: str = "auto"
 ) -> tuple[Run, Painter]:
-    """Read a run back with its decoder: the one trained for it, else an autoencoder's own."""
+    """Load a run with its decoder: the one trained for it, else an autoencoder's own."""
     opened = load_run(run, num_classes=num_classes, image_size=image_size, device=device)
     path = opened.folder / DECODER
     if not path.exists():
@@ -223,7 +213,7 @@ def open_painter(
     if there.facts["step"] != settings["steps"]:
         raise ValueError(
             f"{path} is at step {there.facts['step']} of {settings['steps']}: run "
-            f"'alignmixup decoder {opened.folder}' with the same settings to go on"
+            f"'alignmixup decoder {opened.folder}' with the same settings to resume"
         )
     if settings["run_epoch"] != opened.epoch:
         raise ValueError(
@@ -242,7 +232,7 @@ def open_painter(
 def _describe(
     path: Path, settings: DecoderSettings, fit: DecoderFit, measured: Reconstruction
 ) -> None:
-    """Write what a person may want to know of the decoder beside it."""
+    """Write the settings and errors of the decoder beside it."""
     record = {
         "settings": dataclasses.asdict(settings),
         "steps": len(fit.errors),
@@ -253,7 +243,7 @@ def _describe(
 
 
 def _record(run: Run, settings: Mapping[str, object], measured: Reconstruction) -> None:
-    """Append the two errors to the run's results, unless these very ones are there."""
+    """Append the two errors to the run's results, unless they are there already."""
     path = run.folder / "results.jsonl"
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     there = [Result.from_json(line) for line in lines if '"reconstruction"' in line]

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from alignmixup.contracts import Result
 from alignmixup.datasets.voc import DetectionSet, coco_splits, voc_splits
+from alignmixup.device import pick_device
 from alignmixup.evaluation.detection.detectors import faster_rcnn, ssd300
 from alignmixup.evaluation.detection.fine_tuning import (
     COCO_FASTER_RCNN,
@@ -34,11 +35,10 @@ from alignmixup.experiments.detector_fit import DetectorFit
 from alignmixup.experiments.provenance import origin, provenance
 from alignmixup.experiments.run_folder import alone_in, append_results, read_recipe, write_json
 from alignmixup.recipes.schema import Recipe
-from alignmixup.training.checkpoint import load_checkpoint
-from alignmixup.training.device import pick_device
+from alignmixup.training.checkpoint import CHECKPOINT, load_checkpoint
+from alignmixup.training.ledger import LEDGER
 from alignmixup.training.progress import Reporter
-from alignmixup.training.settings import differences
-from alignmixup.training.trainer import CHECKPOINT, LEDGER
+from alignmixup.training.settings import check_same
 
 __all__ = ["SETTINGS", "Transfer", "TransferData", "schedule", "transfer"]
 
@@ -171,7 +171,7 @@ def _finished_state(folder: Path, recipe: Recipe) -> dict[str, Tensor]:
             f"the run in {folder} is at epoch {epoch} of {recipe.train.epochs}: resume it with "
             "'alignmixup train' first"
         )
-    return checkpoint.part("model")
+    return checkpoint.weights()
 
 
 def _splits(what: Transfer, root: Path | str | None) -> tuple[DetectionSet, DetectionSet]:
@@ -197,12 +197,9 @@ def _claim(place: Path, what: Transfer, train_set: DetectionSet, test_set: Detec
     except ValueError as error:
         raise ValueError(f"{path} is damaged ({error}): start over with --again") from None
     # How many threads read images changes nothing.
-    found = [d for d in differences(there, ours) if not d.startswith("tuning.num_threads")]
-    if found:
-        raise ValueError(
-            f"{place} was begun with other settings ({'; '.join(found)}); use the same, or "
-            "--again to start over"
-        )
+    there["tuning"]["num_threads"] = what.schedule.num_threads
+    remedy = "use the same, or --again to start over"
+    check_same(there, ours, f"{place} was begun with other settings", remedy)
 
 
 def _scored(

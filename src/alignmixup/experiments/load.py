@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from alignmixup import models
+from alignmixup.device import pick_device
 from alignmixup.experiments.data_record import DataRecord
 from alignmixup.experiments.export import MODULE, Format, export
 from alignmixup.experiments.predict import Prediction, predict
@@ -17,7 +18,6 @@ from alignmixup.experiments.run_folder import read_run
 from alignmixup.recipes.schema import Recipe
 from alignmixup.training import Summary, summarise
 from alignmixup.training.checkpoint import CHECKPOINT, load_weights
-from alignmixup.training.device import pick_device
 
 if TYPE_CHECKING:
     from alignmixup.experiments.predict import Sources

@@ -11,13 +11,13 @@ from torch import nn
 from alignmixup import models
 from alignmixup.contracts import ImageSet
 from alignmixup.datasets.folder import FileSet
+from alignmixup.device import compute_for
 from alignmixup.experiments.batches import side_of
 from alignmixup.experiments.export import MODULE
 from alignmixup.experiments.run_folder import read_recipe
 from alignmixup.models.zoo import NetSpec
 from alignmixup.recipes.schema import Recipe
 from alignmixup.training.checkpoint import CHECKPOINT, load_checkpoint
-from alignmixup.training.device import compute_for
 
 
 def build_net(

@@ -16,13 +16,13 @@ from typing import Any, cast
 import torch
 
 from alignmixup.contracts import RecipeKey
+from alignmixup.device import hardware
 from alignmixup.experiments.run_folder import read_run
 from alignmixup.mixers.stylecutmix import StyleCutMix
 from alignmixup.mixers.stylemix import StyleMix
 from alignmixup.recipes.catalogue import find_recipe, recipe_names
 from alignmixup.recipes.schema import Recipe
-from alignmixup.training.ledger import read_ledger
-from alignmixup.training.trainer import LEDGER
+from alignmixup.training.ledger import LEDGER, read_ledger
 
 
 def origin(recipe: Recipe, epoch: int, folder: Path | None = None) -> dict[str, object]:
@@ -97,10 +97,6 @@ def provenance(device: torch.device | None = None) -> dict[str, object]:
 
     The hardware is that of ``device``; defaults to a GPU where there is one.
     """
-    hardware = platform.processor() or platform.machine()
-    is_gpu = device.type == "cuda" if device is not None else torch.cuda.is_available()
-    if is_gpu:
-        hardware = torch.cuda.get_device_name(device)
     try:
         ours = version("alignmixup")
     except PackageNotFoundError:  # run from a source tree that is not installed
@@ -108,7 +104,7 @@ def provenance(device: torch.device | None = None) -> dict[str, object]:
     python = platform.python_version()
     return {
         "version": f"alignmixup {ours}, torch {torch.__version__}, Python {python}",
-        "hardware": hardware,
+        "hardware": hardware(device),
         "commit": os.environ.get("ALIGNMIXUP_COMMIT") or _commit(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": _command(),

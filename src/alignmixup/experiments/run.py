@@ -14,11 +14,11 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 from torch import nn
 
 from alignmixup import datasets
+from alignmixup.device import pick_device
 from alignmixup.evaluation.effect import Effect, alignment_effect
 from alignmixup.experiments.accuracies import Evaluator, record_accuracy
 from alignmixup.experiments.batches import (
@@ -41,7 +41,7 @@ from alignmixup.mixers.stylemix import StyleMix
 from alignmixup.recipes.schema import Recipe, changed, on_data
 from alignmixup.training import TrainSettings, fit, join_team
 from alignmixup.training.checkpoint import CHECKPOINT
-from alignmixup.training.device import pick_device
+from alignmixup.training.loggers import Logger, make_loggers
 from alignmixup.training.resume import resumed_settings
 
 
@@ -55,7 +55,7 @@ def train(
     model: nn.Module | None = None,
     init_from: Path | str | None = None,
     extend: bool = False,
-    tensorboard: bool = False,
+    loggers: Sequence[str | Logger] = (),
     quiet: bool = False,
 ) -> Run:
     """Train a recipe in the folder ``out``, or resume the run in that folder.
@@ -77,7 +77,8 @@ def train(
             number of classes differs; the normalization is that of the other run.
         extend: Train a finished run in ``out`` for more epochs, with ``train.epochs`` as its new
             length; the schedule is that of the new length.
-        tensorboard: Write TensorBoard files as well.
+        loggers: Where values go beside the console and the ledger: names of registered loggers
+            ("tensorboard", "trackio", "wandb") or objects.
         quiet: Print nothing.
 
     Returns:
@@ -145,7 +146,8 @@ def train(
         notes["alignment_effect"] = dataclasses.asdict(effect)
         if not quiet and (effect.is_next_to_nothing or not effect.is_exact):
             print(f"note: {effect}")
-    writer = _tensorboard(folder) if tensorboard and team.is_leader else None
+    about = {"recipe": recipe.to_json()}
+    chosen = make_loggers(loggers if team.is_leader else (), folder, quiet=quiet, about=about)
     if isinstance(recipe.mixer, StyleMix | StyleCutMix) and recipe.mixer.weights:
         recipe.mixer.network(device)  # or an error that says what is wrong with them
     with team.leader_first():
@@ -168,7 +170,7 @@ def train(
                     stage.train,
                     folder,
                     notes=notes,
-                    writer=writer,
+                    loggers=[chosen],
                     quiet=quiet,
                     team=team,
                     epochs=epochs,
@@ -250,13 +252,3 @@ def first_effect(
         return None
     x, _ = next(loader.epoch(0))
     return alignment_effect(net, mixer, x[:64])
-
-
-def _tensorboard(folder: Path) -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise ImportError(
-            "TensorBoard is not installed: pip install 'alignmixup[logging]'"
-        ) from None
-    return SummaryWriter(folder / "tensorboard")

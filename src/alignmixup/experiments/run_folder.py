@@ -22,7 +22,7 @@ from alignmixup.experiments.data_record import DataRecord
 from alignmixup.experiments.plugins import import_recorded
 from alignmixup.recipes.schema import Recipe
 from alignmixup.training.checkpoint import CHECKPOINT, read_facts
-from alignmixup.training.settings import differences
+from alignmixup.training.settings import check_same
 
 RUN = "run.json"
 RESULTS = "results.jsonl"
@@ -114,15 +114,12 @@ def check_folder(
     # The same folder of images has other names from other directories.
     recipe = dataclasses.replace(recipe, key=recorded.recipe.key, base=recorded.recipe.base)
     before = _extended(folder, recorded, recipe) if extend else recorded.recipe
-    found = differences(before.to_json(), recipe.to_json())
+    known, now = before.to_json(), recipe.to_json()
     if init_from is not None:
-        begun = (recorded.init_from or {}).get("run")
-        found += differences({"init_from": begun}, {"init_from": str(init_from.resolve())})
-    if found:
-        raise ValueError(
-            f"{folder} holds a run of {recorded.recipe.name} with other settings "
-            f"({'; '.join(found)}); choose another --out"
-        )
+        known["init_from"] = (recorded.init_from or {}).get("run")
+        now["init_from"] = str(init_from.resolve())
+    what = f"{folder} holds a run of {recorded.recipe.name} with other settings"
+    check_same(known, now, what, "choose another --out")
     is_longer = before.train.epochs > recorded.recipe.train.epochs
     lengths = (*recorded.extended, recorded.recipe.train.epochs) if is_longer else recorded.extended
     return dataclasses.replace(recorded, recipe=recipe, extended=lengths)
@@ -164,10 +161,7 @@ def claim(folder: Path, record: RunRecord) -> None:
             {name: getattr(images, name) for name in kept}
             for images in (recorded.images, record.images)
         )
-        if found := differences(before, now):
-            raise ValueError(
-                f"{folder} holds a run on other images ({'; '.join(found)}); choose another --out"
-            )
+        check_same(before, now, f"{folder} holds a run on other images", "choose another --out")
     if record.extended != recorded.extended:
         with alone_in(folder):
             images = recorded.images or record.images

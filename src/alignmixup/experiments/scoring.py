@@ -14,6 +14,7 @@ from alignmixup.contracts import ImageSet, RecipeKey
 from alignmixup.datasets.folder import BoxedFileSet, FileSet
 from alignmixup.datasets.loading.box_lists import boxes_in_view
 from alignmixup.datasets.loading.stream import CENTER_FRACTION
+from alignmixup.device import pick_device
 from alignmixup.evaluation.evaluate import evaluate, task_names
 from alignmixup.evaluation.forward import model_device
 from alignmixup.evaluation.subject import EvalImages, Subject, open_subject
@@ -25,7 +26,6 @@ from alignmixup.experiments.run_folder import ADAIN, append_results, read_recipe
 from alignmixup.mixers.stylecutmix import StyleCutMix
 from alignmixup.mixers.stylemix import StyleMix
 from alignmixup.recipes.schema import Recipe, on_data
-from alignmixup.training.device import pick_device
 
 __all__ = ["evaluate", "other_images", "task_names"]
 

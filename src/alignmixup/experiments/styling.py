@@ -1,8 +1,8 @@
-"""Style networks for StyleMix and StyleCutMix, made from any image set with one command.
+"""Style networks for StyleMix and StyleCutMix, from any image set with one command.
 
-A small AdaIN network is trained on images of the set (``training.adain_fit``), or existing weights,
-the well-known ones for instance, are given the distances of its classes in style. Either way one
-file holds all that the mixers need, and its checksum tells it from others.
+A small AdaIN network is trained on images of the set (``training.adain_fit``), or the style
+distances of its classes are added to existing weights, for instance the published ones. Either way
+one file holds all that the mixers need, and its checksum identifies it.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import torch
 from alignmixup import datasets
 from alignmixup.contracts import ImageSet, Mixer
 from alignmixup.datasets.folder import FileSet
+from alignmixup.device import pick_device
 from alignmixup.experiments.batches import sample_images, side_of
 from alignmixup.experiments.run_folder import ADAIN
 from alignmixup.mixers.stylecutmix import StyleCutMix
@@ -24,7 +25,6 @@ from alignmixup.mixers.stylemix import StyleMix
 from alignmixup.ops.adain import WeightsFile
 from alignmixup.recipes.schema import Recipe
 from alignmixup.training.adain_fit import OnStep, add_distances, fit_adain
-from alignmixup.training.device import pick_device
 
 STYLE_IMAGES = 10_000
 # For a run that names no weights.
@@ -34,10 +34,10 @@ ADAIN_IMAGES = 5000
 
 @dataclass(frozen=True)
 class StyleWeights:
-    """The file, and how good the network in it is, where it was trained here.
+    """The file, and the quality of its network if it was trained here.
 
-    ``psnr`` is that of its reconstructions in decibels; ``style_gap`` is how far a stylised image
-    stays from the style it was given, over how far it was.
+    ``psnr`` is that of its reconstructions in decibels; ``style_gap`` is the distance of a stylized
+    image to its target style over that of the plain image.
     """
 
     weights: WeightsFile
@@ -53,7 +53,7 @@ class StyleWeights:
         if self.psnr is not None and self.style_gap is not None:
             lines.insert(
                 1,
-                f"reconstruction {self.psnr:.1f} dB; a stylised image keeps "
+                f"reconstruction {self.psnr:.1f} dB; a stylized image keeps "
                 f"{self.style_gap:.1%} of the distance to its style",
             )
         return "\n".join(lines)
@@ -74,11 +74,11 @@ def make_style_weights(
 ) -> StyleWeights:
     """Train a style network on a data set's training images and write it to ``out``.
 
-    With ``weights`` nothing is trained: those are written to ``out``, with the class distances of
-    the data set. At most ``num_images`` images are used, of each class as many as of any other.
+    With ``weights`` nothing is trained: they are written to ``out`` with the class distances of the
+    data set. At most ``num_images`` images are used, equally many of each class.
     """
     if Path(out).suffix != ".safetensors":
-        raise ValueError(f"name a .safetensors file to write to, got {str(out)!r}")
+        raise ValueError(f"out must be a .safetensors file, got {str(out)!r}")
     if Path(out).exists():
         raise ValueError(f"{out} exists; choose another file, or remove it first")
     where = pick_device(device)
@@ -92,9 +92,9 @@ def make_style_weights(
 def some_images(
     dataset: str, count: int, seed: int = 0, data_root: Path | str | None = None
 ) -> ImageSet:
-    """At most ``count`` training images; where there are more, all classes get equal shares.
+    """Return at most ``count`` training images, in equal shares of all classes if there are more.
 
-    Of sets with one file an image, no other file is decoded.
+    Of sets with one file per image, no other file is decoded.
     """
     source = datasets.find(dataset)
     root = None if data_root is None else Path(data_root)

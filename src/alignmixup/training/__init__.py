@@ -1,10 +1,11 @@
-"""Training: the engine and what it stands on. It knows a mixer and a module, never a method."""
+"""Training: the trainer and its parts. It knows a mixer and a module, never a method by name."""
 
 from alignmixup.training.distributed import Team, join_team
+from alignmixup.training.losses import NonFiniteLoss
 from alignmixup.training.settings import TrainSettings
 from alignmixup.training.signals import Stopped
 from alignmixup.training.summary import Summary, summarise
-from alignmixup.training.trainer import NonFiniteLoss, fit
+from alignmixup.training.trainer import fit
 
 __all__ = [
     "NonFiniteLoss",

@@ -2,12 +2,14 @@
 
 In two halves: the whole autoencoder learns to reconstruct; then the encoder is frozen, its layers
 scaled to mean activation one (so that the terms below have a known scale), and the decoder learns
-to give images that have the style they were given:
+to produce images of a given style:
 
     |d(f(x)) - x|^2 + |f(d(t)) - t|^2 + sum_l |mean_l - mean'_l|^2 + |std_l - std'_l|^2
 
-with t = adain(f(x), f(x')), the second and third term as in AdaIN's own training. No random state
-but a generator of its own: the same seed gives the same weights on the same machine.
+with t = adain(f(x), f(x')), the second and third term as in AdaIN's own training. All randomness is
+from one generator: the same seed gives the same weights on the same machine.
+
+The loop is short and has no checkpoint: a run keeps the result only when it is complete.
 """
 
 from __future__ import annotations
@@ -35,15 +37,6 @@ from alignmixup.ops.adain import (
     style_statistics,
 )
 
-__all__ = [
-    "AdainFit",
-    "add_distances",
-    "class_style_distances",
-    "fit_adain",
-    "style_gap",
-    "train_small_adain",
-]
-
 # Tried on CIFAR-10: a faster second half loses detail, a slower first half never finds it.
 RECONSTRUCTION_RATE = 2e-3
 STYLE_RATE = 5e-4
@@ -54,10 +47,10 @@ OnStep = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class AdainFit:
-    """What came of a fit, measured on images of the set.
+    """The result of a fit, measured on images of the set.
 
-    ``psnr`` is that of the reconstruction in decibels. ``style_gap`` is how far a stylised image
-    stays from the style it was given, over how far the plain image was: 0 is perfect, 1 no effect.
+    ``psnr`` is that of the reconstruction in decibels. ``style_gap`` is the distance of a stylized
+    image to its target style over that of the plain image: 0 is perfect, 1 is no effect.
     """
 
     weights: WeightsFile
@@ -77,11 +70,11 @@ def fit_adain(
 ) -> AdainFit:
     """Train a small AdaIN network on ``image_set`` and write it to ``out_path`` (.safetensors).
 
-    With ``class_distances``, which needs an image of each class, the style distances for
-    StyleCutMix's automatic gamma go into the same file. ``on_step`` is told how many steps are
-    done, of how many.
+    With ``class_distances``, which needs an image of each class, the file also has the style
+    distances for StyleCutMix's automatic gamma. ``on_step`` is called with the number of steps done
+    and their total.
     """
-    if class_distances:  # an empty class would cost the training
+    if class_distances:  # raise for an empty class before training
         _count_classes(image_set.labels, image_set.num_classes)
     net = train_small_adain(
         image_set.images, steps=steps, seed=seed, device=device, width=width, on_step=on_step
@@ -107,10 +100,8 @@ def fit_adain(
 
 
 def _distances_of(net: AdaIN, image_set: ImageSet) -> Float[Tensor, "k k"]:
-    """The classes' distances; those of a small network, whose scale means nothing, over their mean.
-
-    Two classes then are at distance one on average, whatever the network.
-    """
+    """Return the class distances; those of a small network, whose scale is arbitrary, over their
+    mean, so that two classes are at distance one on average."""
     k = image_set.num_classes
     distances = class_style_distances(net, image_set.images, image_set.labels, k)
     if net.kind != "small" or k < 2:
@@ -122,7 +113,7 @@ def _distances_of(net: AdaIN, image_set: ImageSet) -> Float[Tensor, "k k"]:
 def add_distances(
     weights: str, image_set: ImageSet, out_path: str | Path, device: torch.device | str = "cpu"
 ) -> WeightsFile:
-    """Write ``weights`` of either kind to ``out_path`` with the class distances of a set."""
+    """Write ``weights`` of either kind to ``out_path`` with the class distances of the set."""
     found = find_weights(weights)
     net = copy.deepcopy(load_adain(weights, device=device))  # the loaded one is shared
     net.class_distances = _distances_of(net, image_set)
@@ -141,7 +132,7 @@ def train_small_adain(
     batch_size: int = 64,
     on_step: OnStep | None = None,
 ) -> AdaIN:
-    """Train a small network on ``images``, uint8 or floats in [0, 1], [n, 3, h, w]; frozen."""
+    """Return a small network trained on ``images`` [n, 3, h, w], uint8 or in [0, 1]; frozen."""
     if steps < 2:
         raise ValueError(f"fitting needs at least 2 steps, one for each half, got {steps}")
     if images.ndim != 4 or images.shape[1] != 3 or len(images) < 2 or min(images.shape[2:]) < 4:
@@ -163,7 +154,7 @@ def train_small_adain(
         lambda done: tell(done, steps),
     )
     net.encoder.requires_grad_(requires_grad=False)
-    _normalise_encoder(net, sampler())
+    _normalize_encoder(net, sampler())
     _train(
         net,
         list(net.decoder.parameters()),
@@ -207,7 +198,7 @@ def _train(
     tell: Callable[[int], None],
 ) -> None:
     optimizer = torch.optim.Adam(parameters, lr=rate)
-    # Down to a tenth, so that the last weights are not those of a noisy step.
+    # Down to a tenth, so that the last steps are not noisy.
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps, rate / 10)
     for step in range(steps):
         optimizer.zero_grad(set_to_none=True)
@@ -218,7 +209,7 @@ def _train(
 
 
 def _reconstruct(net: AdaIN, features: Tensor, like: Tensor) -> Tensor:
-    """Decode without the clamp, whose gradient is zero outside [0, 1]; odd sides are cut."""
+    """Decode without the clamp, whose gradient is zero outside [0, 1]; odd sides are cropped."""
     images: Tensor = net.decoder(features)
     return images[..., : like.shape[2], : like.shape[3]]
 
@@ -245,21 +236,21 @@ def _gap(shown: Tensor, wanted: Tensor) -> Tensor:
 
 @torch.no_grad()
 def style_gap(net: AdaIN, images: Float[Tensor, "b 3 h w"]) -> float:
-    """Distance of stylised images to their style, over that of the plain images."""
+    """Return the distance of stylized images to their style, over that of the plain images."""
     layers = net.encode_layers(images)
     targets = [layer.roll(1, 0) for layer in layers]
-    stylised = net.decode(adain(layers[-1], style_statistics(targets[-1])), _size(images))
-    after = [_gap(a, b) for a, b in zip(net.encode_layers(stylised), targets, strict=True)]
+    stylized = net.decode(adain(layers[-1], style_statistics(targets[-1])), _size(images))
+    after = [_gap(a, b) for a, b in zip(net.encode_layers(stylized), targets, strict=True)]
     before = [_gap(a, b) for a, b in zip(layers, targets, strict=True)]
     return float(torch.stack(after).sum() / torch.stack(before).sum())
 
 
 @torch.no_grad()
-def _normalise_encoder(net: AdaIN, images: Float[Tensor, "b 3 h w"]) -> None:
-    """Scale each layer to mean activation one; the layer after it undoes the scale.
+def _normalize_encoder(net: AdaIN, images: Float[Tensor, "b 3 h w"]) -> None:
+    """Scale each layer to mean activation one; the next layer undoes the scale.
 
-    A layer, not a filter as in the reference's VGG: here some filters are nearly silent, and to
-    make them as loud as the others would let noise decide what style is.
+    Per layer, not per filter as in the reference's VGG: some filters here are nearly zero, and
+    scaling them up would let noise define the style.
     """
     convs = [layer for layer in net.encoder if isinstance(layer, nn.Conv2d)]
     after = [*convs[1:], next(m for m in net.decoder if isinstance(m, nn.Conv2d))]
@@ -279,7 +270,7 @@ def class_style_distances(
     num_classes: int,
     batch_size: int = 256,
 ) -> Float[Tensor, "k k"]:
-    """Mean squared difference of the classes' average styles, means and deviations at all taps."""
+    """Return the mean squared differences of the average styles (means, deviations) of classes."""
     device = next(net.parameters()).device
     counts = _count_classes(labels, num_classes)
     total = torch.zeros(num_classes, 1, dtype=torch.float64, device=device)
@@ -297,5 +288,7 @@ def _count_classes(labels: Int[Tensor, " n"], num_classes: int) -> Int[Tensor, "
     counts = torch.bincount(labels.long(), minlength=num_classes)
     if (counts == 0).any():
         empty = (counts == 0).nonzero().flatten().tolist()
-        raise ValueError(f"classes {empty} have no image, so they have no style to measure")
+        raise ValueError(
+            f"classes {empty} have no image, so there is no style to measure: use more images"
+        )
     return counts

@@ -1,8 +1,9 @@
-"""Checkpoints: one safetensors file, replaced atomically, so that loading runs no code.
+"""Checkpoints: one safetensors file, replaced atomically; loading it runs no code.
 
-It holds the weights (``model.*``), the optimiser's buffers (``optimizer.*``), the states of the
-random generators (``rng.*``) and, as JSON in its header, how far training had come. A process
-killed at any instant leaves either the old file or the new one.
+It holds the weights (``model.*``), their average (``ema.*``) where there is one, the buffers of the
+optimizer (``optimizer.*``), the states of the random generators (``rng.*``) and, as JSON in its
+header, the position in training. A process killed at any instant leaves either the old file or the
+new one.
 """
 
 from __future__ import annotations
@@ -21,20 +22,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-__all__ = [
-    "CHECKPOINT",
-    "Checkpoint",
-    "CheckpointWriter",
-    "load_checkpoint",
-    "load_state",
-    "load_weights",
-    "named_state",
-    "read_facts",
-]
+from alignmixup.device import to_host
 
 CHECKPOINT = "checkpoint.safetensors"
 
-# What a network, an optimiser and a generator hold, as the format calls it.
+# The types of networks, optimizers and generators, by their names in the format.
 DTYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -61,11 +53,15 @@ class Checkpoint:
         start = prefix + "."
         return {k.removeprefix(start): v for k, v in self.tensors.items() if k.startswith(start)}
 
+    def weights(self) -> dict[str, Tensor]:
+        """Return the weights that are evaluated: their average where there is one."""
+        return self.part("ema") or self.part("model")
+
 
 class CheckpointWriter:
-    """Writes checkpoints in the background; the training loop waits only for the one before.
+    """Writes checkpoints in the background; the training loop waits only for the previous one.
 
-    All is copied at once, the tensors on their own device, so training may go on changing it.
+    ``save`` copies everything, tensors on their own device, so training may continue to change it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -75,7 +71,7 @@ class CheckpointWriter:
 
     def save(self, checkpoint: Checkpoint) -> None:
         self.wait()
-        facts = json.dumps(checkpoint.facts)  # now: what they hold may change like the tensors
+        facts = json.dumps(checkpoint.facts)  # now: they may change like the tensors
         runs = _joined(checkpoint.tensors)
         ready = None
         if any(run.values.is_cuda for run in runs):
@@ -84,10 +80,20 @@ class CheckpointWriter:
         self._pending = self._thread.submit(self._write, runs, facts, ready)
 
     def wait(self) -> None:
-        """Wait for the last write and raise what went wrong in it."""
+        """Wait for the last write and raise its error, if any."""
         pending, self._pending = self._pending, None
         if pending is not None:
             pending.result()
+
+    def last_good(self) -> str:
+        """Return what a run that has diverged can be resumed from, for its message."""
+        self.wait()
+        kept = "there is no checkpoint yet"
+        if self.path.exists():
+            kept = (
+                f"the last good checkpoint is {self.path} (epoch {read_facts(self.path)['epoch']})"
+            )
+        return f"{kept}. Try a lower lr, warmup_epochs or clip_norm"
 
     def close(self) -> None:
         try:
@@ -120,10 +126,10 @@ class _Run:
 
 
 def _joined(tensors: Mapping[str, Tensor]) -> list[_Run]:
-    """Copy the tensors on their device, into one a type, in the order their numbers are read.
+    """Concatenate the tensors on their device, one tensor per type, in row-major order.
 
-    One copy to the host a type, where each tensor had its own: hundreds of waits for the device,
-    in the way of the steps that are being launched meanwhile.
+    One copy to the host per type: a copy per tensor is hundreds of waits for the device, which
+    delay the launches of the next steps.
     """
     kinds: dict[tuple[torch.dtype, torch.device], dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
@@ -142,9 +148,9 @@ def _joined(tensors: Mapping[str, Tensor]) -> list[_Run]:
 
 
 def _on_cpu(runs: list[_Run], ready: torch.cuda.Event | None) -> list[_Run]:
-    """Copy to the host; from a GPU on a stream of its own: on the default one, training would wait.
+    """Copy to the host, from a GPU on a separate stream: on the default one, training would wait.
 
-    ``ready`` is the moment the runs are complete.
+    ``ready`` is the event after which the runs are complete.
     """
     if ready is None:
         return runs
@@ -152,23 +158,16 @@ def _on_cpu(runs: list[_Run], ready: torch.cuda.Event | None) -> list[_Run]:
     stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     with torch.cuda.stream(stream):
         ready.wait()
-        host = [_Run(_pinned(run.values), run.shapes) for run in runs]
+        host = [_Run(to_host(run.values), run.shapes) for run in runs]
     stream.synchronize()
     return host
-
-
-def _pinned(values: Tensor) -> Tensor:
-    if not values.is_cuda:
-        return values
-    host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
-    return host.copy_(values, non_blocking=True)
 
 
 def _write_safetensors(file: BinaryIO, runs: list[_Run], metadata: Mapping[str, str]) -> None:
     """Write runs on the CPU: length of the header, header in JSON, then their bytes in order.
 
-    The library's own writer holds Python's lock for as long as it copies and writes, and training
-    stands still meanwhile; a plain ``write`` gives the lock away.
+    The writer of the safetensors library holds the GIL while it copies and writes, and training
+    stops meanwhile; a plain ``write`` releases it.
     """
     header: dict[str, object] = {"__metadata__": dict(metadata)}
     offset = 0
@@ -189,12 +188,12 @@ def _write_safetensors(file: BinaryIO, runs: list[_Run], metadata: Mapping[str, 
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
-    """Read a checkpoint into CPU memory; a damaged file is an error that names it."""
+    """Read a checkpoint into CPU memory; raises a ``ValueError`` for a damaged file."""
     return _read(path, tensors=True)
 
 
 def read_facts(path: Path) -> Mapping[str, Any]:
-    """Read the facts of a checkpoint alone, from its header."""
+    """Read only the facts of a checkpoint, from its header."""
     return _read(path, tensors=False).facts
 
 
@@ -208,32 +207,49 @@ def _read(path: Path, *, tensors: bool) -> Checkpoint:
         raise FileNotFoundError(f"{path} does not exist: is this the folder of a run?") from None
     except (SafetensorError, KeyError, ValueError) as error:
         raise ValueError(
-            f"{path} is damaged or no checkpoint of ours ({error}): restore it, or start the run "
-            "in a new folder"
+            f"{path} is damaged or no checkpoint of alignmixup ({error}): restore it, or start the "
+            "run in a new folder"
         ) from None
 
 
 def load_weights(net: nn.Module, path: Path) -> Mapping[str, object]:
-    """Load the weights of a checkpoint into ``net`` and return the facts beside them."""
+    """Load the weights of a checkpoint, averaged if it has EMA, and return its facts."""
     checkpoint = load_checkpoint(path)
-    load_state(net, checkpoint, path)
+    load_state(net, checkpoint.weights(), path)
     return checkpoint.facts
 
 
-def load_state(net: nn.Module, checkpoint: Checkpoint, path: Path) -> None:
-    """Load a checkpoint's weights into ``net``; ``path`` is where it was read, for the message."""
+def load_state(net: nn.Module, weights: Mapping[str, Tensor], path: Path) -> None:
+    """Load weights into ``net``; ``path`` is their file, for the error message."""
     try:
-        net.load_state_dict(checkpoint.part("model"))
+        net.load_state_dict(weights)
     except RuntimeError as error:
         raise ValueError(f"{path} holds the weights of another network: {error}") from None
 
 
-def named_state(net: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Return the optimiser's tensors under the names of the parameters they belong to."""
+def optimizer_tensors(net: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Return the tensors of the optimizer under the names of the parameters they belong to."""
     names: dict[Tensor, str] = {p: name for name, p in net.named_parameters()}
     return {
-        f"{key}.{names[parameter]}": value
+        f"optimizer.{key}.{names[parameter]}": value
         for parameter, state in optimizer.state.items()
         for key, value in state.items()
         if isinstance(value, Tensor)
     }
+
+
+def load_optimizer(
+    net: nn.Module, optimizer: torch.optim.Optimizer, checkpoint: Checkpoint
+) -> None:
+    """Restore what ``optimizer_tensors`` returned."""
+    parameters = dict(net.named_parameters())
+    # Adam's count of steps stays on the CPU unless the update runs on the GPU as a whole.
+    is_on_device = optimizer.defaults.get("fused") or optimizer.defaults.get("capturable")
+    for name, value in checkpoint.part("optimizer").items():
+        key, parameter = name.split(".", 1)
+        owner = parameters[parameter]
+        # A buffer has the memory layout of its parameter.
+        like = owner if value.shape == owner.shape else value
+        device = owner.device if key != "step" or is_on_device else value.device
+        buffer = torch.empty_like(like, dtype=value.dtype, device=device)
+        optimizer.state[owner][key] = buffer.copy_(value)

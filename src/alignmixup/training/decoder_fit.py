@@ -2,7 +2,7 @@
 
     min over D of the mean of |x - D(f(F(x)))|^2,   F as it is               (paper, Decoder)
 
-Knows a module whose ``net(x, decode=True)`` gives a record with ``output`` and ``target``, and
+It knows a module whose ``net(x, decode=True)`` returns a record with ``output`` and ``target``, and
 batches; no network by name.
 """
 
@@ -19,22 +19,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from alignmixup.device import fork_rng
 from alignmixup.training.checkpoint import (
     Checkpoint,
-    CheckpointWriter,
     load_checkpoint,
-    named_state,
+    load_optimizer,
+    optimizer_tensors,
 )
-from alignmixup.training.progress import Reporter
+from alignmixup.training.loop import run_steps
+from alignmixup.training.settings import check_same
 
-__all__ = ["DecoderFit", "OtherSettings", "fit_decoder"]
-
-# Looks at the error and copies of the state, each of which waits for the device.
+# Reads of the error and checkpoints, each of which waits for the device.
 NUM_REPORTS = 20
 
 
 class OtherSettings(ValueError):
-    """The checkpoint there is that of a decoder with other settings; the text names them."""
+    """The checkpoint is that of a decoder with other settings, which the message names."""
 
 
 class _Diverged(ValueError):
@@ -43,11 +43,11 @@ class _Diverged(ValueError):
 
 @dataclass(frozen=True)
 class DecoderFit:
-    """The reconstruction error at each step, before that step.
+    """The reconstruction error at each step, before its update.
 
-    Errors are means over pixel values, in the network's normalised space. ``mean_image_error`` is
-    that of answering every image with the mean of all images seen: a decoder worth looking at is
-    well below it.
+    Errors are means over pixel values, in the network's normalized space. ``mean_image_error`` is
+    the error of the mean of all training images as the answer to each: a useful decoder is well
+    below it.
     """
 
     errors: tuple[float, ...]
@@ -79,18 +79,29 @@ def fit_decoder(
     facts: Mapping[str, object] | None = None,
     quiet: bool = True,
 ) -> DecoderFit:
-    """Train ``parts`` of ``net`` from fresh weights to reconstruct images; the rest stays frozen.
+    """Train ``parts`` of ``net`` from fresh weights to reconstruct images; the rest is frozen.
 
-    ``batches`` is a loader with ``epoch(number)``, or anything that can be iterated again and again
-    for (images, ...). ``parts`` are names of sub-modules: ``("embed", "decoder")`` where the
-    embedding is new too, as it is around a network trained without one. Frozen means no gradient,
-    no weight decay and no change of batch statistics. Adam, its rate falling to zero as a cosine;
-    fresh weights are a function of ``seed``. ``device`` is where the network is unless given.
+    Adam, with a cosine schedule to zero. Frozen means no gradient, no weight decay and no change of
+    batch statistics.
 
-    ``checkpoint`` is a safetensors file for the parts: training goes on from it where it is half
-    done (a loader needs ``epoch(number, start)`` for that) and only reads it where it is done. It
-    keeps ``facts`` and the settings, and a file with others is refused. ``quiet=False`` shows how
-    far it has come. A training that diverges is an error.
+    Args:
+        net: The network.
+        batches: A loader with ``epoch(number)``, or anything that can be iterated repeatedly, of
+            (images, ...). To resume, a loader needs ``epoch(number, start)``.
+        steps: Steps in all.
+        lr: Initial learning rate.
+        seed: Seed of the fresh weights.
+        device: Defaults to that of the network.
+        parts: Names of sub-modules: ``("embed", "decoder")`` where the embedding is new as well.
+        checkpoint: A safetensors file for the parts: an unfinished training is resumed from it, a
+            finished one only read.
+        facts: Settings to keep in the checkpoint; a file with other ones is refused.
+        quiet: Print no progress.
+
+    Raises:
+        OtherSettings: The checkpoint was written with other settings.
+        Stopped: Ctrl-C or SIGTERM has ended the training, with a checkpoint.
+        ValueError: An argument is not valid, or training has diverged.
     """
     if steps < 1 or not 0 < lr < math.inf:
         raise ValueError(
@@ -103,35 +114,36 @@ def fit_decoder(
     where = torch.device(device) if device is not None else next(net.parameters()).device
     net.to(where)
     trained = {part: known[part] for part in parts}
-    _start_afresh(trained.values(), seed)
+    with fork_rng(where, seed):
+        _reset(trained.values())
     settings = {**(facts or {}), "steps": steps, "lr": lr, "seed": seed}
-    fitting = _Fitting(net, trained, steps, lr, where)
+    fitting = _Fitting(net, trained, settings, where)
     with _frozen_but(net, trained.values()):
         if checkpoint is not None and checkpoint.exists():
-            fitting.resume(load_checkpoint(checkpoint), settings, checkpoint)
+            fitting.resume(checkpoint)
+        todo, done, state = fitting.steps(batches), fitting.step, fitting.checkpoint
         try:
-            fitting.run(batches, checkpoint, settings, quiet)
+            if done < steps:
+                run_steps(todo, steps, done=done, state=state, path=checkpoint, quiet=quiet)
         except _Diverged:
             if checkpoint is not None:
-                checkpoint.unlink(missing_ok=True)  # from there it would go the same way again
+                checkpoint.unlink(missing_ok=True)  # resumed from, it would diverge again
             raise
     return fitting.outcome()
 
 
-def _start_afresh(parts: Iterable[nn.Module], seed: int) -> None:
-    """Reset every module by its own rule, from ``seed`` and without touching global chance."""
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
-        for part in parts:
-            for module in part.modules():
-                reset = getattr(module, "reset_parameters", None)
-                if reset is not None:
-                    reset()
+def _reset(parts: Iterable[nn.Module]) -> None:
+    """Give every module fresh weights by its own rule."""
+    for part in parts:
+        for module in part.modules():
+            reset = getattr(module, "reset_parameters", None)
+            if reset is not None:
+                reset()
 
 
 @contextmanager
 def _frozen_but(net: nn.Module, parts: Iterable[nn.Module]) -> Iterator[None]:
-    """Let nothing of ``net`` but ``parts`` be trained for a while; then all is as it was."""
+    """Freeze all of ``net`` but ``parts`` inside the block, and restore it afterwards."""
     modes = {module: module.training for module in net.modules()}
     wants = {parameter: parameter.requires_grad for parameter in net.parameters()}
     net.eval().requires_grad_(False)
@@ -154,17 +166,13 @@ class _Fitting:
         self,
         net: nn.Module,
         parts: Mapping[str, nn.Module],
-        steps: int,
-        lr: float,
+        settings: Mapping[str, Any],
         device: torch.device,
     ) -> None:
-        self.net = net
-        self.parts = parts
-        self.steps = steps
-        self.lr = lr
-        self.device = device
+        self.net, self.parts, self.settings, self.device = net, parts, settings, device
+        self.num_steps, self.lr = settings["steps"], settings["lr"]
         parameters = [parameter for part in parts.values() for parameter in part.parameters()]
-        self.optimizer = torch.optim.Adam(parameters, lr=lr)
+        self.optimizer = torch.optim.Adam(parameters, lr=self.lr)
         self.errors: list[Tensor] = []
         self.first = torch.zeros((), device=device)
         self.second = torch.zeros((), device=device)
@@ -174,42 +182,27 @@ class _Fitting:
     def step(self) -> int:
         return len(self.errors)
 
-    def run(
-        self, batches: Any, path: Path | None, settings: Mapping[str, object], quiet: bool
-    ) -> None:
-        """Take the steps that are left, saving and reporting now and then."""
-        if self.step == self.steps:
-            return
-        every = -(-self.steps // NUM_REPORTS)
-        writer = CheckpointWriter(path) if path is not None else None
-        stream = _stream(batches, self.step)
-        try:
-            with Reporter(self.steps, self.step, quiet=quiet) as reporter:
-                while self.step < self.steps:
-                    self._take_step(next(stream)[0].to(self.device))
-                    reporter.advance()
-                    if self.step % every == 0 or self.step == self.steps:
-                        error = self._recent_error(every)
-                        reporter.epoch(f"decoder: step {self.step}/{self.steps}  error {error:.4f}")
-                        if writer is not None:
-                            writer.save(self._checkpoint(settings))
-        finally:
-            if writer is not None:
-                writer.close()
+    def steps(self, batches: Any) -> Iterator[str]:
+        """Take the remaining steps, with a line to print now and then."""
+        every = -(-self.num_steps // NUM_REPORTS)
+        for batch in islice(_stream(batches, self.step), self.num_steps - self.step):
+            self._take_step(batch[0].to(self.device))
+            is_due = self.step % every == 0 or self.step == self.num_steps
+            yield self._report(every) if is_due else ""
 
-    def _recent_error(self, count: int) -> float:
-        """Mean over the last steps; a decoder that has diverged is an error."""
+    def _report(self, count: int) -> str:
+        """The mean error of the last steps; raises if it is not finite."""
         error = float(torch.stack(self.errors[-count:]).mean())
         if not math.isfinite(error):
             raise _Diverged(
                 f"the decoder has diverged: its error is {error} by step {self.step} of "
-                f"{self.steps}; lower lr (--lr), which is {self.lr}"
+                f"{self.num_steps}; lower lr (--lr), which is {self.lr}"
             )
-        return error
+        return f"decoder: step {self.step}/{self.num_steps}  error {error:.4f}"
 
     def _take_step(self, images: Tensor) -> None:
         for group in self.optimizer.param_groups:
-            group["lr"] = self.lr * (1 + math.cos(math.pi * self.step / self.steps)) / 2
+            group["lr"] = self.lr * (1 + math.cos(math.pi * self.step / self.num_steps)) / 2
         decoded = self.net(images, decode=True)
         error = (decoded.output - decoded.target).square().mean()
         self.optimizer.zero_grad()
@@ -224,40 +217,27 @@ class _Fitting:
         spread = self.second / self.num_images - (self.first / self.num_images).square()
         return DecoderFit(tuple(torch.stack(self.errors).tolist()), float(spread.mean()))
 
-    def _checkpoint(self, settings: Mapping[str, object]) -> Checkpoint:
+    def checkpoint(self) -> Checkpoint:
         tensors = {
             f"model.{name}.{key}": value
             for name, part in self.parts.items()
             for key, value in part.state_dict().items()
         }
         tensors |= {"errors": torch.stack(self.errors), "first": self.first, "second": self.second}
-        if self.step < self.steps:  # what is done goes on no more
-            moments = named_state(self.net, self.optimizer)
-            tensors |= {f"optimizer.{key}": value for key, value in moments.items()}
-        facts = {"settings": settings, "step": self.step, "num_images": self.num_images}
+        if self.step < self.num_steps:
+            tensors |= optimizer_tensors(self.net, self.optimizer)
+        facts = {"settings": self.settings, "step": self.step, "num_images": self.num_images}
         return Checkpoint(tensors, facts)
 
-    def resume(self, there: Checkpoint, settings: Mapping[str, object], path: Path) -> None:
-        """Take up the state of ``there``; other settings are an error that names them."""
+    def resume(self, path: Path) -> None:
+        """Load the state in ``path``, unless it was written with other settings."""
+        there = load_checkpoint(path)
         facts: Mapping[str, Any] = there.facts
-        before = facts["settings"]
-        differences = [
-            f"{key}: {before.get(key)} there, {settings.get(key)} now"
-            for key in sorted({*before, *settings})
-            if before.get(key) != settings.get(key)
-        ]
-        if differences:
-            raise OtherSettings(
-                f"{path} holds a decoder with other settings ({'; '.join(differences)})"
-            )
+        what = f"{path} holds a decoder with other settings"
+        check_same(facts["settings"], self.settings, what, "use the same", OtherSettings)
         for name, part in self.parts.items():
             part.load_state_dict(there.part(f"model.{name}"))
-        parameters = dict(self.net.named_parameters())
-        for name, value in there.part("optimizer").items():
-            key, parameter = name.split(".", 1)
-            # Adam counts its steps on the CPU wherever the weights are.
-            placed = value if key == "step" else value.to(self.device)
-            self.optimizer.state[parameters[parameter]][key] = placed
+        load_optimizer(self.net, self.optimizer, there)
         self.errors = list(there.tensors["errors"].to(self.device))
         self.first = there.tensors["first"].to(self.device)
         self.second = there.tensors["second"].to(self.device)
@@ -265,7 +245,7 @@ class _Fitting:
 
 
 def _stream(batches: Any, start: int) -> Iterator[tuple[Tensor, ...]]:
-    """Batches without end, epoch after epoch, from the one of step ``start`` on."""
+    """Endless batches, epoch after epoch, from step ``start`` on."""
     if start and hasattr(batches, "epoch"):
         epoch, first = divmod(start, len(batches))
         return chain(batches.epoch(epoch, first), _epochs(batches, epoch + 1))

@@ -2,8 +2,8 @@
 
     torchrun --nproc-per-node 4 --no-python alignmixup train imagenet-r50-alignmixup
 
-All of them draw the same, so a step has the same case everywhere; a sample's partner is among the
-samples of its own process. The first process, the leader, evaluates and writes; the others wait.
+All processes draw the same, so a step has the same case everywhere; a sample's partner is among the
+samples of its own process. Rank 0 evaluates and writes; the others wait.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-__all__ = ["Team", "join_team"]
+from alignmixup.device import is_gpu, own_gpu
 
-# The others wait as long as the leader evaluates.
+# The others wait while rank 0 evaluates.
 PATIENCE = timedelta(hours=2)
 
 
 @dataclass(frozen=True)
 class Team:
-    """The processes of a run: which one this is, and how many there are."""
+    """The processes of a run: the rank of this one, and their number."""
 
     rank: int = 0
     size: int = 1
@@ -37,7 +37,7 @@ class Team:
         return self.rank == 0
 
     def share(self, batch_size: int) -> slice:
-        """This process's part of a batch; parts are of one size, or gradients would not average."""
+        """Return this process's part of a batch; equal parts, or gradients would not average."""
         if batch_size % self.size:
             raise ValueError(
                 f"a batch of {batch_size} cannot be shared by {self.size} processes: choose "
@@ -47,20 +47,20 @@ class Team:
         return slice(self.rank * part, (self.rank + 1) * part)
 
     def wrap(self, net: nn.Module, *, uses_all: bool) -> nn.Module:
-        """The network with its gradients averaged over the processes.
+        """Return the network with its gradients averaged over the processes.
 
-        ``uses_all`` says that every step gives every parameter a gradient.
+        ``uses_all``: every step gives every parameter a gradient.
         """
         if self.size == 1:
             return net
         device = next(net.parameters()).device
-        ids = [device] if device.type == "cuda" else None
+        ids = [device] if is_gpu(device) else None
         return DistributedDataParallel(
             net, device_ids=ids, find_unused_parameters=not uses_all, gradient_as_bucket_view=True
         )
 
     def any(self, flag: bool, device: torch.device) -> bool:
-        """Whether the flag is up anywhere; all processes must ask together."""
+        """Return whether the flag is set in any process; all must call this together."""
         if self.size == 1:
             return flag
         raised = torch.tensor(float(flag), device=device)
@@ -68,7 +68,7 @@ class Team:
         return bool(raised)
 
     def mean(self, value: Tensor) -> Tensor:
-        """The mean of a number over the processes."""
+        """Return the mean of a number over the processes."""
         if self.size == 1:
             return value
         total = value.detach().clone()
@@ -76,13 +76,13 @@ class Team:
         return total / self.size
 
     def wait(self) -> None:
-        """Wait until all are here."""
+        """Wait until all processes have come here."""
         if self.size > 1:
             dist.barrier()
 
     @contextmanager
     def leader_first(self) -> Iterator[None]:
-        """Let the leader go through the block before the others, who find what it has made."""
+        """Let rank 0 run the block before the others, who find what it has written."""
         if not self.is_leader:
             self.wait()
         yield
@@ -91,14 +91,12 @@ class Team:
 
 
 def join_team(device: torch.device) -> tuple[Team, torch.device]:
-    """The team that torchrun started, if it did, and this process's own device."""
+    """Return the processes that torchrun started, if it did, and the device of this one."""
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
         return Team(), device
-    if device.type == "cuda":
-        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-        torch.cuda.set_device(device)
+    device = own_gpu(device)
     if not dist.is_initialized():
-        backend = "nccl" if device.type == "cuda" else "gloo"
+        backend = "nccl" if is_gpu(device) else "gloo"
         dist.init_process_group(backend, timeout=PATIENCE)
     return Team(dist.get_rank(), dist.get_world_size()), device

@@ -1,7 +1,7 @@
-"""The run's ledger: one JSON line an event, appended and never rewritten.
+"""The ledger of a run: one JSON line per event, appended and never rewritten.
 
-A checkpoint remembers how long the ledger was. A run that was killed later is resumed by cutting
-the ledger back to that length, so the lines are always those of the weights.
+A checkpoint records the length of the ledger. When a run that was killed later is resumed, the
+ledger is truncated to that length, so its lines always belong to the weights.
 """
 
 from __future__ import annotations
@@ -10,16 +10,13 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-__all__ = ["LEDGER", "Ledger", "read_ledger"]
-
-
 LEDGER = "ledger.jsonl"
 
 
 class Ledger:
-    """Appends events to a file, beginning after its first ``length`` bytes.
+    """Appends events to a file, after its first ``length`` bytes.
 
-    With ``writes=False`` it does nothing: of several processes one keeps the book.
+    With ``writes=False`` it does nothing: of several processes, rank 0 writes.
     """
 
     def __init__(self, path: Path, length: int = 0, *, writes: bool = True) -> None:
@@ -29,7 +26,7 @@ class Ledger:
         size = path.stat().st_size if path.exists() else 0
         if size < length:
             raise ValueError(
-                f"{path} has {size} bytes but its checkpoint was written after {length}; restore "
+                f"{path} has {size} bytes, but its checkpoint was written after {length}; restore "
                 "the file or start in a new folder"
             )
         with path.open("ab") as file:
@@ -48,12 +45,12 @@ class Ledger:
 
 
 def read_ledger(path: Path) -> list[dict[str, object]]:
-    """Return all events; a last line torn by a kill is left out, any other damage is an error."""
+    """Return all events; a last line cut short by a kill is skipped, other damage raises."""
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist: is this the folder of a run?")
     lines = path.read_bytes().split(b"\n")
     events = []
-    for number, line in enumerate(lines[:-1], start=1):  # the last piece is empty or torn
+    for number, line in enumerate(lines[:-1], start=1):  # the last piece is empty or cut short
         try:
             events.append(json.loads(line))
         except ValueError as error:  # no JSON, or no UTF-8

@@ -1,4 +1,4 @@
-"""What is printed while training runs: a bar on a terminal, elsewhere one line an epoch."""
+"""Progress of training: a bar on a terminal, elsewhere one line per epoch."""
 
 from __future__ import annotations
 
@@ -21,8 +21,6 @@ from rich.progress import (
 )
 from rich.text import Text
 
-__all__ = ["Estimate", "Reporter"]
-
 
 class _Rate(ProgressColumn):
     def render(self, task: Task) -> Text:
@@ -31,10 +29,10 @@ class _Rate(ProgressColumn):
 
 
 class Estimate:
-    """How long the remaining steps will take, measured once, after the first ones.
+    """The time that the remaining steps will take, measured once, after the first ones.
 
-    The first ``skipped`` steps are left out: they compile, capture and fill caches. ``wait`` waits
-    for a device that is steps behind the host; it is called twice in a run.
+    The first ``skipped`` steps are not measured: they compile, capture and fill caches. ``wait``
+    waits for a device that is behind the host; it is called twice in a run.
     """
 
     def __init__(self, skipped: int, measured: int, wait: Callable[[], None]) -> None:
@@ -43,7 +41,7 @@ class Estimate:
         self._begin = 0.0
 
     def step(self, remaining: int) -> str:
-        """Count a step; return the estimate when it is known, otherwise an empty text."""
+        """Count a step; return the estimate once it is known, otherwise an empty string."""
         self._taken += 1
         if self._taken == self._skipped:
             self._wait()
@@ -59,7 +57,7 @@ class Estimate:
 
 
 def duration(seconds: float) -> str:
-    """A time in its two largest units."""
+    """Return a time in its two largest units."""
     days, hours, minutes = seconds / 86400, seconds / 3600, seconds / 60
     if days >= 2:
         return f"{int(days)} d {int(hours % 24)} h"
@@ -69,7 +67,7 @@ def duration(seconds: float) -> str:
 
 
 class Reporter:
-    """Shows how far a run has come; ``quiet`` shows nothing."""
+    """Shows the progress of a run; ``quiet`` shows nothing."""
 
     def __init__(self, total_steps: int, done_steps: int = 0, *, quiet: bool = False) -> None:
         self._console = Console(stderr=True, quiet=quiet)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
-__all__ = ["COMPUTE_SETTINGS", "FREE_SETTINGS", "TrainSettings", "differences"]
+from alignmixup.registry import OPTIMIZERS
 
-# Settings that a run may be resumed with other values of: the device and how often it evaluates,
+# Settings that may change when a run is resumed: the device and how often it evaluates,
 FREE_SETTINGS = ("device", "eval_every")
-# and how the device computes, where "auto" is what it does best (``training.device.compute_for``).
-# The precision is part of what was trained: a run that changes it records so.
+# and how the device computes, where "auto" is what it does best (``device.compute_for``). The
+# precision is part of what was trained: the ledger records a change of it.
 COMPUTE_SETTINGS = ("precision", "channels_last", "compile", "capture")
 
 Switch = bool | Literal["auto"]
@@ -29,7 +29,7 @@ class TrainSettings:
         classifier_lr: Learning rate of the parameters whose names start with `classifier`; None:
             the same.
         classifier: Start of the names of the classifier's parameters.
-        optimizer: sgd or adamw.
+        optimizer: sgd, adamw, or one registered with `register_optimizer`.
         momentum: Of SGD; with AdamW the first of its two betas, the second being 0.999.
         nesterov: Nesterov momentum; SGD only.
         weight_decay: Weight decay of all parameters.
@@ -43,6 +43,8 @@ class TrainSettings:
         warmup_epochs: Epochs in which the learning rate rises from zero; cut to half of a run too
             short for it.
         clip_norm: Largest norm of the gradient; None: no clipping.
+        ema: Decay of a moving average of the weights, e.g. 0.999, which is then what is evaluated
+            and loaded; None: no average.
         seed: Seed of weights, order, augmentation and mixing.
         precision: auto: bf16 on a GPU that has it, else float32; a resumed run keeps the precision
             it has.
@@ -68,7 +70,7 @@ class TrainSettings:
     lr: float = 0.1
     classifier_lr: float | None = None
     classifier: str = "head."
-    optimizer: Literal["sgd", "adamw"] = "sgd"
+    optimizer: str = "sgd"
     momentum: float = 0.9
     nesterov: bool = False
     weight_decay: float = 1e-4
@@ -79,6 +81,7 @@ class TrainSettings:
     points: tuple[tuple[float, float], ...] = ()
     warmup_epochs: float = 0.0
     clip_norm: float | None = None
+    ema: float | None = None
     seed: int = 0
     precision: Literal["auto", "float32", "bf16"] = "auto"
     channels_last: Switch = "auto"
@@ -88,51 +91,43 @@ class TrainSettings:
     device: str = "auto"
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch_size", "eval_every"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("lr", "decay"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
-        for name in ("momentum", "weight_decay", "warmup_epochs"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
-        for name in ("clip_norm", "classifier_lr"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ValueError(f"{name} must be positive, or None for none, got {value}")
-        if self.schedule not in ("step", "cosine", "linear"):
-            raise ValueError(
-                f"schedule must be 'step', 'cosine' or 'linear', got {self.schedule!r}"
-            )
-        if self.optimizer not in ("sgd", "adamw"):
-            raise ValueError(f"optimizer must be 'sgd' or 'adamw', got {self.optimizer!r}")
+        self._require("epochs batch_size eval_every", lambda v: v >= 1, "be at least 1")
+        self._require("lr decay", lambda v: v > 0, "be positive")
+        self._require("momentum weight_decay warmup_epochs", lambda v: v >= 0, "not be negative")
+        self._require("momentum", lambda v: v < 1, "be less than 1")
+        for name, is_valid, text in (
+            ("clip_norm", lambda v: v > 0, "be positive, or None for none"),
+            ("classifier_lr", lambda v: v > 0, "be positive, or None for none"),
+            ("ema", lambda v: 0 <= v < 1, "be from 0 to below 1, or None for none"),
+        ):
+            if getattr(self, name) is not None:
+                self._require(name, is_valid, text)
+        for name, *choices in (
+            ("schedule", "step", "cosine", "linear"),
+            ("precision", "auto", "float32", "bf16"),
+            *((switch, "auto", True, False) for switch in ("channels_last", "compile", "capture")),
+        ):
+            self._require(name, choices.__contains__, f"be one of {choices}")
+        OPTIMIZERS[self.optimizer]  # raises for an unknown name
         if self.nesterov and self.optimizer != "sgd":
             raise ValueError(f"nesterov is for optimizer='sgd', not {self.optimizer!r}")
-        self._check_points()
-        if self.precision not in ("auto", "float32", "bf16"):
-            raise ValueError(
-                f"precision must be 'auto', 'float32' or 'bf16', got {self.precision!r}"
-            )
-        for name in ("channels_last", "compile", "capture"):
-            if getattr(self, name) not in ("auto", True, False):
-                raise ValueError(
-                    f"{name} must be True, False or 'auto', got {getattr(self, name)!r}"
-                )
-        if (
-            list(self.milestones) != sorted(set(self.milestones))
-            or min(self.milestones, default=1) < 1
-        ):
-            raise ValueError(
-                f"milestones must be epochs from 1 on, and rise, got {self.milestones}"
-            )
-        if self.momentum >= 1:
-            raise ValueError(f"momentum must be less than 1, got {self.momentum}")
+        self._check_schedule()
 
-    def _check_points(self) -> None:
+    def _require(self, names: str, is_valid: Callable[[Any], bool], text: str) -> None:
+        for name in names.split():
+            value = getattr(self, name)
+            if not is_valid(value):
+                raise ValueError(f"{name} must {text}, got {value!r}")
+
+    def _check_schedule(self) -> None:
         if (self.schedule == "linear") != bool(self.points):
             raise ValueError(
                 f"points belong to schedule='linear', got {self.points} with {self.schedule!r}"
+            )
+        rising, first = sorted(set(self.milestones)), min(self.milestones, default=1)
+        if list(self.milestones) != rising or first < 1:
+            raise ValueError(
+                f"milestones must be epochs from 1 on, and rise, got {self.milestones}"
             )
         epochs = [epoch for epoch, _ in self.points]
         if epochs != sorted(epochs) or any(share < 0 for _, share in self.points):
@@ -147,18 +142,36 @@ class TrainSettings:
         return dataclasses.replace(self, warmup_epochs=self.epochs / 2)
 
 
-def differences(there: Mapping[str, Any], ours: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """List what differs between two records, either perhaps read from JSON.
+def check_same(
+    before: Mapping[str, Any],
+    now: Mapping[str, Any],
+    what: str,
+    remedy: str,
+    error: type[Exception] = ValueError,
+) -> None:
+    """Raise ``error`` with ``what``, each difference and the ``remedy`` if two records differ."""
+    found = differences(before, now)
+    if found:
+        raise error(f"{what} ({'; '.join(found)}); {remedy}")
 
-    Settings of training that a run may be resumed with other values of are left out.
+
+def differences(there: Mapping[str, Any], ours: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """List the differences between two records, either of which may have been read from JSON.
+
+    Settings of training that may change when a run is resumed are left out.
     """
     found = []
     for key in sorted({*there, *ours}):
         a, b = there.get(key), ours.get(key)
         if isinstance(a, dict) and isinstance(b, dict):
             found += differences(a, b, f"{prefix}{key}.")
-        elif (list(a) if isinstance(a, tuple) else a) != (list(b) if isinstance(b, tuple) else b):
+        elif _listed(a) != _listed(b):
             if prefix == "train." and key in (*FREE_SETTINGS, *COMPUTE_SETTINGS):
                 continue
             found.append(f"{prefix}{key}: {a} there, {b} now")
     return found
+
+
+def _listed(value: Any) -> Any:
+    """JSON has no tuples."""
+    return [_listed(each) for each in value] if isinstance(value, list | tuple) else value

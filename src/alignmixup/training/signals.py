@@ -1,4 +1,4 @@
-"""Deferred handling of Ctrl-C and SIGTERM: the work stops at its next safe point, and saves."""
+"""Deferred handling of Ctrl-C and SIGTERM: training stops at its next safe point, and saves."""
 
 from __future__ import annotations
 
@@ -9,15 +9,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-__all__ = ["Stopped", "stop_signals"]
-
 STOPPING = "stopping after this step or evaluation; press Ctrl-C again to quit now"
 
 
 class Stopped(KeyboardInterrupt):
-    """A signal has stopped the work, which is saved; ``number`` is that of the signal.
+    """A signal has stopped the training, which is saved; ``number`` is that of the signal.
 
-    It is a ``KeyboardInterrupt``, so that a script does not continue behind work that is not done.
+    It is a ``KeyboardInterrupt``, so that a script does not continue after unfinished training.
     """
 
     def __init__(self, number: int, message: str = "") -> None:
@@ -44,7 +42,7 @@ def stop_signals(message: str = STOPPING, *, quiet: bool = False) -> Iterator[li
 
     try:
         before = {n: signal.signal(n, catch) for n in (signal.SIGINT, signal.SIGTERM)}
-    except ValueError:  # not the main thread, which alone may handle signals
+    except ValueError:  # not the main thread, and only that may handle signals
         before = {}
     try:
         yield caught

@@ -9,17 +9,15 @@ from typing import Any, cast
 
 from alignmixup.training.ledger import LEDGER, read_ledger
 
-__all__ = ["EPOCHS_FOR_MEDIAN", "Summary", "summarise"]
-
-EPOCHS_FOR_MEDIAN = 30  # in a shorter run the last ten epochs are no plateau
+EPOCHS_FOR_MEDIAN = 30  # the last ten epochs of a shorter run are no plateau
 
 
 @dataclass(frozen=True)
 class Summary:
-    """Test accuracy of a run, each figure under its own name, and whether the run has ended.
+    """Test accuracy of a run and whether the run is complete.
 
-    ``best`` is chosen on the test set; ``median10`` is the median of the last ten epochs, and None
-    for a run of fewer than 30.
+    ``best`` is chosen on the test set; ``median10`` is the median of the last ten epochs, or None
+    for a run of fewer than 30. With EMA all are those of the averaged weights.
     """
 
     epochs: int

@@ -22,7 +22,7 @@ Batch = tuple[Float[Tensor, "b 3 h w"], Int64[Tensor, " b"]]
 class DeviceLoader:
     """Training batches (x in [0, 1], integer labels) gathered on the device.
 
-    >>> loader = DeviceLoader(images, batch_size=128, seed=0, device="cuda")
+    >>> loader = DeviceLoader(images, batch_size=128, seed=0, device=device)
     >>> for x, y in loader.epoch(0): ...
     """
 

@@ -22,6 +22,7 @@ from alignmixup.datasets.folder import FileSet
 from alignmixup.datasets.loading.augment import change_colours, derive_seed, draw_colours, to_float
 from alignmixup.datasets.loading.decode import PARALLEL_FROM, available_cores, read_rgb
 from alignmixup.datasets.loading.device_loader import Batch, check_start, count_steps
+from alignmixup.device import is_gpu
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -91,7 +92,7 @@ class StreamLoader:
             batch_sampler=self._order,
             num_workers=num_workers,
             collate_fn=_collate,
-            pin_memory=self.device.type == "cuda",
+            pin_memory=is_gpu(self.device),
             persistent_workers=num_workers > 0,
         )
 

@@ -9,7 +9,6 @@ are all that a resumed run needs. Labels count from 0 here, from 1 inside torchv
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +18,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from alignmixup.device import fork_rng
 from alignmixup.evaluation.detection.crops import Augmentation, augment
 from alignmixup.evaluation.forward import evaluating, model_device
 
@@ -144,7 +144,9 @@ class FineTuner:
     def _take_step(self, images: list[Tensor], targets: _Targets) -> None:
         for group in self.optimizer.param_groups:
             group["lr"] = self.settings.rate(self.epoch, self.steps_done)
-        with _seeded(_mixed_seed(self.settings.seed, self.epoch, -1 - self.step), self.device):
+        # Torchvision samples its boxes from torch's own generators.
+        seed = _mixed_seed(self.settings.seed, self.epoch, -1 - self.step)
+        with fork_rng(self.device, seed):
             loss = torch.stack(list(self.detector(images, targets).values())).sum()
         self.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
@@ -214,17 +216,6 @@ def _on_device(
     images = [image.to(device) for image, _, _ in read]
     targets = [{"boxes": b.to(device), "labels": y.to(device) + 1} for _, b, y in read]
     return images, targets
-
-
-@contextlib.contextmanager
-def _seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Seed torch's own generators for a while: torchvision samples its boxes from them."""
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.default_generator.manual_seed(seed)
-        if device.type == "cuda":
-            with torch.cuda.device(device):
-                torch.cuda.manual_seed(seed)
-        yield
 
 
 def _mixed_seed(seed: int, epoch: int, index: int) -> int:

@@ -12,8 +12,6 @@ median, with p20 and p80 in the settings. Peak memory is known on CUDA only, in 
 from __future__ import annotations
 
 import contextlib
-import itertools
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -22,6 +20,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from alignmixup.contracts import Draw, Mixer, Result
+from alignmixup.device import peak_memory_mb, reset_peak_memory, time_calls
 from alignmixup.evaluation.forward import (
     Batches,
     Forward,
@@ -132,32 +131,9 @@ def time_steps(
         )
     for _ in range(num_warmup):
         step()
-    if device.type == "cuda":
-        return _time_on_cuda(step, device, num_steps)
-    ms = []
-    for _ in range(num_steps):
-        start = time.perf_counter()
-        step()
-        ms.append(1e3 * (time.perf_counter() - start))
-    return Timing(tuple(ms), peak_memory_mb=None)
-
-
-def _time_on_cuda(step: Callable[[], None], device: torch.device, num_steps: int) -> Timing:
-    with torch.cuda.device(device):
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-        marks = [
-            torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-            for _ in range(num_steps + 1)
-        ]
-        marks[0].record()
-        for mark in marks[1:]:
-            step()
-            mark.record()
-        # One synchronization at the end: one per step would be measured, too.
-        torch.cuda.synchronize()
-        ms = [a.elapsed_time(b) for a, b in itertools.pairwise(marks)]
-        return Timing(tuple(ms), torch.cuda.max_memory_allocated() / 2**20)
+    reset_peak_memory(device)
+    ms = time_calls(step, device, num_steps)
+    return Timing(tuple(ms), peak_memory_mb(device))
 
 
 def _summed(

@@ -1,4 +1,4 @@
-"""What "auto" chooses on each device, and how long a run will take."""
+"""What "auto" chooses on each device; generators are forked, seeded and restored."""
 
 import dataclasses
 
@@ -6,12 +6,21 @@ import pytest
 import torch
 from torch import nn
 
+from alignmixup import device as module
+from alignmixup.device import (
+    Compute,
+    compute_for,
+    fork_rng,
+    peak_memory_mb,
+    pick_device,
+    rng_state,
+    set_rng_state,
+    time_calls,
+)
 from alignmixup.mixers.nomix import NoMix
-from alignmixup.training import device as module
-from alignmixup.training.device import Compute, compute_for
-from alignmixup.training.progress import Estimate, duration
+from alignmixup.training.optim import make_optimizer
 from alignmixup.training.settings import TrainSettings
-from alignmixup.training.steps import PlainStep, make_optimizer, make_step, prepared
+from alignmixup.training.steps import PlainStep, make_step, prepared
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 AUTO = TrainSettings()
@@ -36,7 +45,7 @@ def test_a_cpu_computes_in_float32_and_compiles_nothing():
 def test_a_gpu_computes_in_bf16_compiles_and_captures(gpu):
     gpu(9)
     assert compute_for(AUTO, CUDA) == Compute("cuda", "bf16", True, True, True)
-    assert not compute_for(AUTO, CUDA, num_processes=2).capture
+    assert not compute_for(AUTO, CUDA, world_size=2).capture
     gpu(7)  # bf16 is emulated there
     assert compute_for(AUTO, CUDA) == Compute("cuda", "float32", True, True, True)
     gpu(9, has_triton=False)
@@ -67,27 +76,31 @@ def test_a_step_on_a_cpu_is_plain_float32_by_default():
     assert seen == [torch.float32]
 
 
-def test_the_estimate_leaves_the_first_steps_out_and_waits_for_the_device(monkeypatch):
-    clock = iter([100.0, 103.0])
-    monkeypatch.setattr("time.perf_counter", lambda: next(clock))
-    waits = []
-    estimate = Estimate(skipped=2, measured=3, wait=lambda: waits.append(1))
-    said = [estimate.step(remaining) for remaining in range(99, 89, -1)]
-    assert [bool(text) for text in said] == [False] * 4 + [True] + [False] * 5
-    assert said[4].startswith("about 1 min 35 s to go: 95 steps of 1e+03 ms")
-    assert len(waits) == 2
+def test_a_forked_generator_starts_from_its_seed_and_is_restored():
+    before = rng_state(CPU)
+    drawn = []
+    for _ in range(2):
+        with fork_rng(CPU, seed=3):
+            drawn.append(torch.rand(4))
+    assert torch.equal(*drawn)
+    assert torch.equal(rng_state(CPU)["cpu"], before["cpu"])
+    first = torch.rand(4)
+    set_rng_state(CPU, before)
+    assert torch.equal(torch.rand(4), first)
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (0.4, "0 s"),
-        (59, "59 s"),
-        (61, "1 min 1 s"),
-        (3_725, "1 h 2 min"),
-        (100_000, "27 h 46 min"),
-        (200_000, "2 d 7 h"),
-    ],
-)
-def test_a_duration_has_two_units(seconds, text):
-    assert duration(seconds) == text
+def test_calls_are_timed_one_by_one_on_a_cpu():
+    calls = []
+    times = time_calls(lambda: calls.append(1), CPU, 5, gpu_calls=10)
+    assert len(times) == len(calls) == 5
+    assert min(times) >= 0
+    assert peak_memory_mb(CPU) is None
+
+
+@pytest.mark.parametrize("name", ["gpu", "cuda", "cuda:9"])
+def test_a_device_that_is_not_there_is_named(name, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: name == "cuda:9")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(ValueError, match=f"'{name}'"):
+        pick_device(name)
+    assert pick_device("cpu") == CPU
