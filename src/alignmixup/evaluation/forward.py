@@ -217,7 +217,7 @@ def pixel_batches(
     ranges = []
     for batch in batches:
         x, y = (batch, None) if isinstance(batch, Tensor) else (batch[0], batch[1])
-        check_images(x)
+        check_image_batch(x)
         if not len(x):
             continue
         num_images += len(x)
@@ -236,7 +236,7 @@ def pixel_batches(
         undo.check_normalized(torch.stack(ranges))
 
 
-def check_images(x: Tensor) -> None:
+def check_image_batch(x: Tensor) -> None:
     """Raise unless this is a batch of images as floats."""
     if not isinstance(x, Tensor) or not x.is_floating_point() or x.ndim != 4:
         is_tensor = isinstance(x, Tensor)

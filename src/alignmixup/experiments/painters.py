@@ -135,12 +135,12 @@ def _as_map(features: Tensor, layer: str) -> Float[Tensor, "b c h w"]:
 
 
 def _to_pixels(net: nn.Module, output: Tensor) -> Tensor:
-    """From normalised space to that of images."""
+    """From normalized space to that of images."""
     return output * _buffer(net, "std") + _buffer(net, "mean")
 
 
 def _buffer(net: nn.Module, name: str) -> Tensor:
-    """The mean or the deviation of the network's normalisation."""
+    """The mean or the deviation of the network's normalization."""
     return net.get_buffer(f"normalize.{name}")
 
 
