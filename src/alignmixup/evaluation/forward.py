@@ -261,22 +261,18 @@ def model_dtype(model: nn.Module) -> torch.dtype | None:
 
 
 def _checked_pixels(x: Tensor, pixels: Pixels | None) -> Tensor:
-    if pixels is None:
-        check_range(x, "if your loader normalizes, pass its normalised_by=(mean, std)")
-    else:
+    """Return pixels in [0, 1], or raise for values outside of it and for NaN."""
+    remedy = "if your loader normalizes, pass its normalised_by=(mean, std)"
+    if pixels is not None:
         x = pixels.restore(x)
-        check_range(x, "after undoing normalised_by: are mean and std those of your loader?")
-    return x.clamp(0, 1)
-
-
-def check_range(x: Tensor, remedy: str) -> None:
-    """Raise if an image has values outside [0, 1] or NaN."""
+        remedy = "after undoing normalised_by: are mean and std those of your loader?"
     low, high = (float(v) for v in torch.aminmax(x))
     # NaN compares false, so it raises as well.
     if not (low >= -RANGE_TOLERANCE and high <= 1 + RANGE_TOLERANCE):
         raise ValueError(
             f"images must lie in [0, 1], got values in [{low:.4g}, {high:.4g}]; {remedy}"
         )
+    return x.clamp(0, 1)
 
 
 def check_finite(logits: Tensor) -> None:
