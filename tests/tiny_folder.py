@@ -13,9 +13,9 @@ WNIDS = ["n03", "n01", "n02"]  # wnids.txt is not sorted
 COLOURS = {"n01": (200, 30, 30), "n02": (30, 200, 30), "n03": (30, 30, 200)}
 
 
-def save(path, colour, mode="RGB"):
+def save(path, color, mode="RGB"):
     path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new(mode, (64, 64), colour).save(path, quality=95)
+    Image.new(mode, (64, 64), color).save(path, quality=95)
 
 
 def make_tiny(tmp_path):

@@ -1,4 +1,4 @@
-"""Lists of boxes: both forms, how files are named in them, and boxes in centred squares."""
+"""Lists of boxes: both forms, how files are named in them, and boxes in centered squares."""
 
 import numpy as np
 import pytest
@@ -61,7 +61,7 @@ def test_a_line_that_cannot_be_read_is_quoted(tmp_path, name, text):
 
 
 def test_an_empty_list_and_one_of_other_images_are_errors(tmp_path):
-    with pytest.raises(ValueError, match="holds no box"):
+    with pytest.raises(ValueError, match="has no box"):
         write(tmp_path, "localization.txt", "\n")
     found = write(tmp_path, "localization.txt", "other.png,1,2,3,4")
     with pytest.raises(ValueError, match=r"names none of the 1 images.*'other\.png'.*x\.png"):

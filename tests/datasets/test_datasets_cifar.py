@@ -228,5 +228,5 @@ def test_a_label_out_of_range_is_named(tmp_path):
 
 def test_the_official_number_of_images_is_expected(tmp_path):
     write_binary10(tmp_path)
-    with pytest.raises(ValueError, match="holds 6 images, not 10000"):
+    with pytest.raises(ValueError, match="has 6 images, not 10000"):
         load_cifar(CIFAR10, tmp_path, "train")

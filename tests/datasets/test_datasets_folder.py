@@ -8,7 +8,7 @@ from PIL import Image
 from alignmixup.datasets import find
 from alignmixup.datasets.folder import (
     FileSet,
-    check_folder,
+    check_image_folder,
     list_images,
     load_folder,
     load_images,
@@ -19,9 +19,9 @@ from alignmixup.datasets.loading.decode import decode_files, read_rgb, unreadabl
 RED, BLUE = (220, 10, 10), (10, 10, 220)
 
 
-def save(path, size=(8, 8), colour=RED, mode="RGB"):
+def save(path, size=(8, 8), color=RED, mode="RGB"):
     path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new(mode, size, colour).save(path)
+    Image.new(mode, size, color).save(path)
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def root(tmp_path):
     for split in ("train", "val"):
         save(tmp_path / split / "ant" / "b.png")
         save(tmp_path / split / "ant" / "deep" / "a.PNG")
-        save(tmp_path / split / "bee" / "c.bmp", colour=BLUE)
+        save(tmp_path / split / "bee" / "c.bmp", color=BLUE)
         (tmp_path / split / "bee" / "notes.txt").write_text("not an image")
         (tmp_path / split / "bee" / ".hidden.png").write_text("not an image")
     return tmp_path
@@ -49,7 +49,7 @@ def test_the_test_split_is_val_or_test(root):
 
 
 @pytest.mark.parametrize(
-    ("mode", "colour", "expected"),
+    ("mode", "color", "expected"),
     [
         ("L", 77, (77, 77, 77)),
         ("1", 1, (255, 255, 255)),
@@ -58,8 +58,8 @@ def test_the_test_split_is_val_or_test(root):
         ("LA", (50, 0), (50, 50, 50)),
     ],
 )
-def test_every_mode_becomes_rgb(tmp_path, mode, colour, expected):
-    save(tmp_path / "image.png", mode=mode, colour=colour)
+def test_every_mode_becomes_rgb(tmp_path, mode, color, expected):
+    save(tmp_path / "image.png", mode=mode, color=color)
     assert read_rgb(tmp_path / "image.png").getpixel((4, 4)) == expected
 
 
@@ -71,7 +71,7 @@ def test_a_palette_with_transparency_becomes_rgb(tmp_path):
 
 
 @pytest.mark.parametrize("is_wide", [True, False])
-def test_an_odd_size_gives_its_centre_square(tmp_path, is_wide):
+def test_an_odd_size_gives_its_center_square(tmp_path, is_wide):
     # 60 x 20: the middle third is a gradient, the outer thirds are blue and must not show.
     pixels = np.zeros((20, 60, 3), dtype=np.uint8)
     pixels[:] = BLUE
@@ -102,9 +102,9 @@ def damage(root):
 
 
 def test_corrupt_and_empty_files_are_named(root):
-    assert check_folder(root) == []
+    assert check_image_folder(root) == []
     names = damage(root)
-    problems = check_folder(root)
+    problems = check_image_folder(root)
     assert len(problems) == 3
     for name, problem in zip(names, problems, strict=True):
         assert str(root / name) in problem
@@ -130,16 +130,16 @@ def test_folders_that_do_not_fit_the_layout_are_explained(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"no folder .*train"):
         scan_folder(tmp_path, "train")
     (tmp_path / "train").mkdir()
-    with pytest.raises(ValueError, match="no sub-folders"):
+    with pytest.raises(ValueError, match="no subfolders"):
         scan_folder(tmp_path, "train")
     (tmp_path / "train" / "ant").mkdir()
-    with pytest.raises(ValueError, match=r"ant holds no image"):
+    with pytest.raises(ValueError, match=r"ant has no image"):
         scan_folder(tmp_path, "train")
     save(tmp_path / "train" / "ant" / "a.png")
     save(tmp_path / "val" / "wasp" / "a.png")
     with pytest.raises(ValueError, match="'wasp'"):
         scan_folder(tmp_path, "test")
-    assert len(check_folder(tmp_path)) == 1
+    assert len(check_image_folder(tmp_path)) == 1
 
 
 def test_arguments_out_of_range_are_refused(root):
@@ -158,14 +158,14 @@ def test_images_of_any_depth_and_kind_are_listed_and_loaded(root):
         for split in ("train", "val")
         for name in ("ant/b.png", "ant/deep/a.PNG", "bee/c.bmp")
     ]
-    save(root / "grey.png", (9, 30), 77, "L")
+    save(root / "gray.png", (9, 30), 77, "L")
     images = load_images(list_images(root), 6)
     assert images[0, :, 2, 2].tolist() == [77, 77, 77]
     assert images[1, :, 2, 2].tolist() == list(RED)
     with pytest.raises(FileNotFoundError, match=r"there is no folder .*nowhere"):
         list_images(root / "nowhere")
     (root / "empty").mkdir()
-    with pytest.raises(ValueError, match=r"empty holds no image, at any depth \(of bmp,"):
+    with pytest.raises(ValueError, match=r"empty has no image at any depth \(bmp,"):
         list_images(root / "empty")
 
 
@@ -198,5 +198,5 @@ def test_hidden_folders_are_not_looked_into_and_a_name_may_end_like_a_size(tmp_p
 
 def test_floating_point_images_are_refused(tmp_path):
     Image.fromarray(np.full((4, 4), 0.5, dtype=np.float32)).save(tmp_path / "x.tif")
-    with pytest.raises(ValueError, match=r"x\.tif .*floating-point numbers"):
+    with pytest.raises(ValueError, match=r"x\.tif .*floating-point pixels"):
         read_rgb(str(tmp_path / "x.tif"))

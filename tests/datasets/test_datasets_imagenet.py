@@ -16,7 +16,7 @@ from alignmixup.datasets.imagenet import (
     load_imagenet,
     scan_imagenet,
 )
-from alignmixup.datasets.loading.decode import centre_square
+from alignmixup.datasets.loading.decode import center_square
 from alignmixup.registry import DATASETS
 
 SMALL = ImageNetLayout(num_classes=3, num_train=6, num_val=3)
@@ -58,7 +58,7 @@ def test_val_is_loaded_as_it_is_evaluated(root):
     assert images.images.shape == (3, 3, 224, 224)
     paths = scan_imagenet(root, "test", SMALL).paths
     for image, path in zip(images.images, paths, strict=True):
-        expected = centre_square(Image.open(path).convert("RGB"), 224, 224 / 256)
+        expected = center_square(Image.open(path).convert("RGB"), 224, 224 / 256)
         assert torch.equal(image, torch.from_numpy(np.array(expected)).permute(2, 0, 1))
 
 

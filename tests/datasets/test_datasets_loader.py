@@ -56,7 +56,7 @@ def test_rows_are_uniform_and_differ_between_epochs_and_seeds():
         assert (rows[:, 1] == other[:, 1]).sum() < 2000 / 9 + 100
 
 
-def test_seeds_of_neighbours_do_not_meet():
+def test_seeds_of_neighbors_do_not_meet():
     seeds = {derive_seed("epoch", seed, epoch) for seed in range(60) for epoch in range(60)}
     assert len(seeds) == 3600
     assert all(0 <= seed < 2**63 for seed in seeds)

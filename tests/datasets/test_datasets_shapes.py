@@ -73,8 +73,8 @@ def test_boxes_are_tight_and_masks_inside_the_circle(image_size):
         ys, xs = masks[i].nonzero(as_tuple=True)
         box = [xs.min(), ys.min(), xs.max() + 1, ys.max() + 1]
         assert drawing.image_set.boxes[i].tolist() == [[int(v) for v in box]]
-        centres = torch.stack([xs, ys], 1) + 0.5
-        reach = (centres - truth.centre[i]).norm(dim=1).max()
+        centers = torch.stack([xs, ys], 1) + 0.5
+        reach = (centers - truth.center[i]).norm(dim=1).max()
         assert reach <= truth.size[i] + 1  # half-covered pixels may reach over the rim
         assert reach >= 0.7 * truth.size[i] - 1
 
@@ -102,7 +102,7 @@ def independent_mask(name, u, v):
 def test_silhouettes_agree_with_a_slow_loop_over_the_truth(drawing, name):
     truth = drawing.truth
     for i in range(SHAPE_NAMES.index(name), 60, 10):
-        (cx, cy), size, turn = truth.centre[i].tolist(), truth.size[i].item(), truth.rotation[i]
+        (cx, cy), size, turn = truth.center[i].tolist(), truth.size[i].item(), truth.rotation[i]
         cos, sin = math.cos(turn), math.sin(turn)
         wrong = 0
         for y in range(32):
@@ -116,7 +116,7 @@ def test_silhouettes_agree_with_a_slow_loop_over_the_truth(drawing, name):
         assert wrong <= 8  # pixels that are all but half covered may fall either way
 
 
-def test_the_object_shows_its_colour_and_the_background_its_own(drawing):
+def test_the_object_shows_its_color_and_the_background_its_own(drawing):
     images, truth = drawing.image_set.images.float(), drawing.truth
     flat = (truth.texture == 0) & (truth.background_texture == 0)
     assert flat.sum() > 30
@@ -125,24 +125,24 @@ def test_the_object_shows_its_colour_and_the_background_its_own(drawing):
         mask = truth.masks[i].float()[None, None]
         inner = -torch.nn.functional.max_pool2d(-mask, 5, 1, 2)[0, 0]
         outer = torch.nn.functional.max_pool2d(mask, 7, 1, 3)[0, 0]
-        for where, colour in [(inner == 1, truth.colour), (outer == 0, truth.background_colour)]:
+        for where, color in [(inner == 1, truth.color), (outer == 0, truth.background_color)]:
             if where.any():
-                error = (images[i][:, where] - colour[i].float()[:, None]).abs()
+                error = (images[i][:, where] - color[i].float()[:, None]).abs()
                 assert error.max() <= 8
 
 
 def test_object_and_background_always_differ(drawing):
-    apart = (drawing.truth.colour.int() - drawing.truth.background_colour.int()).abs()
+    apart = (drawing.truth.color.int() - drawing.truth.background_color.int()).abs()
     assert int(apart.amax(1).min()) >= MIN_CONTRAST
 
 
 def test_the_class_tells_nothing_about_the_rest(drawing):
     truth, labels = drawing.truth, drawing.image_set.labels
     factors = {
-        "colour": truth.colour.double(),
-        "background": truth.background_colour.double(),
+        "color": truth.color.double(),
+        "background": truth.background_color.double(),
         "size": truth.size[:, None],
-        "centre": truth.centre,
+        "center": truth.center,
         "turn": torch.stack([truth.rotation.cos(), truth.rotation.sin()], 1),
         "texture": torch.nn.functional.one_hot(truth.texture).double(),
         "background texture": torch.nn.functional.one_hot(truth.background_texture).double(),
@@ -161,7 +161,7 @@ def test_factors_take_all_their_values(drawing):
     for values, low, high in [
         (truth.size, 0.26 * 32, 0.44 * 32),
         (truth.rotation, 0, 2 * math.pi),
-        (truth.colour.double().flatten(), 0, 256),
+        (truth.color.double().flatten(), 0, 256),
     ]:
         assert values.min() >= low
         assert values.max() < high
@@ -178,7 +178,7 @@ def test_mean_and_deviation_are_those_of_the_images(drawing):
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"split": "val"}, "'test' for every source"),
+        ({"split": "val"}, "every data set is 'test'"),
         ({"num_images": 0}, "num_images must be at least 1, got 0"),
         ({"image_size": 8}, "image_size must be at least 16"),
         ({"seed": -1}, "seed must be at least 0, got -1"),

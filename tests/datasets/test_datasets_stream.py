@@ -9,8 +9,8 @@ from hypothesis import given, strategies as st
 from PIL import Image
 
 from alignmixup.datasets import StreamLoader, scan_folder
-from alignmixup.datasets.loading.augment import change_colours, derive_seed, draw_colours
-from alignmixup.datasets.loading.decode import centre_square
+from alignmixup.datasets.loading.augment import change_colors, derive_seed, draw_colors
+from alignmixup.datasets.loading.decode import center_square
 from alignmixup.datasets.loading.stream import _choose_box, _View
 from torchvision_schemas import define_torchvision_schemas
 
@@ -77,12 +77,12 @@ def test_where_only_the_whole_image_fits_it_is_given_mirrored_half_the_time(file
     assert 8 <= num_mirrored <= 32
 
 
-def test_evaluation_is_in_order_and_takes_the_centre(files):
+def test_evaluation_is_in_order_and_takes_the_center(files):
     loader = StreamLoader(files, 4, 16, seed=5, is_train=False)
     x, y = (torch.cat(parts) for parts in zip(*batches_of(loader, 7), strict=True))
     assert torch.equal(y, files.labels)
     for i, path in enumerate(files.paths):
-        expected = centre_square(Image.open(path).convert("RGB"), 16, 0.875)
+        expected = center_square(Image.open(path).convert("RGB"), 16, 0.875)
         assert torch.equal(x[i], torch.from_numpy(np.array(expected)).permute(2, 0, 1) / 255)
 
 
@@ -102,7 +102,7 @@ def to_tensor(image):
     return torch.from_numpy(np.array(image)).permute(2, 0, 1) / 255
 
 
-def test_evaluation_is_torchvisions_resize_and_centre_crop(files, transforms):
+def test_evaluation_is_torchvisions_resize_and_center_crop(files, transforms):
     """Twice the size, so that no side and no border falls between two pixels."""
     theirs = transforms.Compose([transforms.Resize(48), transforms.CenterCrop(36)])
     loader = StreamLoader(files, 11, 36, seed=5, is_train=False, resize=48)
@@ -193,26 +193,26 @@ def test_random_parts_have_the_law_of_torchvisions(transforms):
         assert ks_2samp(measure(ours), measure(theirs)).pvalue > 1e-3
 
 
-def test_colours_change_the_part_and_nothing_else(files):
+def test_colors_change_the_part_and_nothing_else(files):
     plain = StreamLoader(files, 11, 16, seed=5)
-    coloured = StreamLoader(files, 11, 16, seed=5, jitter=0.4, lighting=0.1)
-    ((x, y),), ((x2, y2),) = batches_of(plain, 2), batches_of(coloured, 2)
+    colored = StreamLoader(files, 11, 16, seed=5, jitter=0.4, lighting=0.1)
+    ((x, y),), ((x2, y2),) = batches_of(plain, 2), batches_of(colored, 2)
     assert torch.equal(y, y2)
     order = torch.randperm(11, generator=torch.Generator().manual_seed(derive_seed("epoch", 5, 2)))
     for image, changed, index in zip(x, x2, order.tolist(), strict=True):
         rng = torch.Generator().manual_seed(derive_seed("image", 5, 2, index))
         torch.rand(10, 4, generator=rng, dtype=torch.float64)
         torch.randint(0, 2, (), generator=rng)
-        colours = draw_colours(0.4, 0.1, rng)
+        colors = draw_colors(0.4, 0.1, rng)
         levels = (image * 255).round().to(torch.uint8).permute(1, 2, 0)
-        expected = change_colours(levels, colours).permute(2, 0, 1) / 255
+        expected = change_colors(levels, colors).permute(2, 0, 1) / 255
         assert torch.equal(changed, expected)
     assert (x - x2).abs().mean() > 0.02
     still = StreamLoader(files, 11, 16, seed=5, is_train=False, jitter=0.4, lighting=0.1)
     assert_same(batches_of(still), batches_of(StreamLoader(files, 11, 16, seed=5, is_train=False)))
 
 
-def test_workers_change_no_colours_and_no_windows(files):
+def test_workers_change_no_colors_and_no_windows(files):
     options = {"resize": 20, "squash": True, "jitter": 0.4, "lighting": 0.1}
     alone = StreamLoader(files, 4, 16, seed=5, **options)
     helped = StreamLoader(files, 4, 16, seed=5, num_workers=2, **options)

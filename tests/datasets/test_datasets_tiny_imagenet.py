@@ -1,4 +1,4 @@
-"""Tiny-ImageNet reader: labels, boxes and grey images; the cache is used, and never trusted."""
+"""Tiny-ImageNet reader: labels, boxes and gray images; the cache is used, and never trusted."""
 
 import os
 import shutil
@@ -18,7 +18,7 @@ def root(tmp_path):
     return tmp_path
 
 
-def nearest_colour(image):
+def nearest_color(image):
     mean = image.float().mean((1, 2))
     distance = {w: (mean - torch.tensor(c).float()).abs().max().item() for w, c in COLOURS.items()}
     return min(distance, key=distance.get), min(distance.values())
@@ -33,12 +33,12 @@ def test_labels_follow_the_sorted_wnids_in_both_splits(root):
     for image_set, skipped in [(train, 3), (test, None)]:
         for i, image in enumerate(image_set.images):
             if i != skipped:
-                wnid, distance = nearest_colour(image)
+                wnid, distance = nearest_color(image)
                 assert sorted(WNIDS).index(wnid) == image_set.labels[i]
                 assert distance < 4
 
 
-def test_a_grey_image_has_three_equal_channels(root):
+def test_a_gray_image_has_three_equal_channels(root):
     image = load_tiny(root, "train", LAYOUT).images[3]
     assert torch.equal(image[0], image[1])
     assert torch.equal(image[0], image[2])

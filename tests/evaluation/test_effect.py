@@ -71,7 +71,7 @@ def test_entropy_runs_from_a_matching_to_none() -> None:
 
 @pytest.mark.parametrize("keep", KEEPS)
 def test_without_iterations_the_reported_plan_is_the_one_that_mixed(keep: str) -> None:
-    """Cross-attention normalises the kept side; the other side would have other figures."""
+    """Cross-attention normalizes the kept side; the other side would have other figures."""
     net = nn.Sequential(OrderedDict(layer4=nn.Identity(), flat=nn.Flatten(), fc=nn.Linear(48, 2)))
     x = torch.rand(3, 3, 4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     x *= torch.tensor([0.1, 1.0, 3.0])[:, None, None, None]

@@ -21,9 +21,9 @@ from alignmixup.evaluation.tasks.attack import (
 def make_problem(n):
     """Blobs around three random images: learnable, yet with images near the borders."""
     rng = torch.Generator().manual_seed(0)
-    centres = 0.35 + 0.3 * torch.rand(3, 3, 4, 4, generator=rng, dtype=torch.float64)
+    centers = 0.35 + 0.3 * torch.rand(3, 3, 4, 4, generator=rng, dtype=torch.float64)
     y = torch.arange(n) % 3
-    x = centres[y] + 0.15 * torch.randn(n, 3, 4, 4, generator=rng, dtype=torch.float64)
+    x = centers[y] + 0.15 * torch.randn(n, 3, 4, 4, generator=rng, dtype=torch.float64)
     return x.clamp(0, 1), y
 
 
@@ -291,12 +291,12 @@ def test_pgd_equals_foolbox(trained, eps, step, num_steps):
 
 
 @foolbox_warns
-def test_a_normalising_loader_is_attacked_in_pixel_space(trained):
+def test_a_normalizing_loader_is_attacked_in_pixel_space(trained):
     model, x, y = trained
     mean, std = (0.4, 0.5, 0.6), (0.2, 0.25, 0.3)
 
     class Undo(nn.Module):
-        """A model that takes normalised images."""
+        """A model that takes normalized images."""
 
         def __init__(self):
             super().__init__()

@@ -144,7 +144,7 @@ def test_names_given_are_checked():
         find_pool_head(net, x, layer="layer9")
     with pytest.raises(ValueError, match="is a AdaptiveAvgPool2d, not"):
         find_pool_head(net, x, classifier="pool")
-    with pytest.raises(ValueError, match=r"gives \[3, 6, 10, 10\]"):
+    with pytest.raises(ValueError, match=r"returns \[3, 6, 10, 10\]"):
         class_maps(net, x, head=PoolHead("trunk.1", "fc"))
     net.act = nn.Sigmoid()
     with pytest.raises(ValueError, match="does not read"):
@@ -168,12 +168,12 @@ def test_a_relu_that_is_no_layer_belongs_to_the_map(in_place):
     torch.testing.assert_close(found.maps, expected)
 
 
-def test_a_normalisation_behind_the_pool_is_named_as_what_is_in_the_way():
+def test_a_normalization_behind_the_pool_is_named_as_what_is_in_the_way():
     net = nn.Sequential(
         nn.Conv2d(3, 5, 3), nn.AdaptiveAvgPool2d(1), nn.GroupNorm(1, 5), nn.Flatten(),
         nn.Linear(5, 3),
     )  # fmt: skip
-    with pytest.raises(ValueError, match="'4' reads what '2' makes of the pooled features"):
+    with pytest.raises(ValueError, match="'2' changes the pooled features before '4'"):
         find_pool_head(net, images(size=12))
 
 

@@ -21,10 +21,21 @@ from alignmixup.evaluation.detection.average_precision import (
 )
 from alignmixup.evaluation.detection.crops import augment
 from alignmixup.evaluation.detection.detectors import faster_rcnn, ssd300, torchvision_state
-from alignmixup.evaluation.detection.fine_tuning import COCO_FASTER_RCNN, FineTuning, fine_tune
-from alignmixup.evaluation.detection.scoring import detect, detection
+from alignmixup.evaluation.detection.fine_tuning import COCO_FASTER_RCNN, FineTuner, FineTuning
+from alignmixup.evaluation.detection.results import detect, detection
 from alignmixup.models import NetSpec, build
 from torchvision_ops import nms, patch_torchvision_ops, roi_align
+
+
+def fine_tune(detector, examples, settings, *, on_epoch=None):
+    """Train the detector in place and return the mean loss of each epoch."""
+    tuner = FineTuner(detector, examples, settings)
+    while not tuner.is_done:
+        for _ in tuner.run_epoch():
+            pass
+        if on_epoch is not None:
+            on_epoch(tuner.epoch - 1, tuner.losses[-1])
+    return tuple(tuner.losses)
 
 
 def truth(boxes, labels=None, ignored=None):
@@ -201,7 +212,7 @@ def test_nms_by_hand():
     assert nms(boxes[:0], scores[:0], 0.5).tolist() == []
 
 
-def test_roi_align_of_a_plane_is_its_value_at_the_centre_of_each_bin():
+def test_roi_align_of_a_plane_is_its_value_at_the_center_of_each_bin():
     y, x = torch.meshgrid(torch.arange(12.0), torch.arange(16.0), indexing="ij")
     plane = (2 * x + 3 * y + 1)[None, None]
     rois = torch.tensor([[0, 4.0, 6.0, 20.0, 18.0]])  # half as large on the map

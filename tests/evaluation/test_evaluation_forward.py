@@ -97,7 +97,7 @@ def test_a_normalizing_loader_gives_the_figures_of_a_normalizing_model(name):
     inner = small_net().double().eval()
     pixels = Pixels(MEAN, STD)
 
-    class Normalised(nn.Module):
+    class Normalized(nn.Module):
         def __init__(self):
             super().__init__()
             self.inner = inner
@@ -108,7 +108,7 @@ def test_a_normalizing_loader_gives_the_figures_of_a_normalizing_model(name):
     data = [(x.double(), y) for x, y in batches()]
     outside = [(pixels.normalize(x), y) for x, y in data]
     assert outside[0][0].min() < 0
-    ours = TASKS[name](Normalised(), data)
+    ours = TASKS[name](Normalized(), data)
     theirs = TASKS[name](inner, outside, normalised_by=(MEAN, STD))
     assert [r.metric for r in ours] == [r.metric for r in theirs]
     for a, b in zip(ours, theirs, strict=True):
@@ -116,7 +116,7 @@ def test_a_normalizing_loader_gives_the_figures_of_a_normalizing_model(name):
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_normalised_images_are_refused_with_their_range_and_the_remedy(name):
+def test_normalized_images_are_refused_with_their_range_and_the_remedy(name):
     data = [(Pixels(MEAN, STD).normalize(x), y) for x, y in batches()]
     with pytest.raises(ValueError, match=r"\[-\d.*normalised_by=\(mean, std\)"):
         TASKS[name](small_net(), data)
@@ -201,7 +201,7 @@ def test_bad_normalization_and_bad_models_are_explained():
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_pixels_under_the_name_of_normalised_images_are_refused(name):
+def test_pixels_under_the_name_of_normalized_images_are_refused(name):
     with pytest.raises(ValueError, match="pass the images as your normalizing loader returns them"):
         TASKS[name](small_net(), batches(), normalised_by=(MEAN, STD))
 

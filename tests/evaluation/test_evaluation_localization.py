@@ -1,4 +1,4 @@
-"""Localisation: contours against OpenCV and scipy, metrics against a loop and hand-drawn maps."""
+"""Localization: contours against OpenCV and scipy, metrics against a loop and hand-drawn maps."""
 
 import json
 
@@ -145,7 +145,7 @@ def test_nested_rings_enclose_everything_inside():
         for level, (corners, area, is_hole) in zip(found.levels, entries, strict=True)
         if level == 200
     ]
-    # Twice the area of squares of side 10, 6 and 2 between the centres of their outer pixels; the
+    # Twice the area of squares of side 10, 6 and 2 between the centers of their outer pixels; the
     # contours of the holes run through the same pixels, but cut the corners.
     assert sorted(here) == [
         (False, (0, 0, 11, 11), 200),

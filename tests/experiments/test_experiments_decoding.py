@@ -107,7 +107,7 @@ def test_what_cannot_be_decoded_is_refused(plain, decoded, sets, tmp_path):
         DecoderSettings(kind="tensor")
     with pytest.raises(ValueError, match="epochs must be at least 1, got 0"):
         DecoderSettings(epochs=0)
-    with pytest.raises(ValueError, match=r"'head' gives .* a decoder reads maps"):
+    with pytest.raises(ValueError, match=r"'head' returns .* a decoder reads maps"):
         train_decoder(plain, dataclasses.replace(SMALL, layer="head"), sets=sets, again=False)
     with pytest.raises(FileNotFoundError, match="not the folder of a run"):
         train_decoder(tmp_path, SMALL, sets=sets)
@@ -294,7 +294,7 @@ def test_tokens_are_laid_on_their_square():
         torch.testing.assert_close(_as_map(tokens, "swap"), net.patch(net.normalize(x)))
         decoder.decoder.to_image.weight.normal_()
         assert decoder.paint(tokens).shape == x.shape
-    with pytest.raises(ValueError, match=r"tokens .* on a square"):
+    with pytest.raises(ValueError, match=r"tokens .* of a square"):
         _as_map(tokens[:, :15], "swap")
 
 

@@ -72,7 +72,7 @@ def test_the_encoder_is_the_backbone_up_to_its_tap(name):
     assert net.classifier.out_features == 5
 
 
-def test_a_decoder_starts_at_the_mean_colour():
+def test_a_decoder_starts_at_the_mean_color():
     net = AutoencodingClassifier(BACKBONES["layer4-r18"](), 32, embedding_dim=6)
     decoded = net(images().float(), decode=True)
     assert (decoded.output == 0).all()
@@ -262,7 +262,7 @@ def test_fit_decoder_changes_the_decoder_alone():
     seen = seen / seen.new_tensor(STD).view(3, 1, 1)
     expected = (seen - seen.mean(0)).square().mean()
     assert fit.mean_image_error == pytest.approx(float(expected), rel=1e-4)
-    # The first answer of a fresh decoder is the mean colour.
+    # The first answer of a fresh decoder is the mean color.
     assert fit.errors[0] == pytest.approx(float(seen[:6].square().mean()), rel=1e-5)
 
 
@@ -354,7 +354,7 @@ def test_compiles_to_one_graph_a_flag(options):
         ({"embedding": "tensor", "embedding_channels": 0}, "embedding_channels must be at least 1"),
         ({"embedding": "tensor", "pooled": True}, "pooled=True .* options of a vector"),
         ({"reduced_channels": 99}, r"reduced_channels must lie in 1\.\.32, got 99"),
-        ({"pooled": True, "reduced_channels": 2}, "leave out reduced_channels"),
+        ({"pooled": True, "reduced_channels": 2}, "needs no reduced_channels"),
         ({"decoder_channels": 0}, "decoder channels must be at least 1, got 0"),
         ({"decoder_blocks": 0}, "decoder num_blocks must be at least 1, got 0"),
     ],
@@ -369,7 +369,7 @@ def test_bad_sizes_and_networks_are_named():
         AutoencodingClassifier(BACKBONES["layer4-r18"](), 40)
     with pytest.raises(ValueError, match="halves the map, and this encoder's is 1 x 1"):
         AutoencodingClassifier(BACKBONES["layer4-r18"](), 8, embedding="tensor")
-    with pytest.raises(ValueError, match=r"needs one of our own networks, .* got a Sequential"):
+    with pytest.raises(ValueError, match=r"from normalize to head, got a Sequential"):
         AutoencodingClassifier(nn.Sequential(nn.Linear(2, 2)), 32)
 
 

@@ -55,10 +55,10 @@ def test_bytes_and_a_zero_deviation_are_refused():
 
 
 @pytest.mark.parametrize("channels", [3, 8])
-def test_images_filled_up_with_channels_of_zeros_give_the_same_and_the_same_gradients(channels):
+def test_images_padded_with_channels_of_zeros_give_the_same_and_the_same_gradients(channels):
     conv = ImageConv(channels, 5, 3, stride=2, padding=1).double()
     x = torch.rand(2, channels, 9, 8, dtype=torch.float64, requires_grad=True)
-    plain, filled = conv(x), conv._filled_up(x)
+    plain, filled = conv(x), conv._padded(x)
     torch.testing.assert_close(filled, plain, rtol=0, atol=1e-12)
     inputs = (x, conv.weight, conv.bias)
     weight = torch.randn_like(plain)

@@ -38,9 +38,9 @@ def test_with_torchvisions_weights_the_logits_are_torchvisions(theirs):
     ours = ResNet50(1000, MEAN, STD)
     ours.load_torchvision(theirs.state_dict())
     x = torch.rand(2, 3, 64, 64)
-    normalised = (x - torch.tensor(MEAN).view(3, 1, 1)) / torch.tensor(STD).view(3, 1, 1)
+    normalized = (x - torch.tensor(MEAN).view(3, 1, 1)) / torch.tensor(STD).view(3, 1, 1)
     with torch.no_grad():
-        expected = theirs(normalised)
+        expected = theirs(normalized)
         torch.testing.assert_close(ours.eval()(x), expected, rtol=1e-4, atol=1e-4)
     assert expected.std(dim=0).max() > 1e-2  # the two images do get different logits
 

@@ -203,9 +203,9 @@ def test_bad_options():
         ADL(drop_rate=2)
     with pytest.raises(ValueError, match="threshold"):
         ADL(threshold=0)
-    with pytest.raises(ValueError, match="name them in layers"):
+    with pytest.raises(ValueError, match="pass layers="):
         add_adl(nn.Sequential(nn.Conv2d(3, 4, 3)))
     with pytest.raises(ValueError, match="no layer 'layer9'"):
         add_adl(nn.Sequential(nn.ReLU()), ["layer9"])
-    with pytest.raises(ValueError, match="weights of its own"):
+    with pytest.raises(ValueError, match="has weights and is no nn"):
         add_adl(nn.Sequential(nn.Conv2d(3, 4, 3)), ["0"])

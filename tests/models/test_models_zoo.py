@@ -188,15 +188,15 @@ FOREIGN = [
 
 
 @pytest.mark.parametrize(("name", "size", "tap", "shape"), FOREIGN)
-def test_other_peoples_models_are_normalised_and_tapped(name, size, tap, shape, timm):
+def test_other_peoples_models_are_normalized_and_tapped(name, size, tap, shape, timm):
     net = make(NetSpec(name), image_size=size).eval()
     assert default_tap(name, net) == tap
     x = torch.rand(2, 3, size, size)
     assert tapped(net, tap, x).shape == (2, *shape)
-    normalised = (x - torch.tensor(MEAN).view(3, 1, 1)) / torch.tensor(STD).view(3, 1, 1)
+    normalized = (x - torch.tensor(MEAN).view(3, 1, 1)) / torch.tensor(STD).view(3, 1, 1)
     with torch.no_grad():
         logits = net(x)
-        torch.testing.assert_close(logits, net.model(normalised))
+        torch.testing.assert_close(logits, net.model(normalized))
     assert logits.shape == (2, 3)
     assert logits.isfinite().all()
 

@@ -1,4 +1,4 @@
-"""Images with labels: every source by name, and batches of them on the device."""
+"""Labeled images: every data set by name, and loaders that bring batches to the device."""
 
 from alignmixup.datasets.by_name import check, fetch, find, load, names
 from alignmixup.datasets.cub import load_cub, scan_cub

@@ -1,8 +1,8 @@
 """CIFAR-10 and CIFAR-100 from their official files, Python pickles or binary.
 
-Both hold one row of 3,072 bytes an image: the red, the green and the blue plane, each 32 x 32.
-A pickle is a program; these are read by an unpickler that knows five names and gives for each an
-inert stand-in of ours, so nothing in the file is ever called, not even numpy's own constructors.
+Both have one row of 3,072 bytes per image: the red, the green and the blue plane, each 32 x 32.
+A pickle can run code. We read these with an unpickler that accepts five names and replaces each by
+an inert class, so nothing in the file is ever called, not even numpy's constructors.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ CIFAR100 = CifarLayout(
 
 
 def load_cifar(layout: CifarLayout, root: Path | str | None, split: str) -> ImageSet:
-    """Read one split, from the pickles where both kinds of file are there."""
+    """Read one split, from the pickles if both kinds of files exist."""
     check_split(split)
     folder = find_folder(root, (layout.python_folder, layout.binary_folder), layout.name)
     is_binary = folder.name == layout.binary_folder
@@ -157,8 +157,7 @@ def _read_file(
     batch = _read_binary(layout, path) if is_binary else _read_pickle(layout, path)
     if len(batch.labels) != num_records:
         raise ValueError(
-            f"{path} is damaged: it holds {len(batch.labels)} images, not {num_records}; "
-            "fetch again"
+            f"{path} is damaged: it has {len(batch.labels)} images, not {num_records}; fetch again"
         )
     low, high = int(batch.labels.min()), int(batch.labels.max())
     if low < 0 or high >= layout.num_classes:
@@ -198,24 +197,24 @@ def _read_pickle(layout: CifarLayout, path: Path) -> _Batch:
 
 
 def _unpickle(path: Path) -> dict[str, Any]:
-    """Read a pickled dict with text keys, calling nothing that the file asks for."""
+    """Read a pickled dict with text keys without calling anything in the file."""
     try:
         with path.open("rb") as file:
-            # The official files come from Python 2, whose strings are bytes to us.
+            # The official files were written by Python 2; its strings are bytes.
             content = _InertUnpickler(file, encoding="bytes").load()
     except pickle.UnpicklingError as error:
-        raise ValueError(f"{path} is refused or damaged: {error}") from error
+        raise ValueError(f"{path} is unsafe or damaged: {error}") from error
     except Exception as error:  # a damaged pickle raises almost anything
         raise ValueError(f"{path} is damaged ({error!r}); fetch again") from error
     if not isinstance(content, dict):
-        raise ValueError(f"{path} is damaged: it holds no dict; fetch again")
+        raise ValueError(f"{path} is damaged: it contains no dict; fetch again")
     return {_text(key): value for key, value in content.items()}
 
 
 class _InertUnpickler(pickle.Unpickler):
-    """An unpickler whose every global is a stand-in that records its state and does nothing.
+    """An unpickler that replaces every global by a class that only records its state.
 
-    The stand-ins are made afresh for each file, so that a file cannot alter those of the next.
+    The classes are created anew for each file, so that a file cannot change those of the next.
     """
 
     def find_class(self, module: str, name: str) -> Any:
@@ -231,7 +230,7 @@ class _InertUnpickler(pickle.Unpickler):
             "numpy.dtype",
         ):
             raise pickle.UnpicklingError(
-                f"it asks for {module}.{name}, which no CIFAR file holds; do not trust this file"
+                f"it needs {module}.{name}, which no CIFAR file contains; do not trust this file"
             )
 
         class StandIn(_Inert):
@@ -241,7 +240,7 @@ class _InertUnpickler(pickle.Unpickler):
 
 
 class _Inert:
-    """What a numpy object leaves behind in a pickle: its arguments and its state."""
+    """The arguments and the state of a pickled numpy object."""
 
     args: tuple[Any, ...] = ()
     state: Any = None
@@ -254,14 +253,14 @@ class _Inert:
 
 
 def _to_array(inert: Any) -> np.ndarray:
-    """Turn the recorded state of a pickled uint8 array into an array."""
+    """Convert the recorded state of a pickled uint8 array to an array."""
     if not isinstance(inert, _Inert):
         raise TypeError(f"expected an array, got {type(inert).__name__}")
     _version, shape, dtype, is_fortran, raw = inert.state
     if not isinstance(dtype, _Inert) or _text(dtype.args[0]) not in ("u1", "|u1"):
         raise TypeError("expected an array of bytes (uint8)")
     rows = np.frombuffer(raw, dtype=np.uint8).reshape(shape, order="F" if is_fortran else "C")
-    # A copy, because the bytes of a pickle are read-only and torch wants to own what it wraps.
+    # A copy: the bytes of a pickle are read-only, and torch needs writable memory.
     return np.array(rows, order="C")
 
 

@@ -1,13 +1,13 @@
-"""CUB-200-2011 from its official folder: birds of 200 species, one box an image.
+"""CUB-200-2011 from its official folder: birds of 200 species, one box per image.
 
     images/<class>/<name>.jpg    images.txt               <id> <class>/<name>.jpg
     classes.txt  <id> <class>    image_class_labels.txt   <id> <class id>
                                  train_test_split.txt     <id> <1 for training>
                                  bounding_boxes.txt       <id> <x> <y> <width> <height>
 
-Images are squashed to a square, as the localisation protocol does it, and boxes with them; a box is
-(x0, y0, x1, y1) with x1 = x + width exclusive. In memory, the 11,788 images take 1.8 GB at 224
-pixels; ``scan_cub`` lists the files for those who stream them.
+Images are squashed to a square, as in the localization protocol, and boxes with them; a box is (x0,
+y0, x1, y1) with x1 = x + width exclusive. In memory, the 11,788 images take 1.8 GB at 224 pixels;
+``scan_cub`` lists the files for streaming.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class CubLayout:
-    """How many of everything there must be."""
+    """The expected number of images and classes."""
 
     num_images: int = 11_788
     num_train: int = 5_994
@@ -52,8 +52,8 @@ class CubLayout:
 CUB = CubLayout()
 
 BY_HAND = (
-    "its authors (Caltech) give it out from their own page; download CUB_200_2011.tgz there and "
-    "unpack it in the folder of the data sets"
+    "download CUB_200_2011.tgz from the page of its authors (Caltech) and unpack it in the folder "
+    "of the data sets"
 )
 
 
@@ -62,7 +62,6 @@ def scan_cub(root: Path | str | None, split: str, layout: CubLayout = CUB) -> Bo
     check_split(split)
     folder = _find(root)
     class_names = _columns(folder / "classes.txt", layout.num_classes, 1, _class_name)
-    # The second file of each pair says of the same ids, in the same order, what the first does not.
     names = _columns(folder / "images.txt", layout.num_images, 1, lambda w: w[0])
     labels = _columns(folder / "image_class_labels.txt", layout.num_images, 1, _label)
     is_train = _columns(folder / "train_test_split.txt", layout.num_images, 1, _flag)
@@ -102,7 +101,7 @@ def load_cub(
 ) -> ImageSet:
     """Decode one split into memory, each image squashed to ``image_size``, its box with it.
 
-    A box that reaches over the edge of its image is cut off there.
+    A box is clipped to its image.
     """
     if image_size < 1:
         raise ValueError(f"image_size must be at least 1, got {image_size}")
@@ -113,10 +112,10 @@ def load_cub(
     def decode(i: int) -> None:
         images[i], sizes[i] = _squashed(files.paths[i], image_size)
 
-    # Pillow decodes and resizes outside Python's lock; photographs of this size are worth threads.
+    # Pillow releases the GIL while it decodes and resizes, so threads help for large photographs.
     with ThreadPoolExecutor(num_workers) as pool:
         for _ in pool.map(decode, range(len(files))):
-            pass  # takes the result, and with it the error, of each
+            pass  # raises the errors of the workers
     return files.in_memory(images, _scaled(files, sizes, image_size))
 
 
@@ -134,7 +133,7 @@ def check_cub(root: Path | str | None, layout: CubLayout = CUB) -> list[str]:
 
 def _find(root: Path | str | None) -> Path:
     place = data_root(root)
-    # The folder itself may have been given, under whatever name.
+    # The root may be the folder itself, under any name.
     if (place / "images.txt").is_file():
         return place
     try:
@@ -149,7 +148,7 @@ def _find(root: Path | str | None) -> Path:
 def _columns(
     path: Path, num_lines: int, num_columns: int, parse: Callable[[Sequence[str]], T]
 ) -> dict[int, T]:
-    """Read lines '<id> <words>' in the order of the file; what does not fit is an error."""
+    """Read lines '<id> <words>' in the order of the file; raise for any other line."""
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing; unpack the archive again")
     found: dict[int, T] = {}
@@ -191,7 +190,7 @@ def _box(words: Sequence[str]) -> tuple[float, float, float, float]:
 
 
 def _squashed(path: str, image_size: int) -> tuple[UInt8[Tensor, "3 s s"], tuple[int, int]]:
-    """Return the whole image as a square, and its width and height before."""
+    """Return the image resized to a square, and its original width and height."""
     from PIL import Image
 
     image = read_rgb(path)

@@ -1,12 +1,11 @@
-"""Any folder of images, one sub-folder a class: ROOT/train/<class>/... and ROOT/val/<class>/...
+"""Any folder of images, one subfolder per class: ROOT/train/<class>/... and ROOT/val/<class>/...
 
-Classes are the sorted sub-folders of ``train``. The ``test`` split is ``val`` where there is one,
-else ``test`` (where both exist, as in ImageNet, it is ``val`` that has labels). Files are found at
-any depth; those whose suffix is not an image's are passed over. A file that is no image, or empty,
-is an error that names it.
+Classes are the sorted subfolders of ``train``. The ``test`` split is ``val`` if it exists, else
+``test`` (in ImageNet, which has both, only ``val`` has labels). Files are found at any depth; files
+without the suffix of an image are skipped. A file that is empty or no image raises with its name.
 
-A list of boxes beside the folders (see ``box_lists``) gives the test images their boxes. A folder
-of images without classes is read by ``list_images`` and ``load_images``.
+A list of boxes beside the folders (see ``box_lists``) has the boxes of the test images.
+``list_images`` and ``load_images`` read a folder of images without classes.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ FOLDER_SIZE = 64
 
 @dataclass(frozen=True)
 class FileSet:
-    """A labelled set of image files, for sets that do not fit in memory."""
+    """A labeled set of image files, for sets that do not fit in memory."""
 
     name: str
     split: str
@@ -65,7 +64,7 @@ class FileSet:
     def in_memory(
         self, images: UInt8[Tensor, "n 3 h w"], boxes: tuple[Tensor, ...] | None = None
     ) -> ImageSet:
-        """The same set with its images decoded, and boxes in their pixels."""
+        """Return the set with decoded images, and boxes in their pixels."""
         return ImageSet(
             name=self.name,
             split=self.split,
@@ -80,7 +79,7 @@ class FileSet:
 
 @dataclass(frozen=True)
 class BoxedFileSet(FileSet):
-    """A file set that knows boxes, one tensor [k, 4] a file, in pixels of the file's image."""
+    """A file set with boxes, one tensor [k, 4] per file, in pixels of its image."""
 
     boxes: tuple[Tensor, ...] = ()
 
@@ -95,7 +94,7 @@ class BoxedFileSet(FileSet):
 def scan_folder(root: Path | str, split: str) -> FileSet:
     """List the files of one split; nothing is decoded.
 
-    Where ``root`` holds a list of boxes, the test split is a ``BoxedFileSet``.
+    If ``root`` has a list of boxes, the test split is a ``BoxedFileSet``.
     """
     check_split(split)
     root = Path(root).expanduser()
@@ -111,11 +110,11 @@ def scan_folder(root: Path | str, split: str) -> FileSet:
     for label, class_name in enumerate(class_names):
         files = _image_files(here[class_name]) if class_name in here else []
         if split == "train" and not files:
-            raise ValueError(f"{here[class_name]} holds no image: fill it or remove it")
+            raise ValueError(f"{here[class_name]} has no image: fill it or remove it")
         paths += files
         labels += [label] * len(files)
     if not paths:
-        raise ValueError(f"{_split_folder(root, split)} holds no image")
+        raise ValueError(f"{_split_folder(root, split)} has no image")
     found = FileSet(root.name, split, tuple(paths), torch.tensor(labels), class_names)
     listed = find_box_list(root) if split == "test" else None
     if listed is None:
@@ -124,10 +123,10 @@ def scan_folder(root: Path | str, split: str) -> FileSet:
 
 
 def load_folder(root: Path | str, split: str, image_size: int) -> ImageSet:
-    """Decode one split into memory, each image as its centred square of side ``image_size``.
+    """Decode one split into memory, each image as its centered square of side ``image_size``.
 
-    Boxes, where there are any, are cut off at the squares; an image that their list leaves out, or
-    whose boxes lie outside its square, has none.
+    Boxes, if any, are clipped to the squares; an image that is not in their list, or whose boxes
+    are outside of its square, has none.
     """
     if image_size < 1:
         raise ValueError(f"image_size must be at least 1, got {image_size}")
@@ -140,23 +139,23 @@ def load_folder(root: Path | str, split: str, image_size: int) -> ImageSet:
 
 
 def list_images(folder: Path | str) -> list[str]:
-    """Every image file in ``folder``, at any depth, in order; having none is an error."""
+    """Return every image file in ``folder``, at any depth, in order; raise if there is none."""
     folder = Path(folder).expanduser()
     if not folder.is_dir():
         raise FileNotFoundError(f"there is no folder {folder}")
     files = _image_files(folder)
     if not files:
         known = ", ".join(sorted(suffix[1:] for suffix in IMAGE_SUFFIXES))
-        raise ValueError(f"{folder} holds no image, at any depth (of {known})")
+        raise ValueError(f"{folder} has no image at any depth ({known})")
     return files
 
 
 def load_images(
     paths: Sequence[str], image_size: int, how: Literal["resize", "crop"] = "resize"
 ) -> UInt8[Tensor, "n 3 s s"]:
-    """Decode files into memory: their centred squares resized, or their central pixels ("crop").
+    """Decode files into memory: their centered squares resized, or their central pixels ("crop").
 
-    A file too small for its crop is an error that names it.
+    Raises for a file that is too small for its crop.
     """
     if image_size < 1:
         raise ValueError(f"image_size must be at least 1, got {image_size}")
@@ -178,7 +177,7 @@ def load_images(
     return images
 
 
-def check_folder(root: Path | str) -> list[str]:
+def check_image_folder(root: Path | str) -> list[str]:
     """Decode every image and return one line for each thing that is missing or damaged."""
     problems = []
     for split in SPLITS:
@@ -198,8 +197,8 @@ def _split_folder(root: Path, split: str) -> Path:
             return root / name
     looked_for = " or ".join(str(root / name) for name in names)
     raise FileNotFoundError(
-        f"no folder {looked_for}; an image folder holds train/ and val/ (or test/), "
-        "each with one sub-folder a class"
+        f"no folder {looked_for}; an image folder has train/ and val/ (or test/), "
+        "each with one subfolder per class"
     )
 
 
@@ -210,14 +209,14 @@ def _class_folders(folder: Path) -> Mapping[str, Path]:
         if entry.is_dir() and not entry.name.startswith(".")
     }
     if not found:
-        raise ValueError(f"{folder} has no sub-folders; it needs one for each class")
+        raise ValueError(f"{folder} has no subfolders; it needs one per class")
     return found
 
 
 def _image_files(folder: Path) -> list[str]:
     found = []
     for place, folders, names in os.walk(folder, followlinks=True):
-        folders[:] = [name for name in folders if not name.startswith(".")]  # os.walk's way to skip
+        folders[:] = [name for name in folders if not name.startswith(".")]  # how os.walk skips
         found += [
             os.path.join(place, name)
             for name in names
@@ -235,7 +234,7 @@ def folder_entry(name: str) -> DatasetEntry:
         function=lambda _root, split: load_folder(path, split, size),
         description=f"images in the class folders of {path}/train and {path}/val or {path}/test",
         image_size=size,
-        check=lambda _root: check_folder(path),
+        check=lambda _root: check_image_folder(path),
         scan=lambda _root, split: scan_folder(path, split),
     )
 

@@ -1,12 +1,12 @@
-"""ImageNet-1k (ILSVRC 2012) from its official images, one folder a class.
+"""ImageNet-1k (ILSVRC 2012) from its official images, one folder per class.
 
     imagenet/train/<wnid>/*.JPEG     1,000 folders, 1,281,167 images
     imagenet/val/<wnid>/*.JPEG       the same 1,000 folders, 50 images each
 
-The archives cannot be fetched by a program: they are given to people who have an account and have
-agreed to the terms. The official ``val`` archive is flat; its images must be sorted into folders.
-The training images do not fit in memory, so they are streamed; those of ``val`` take 7.5 GB there.
-Their boxes are read from a list beside the two folders, if there is one (see ``box_lists``).
+The archives need an account and its terms, so no program can download them. The official ``val``
+archive is flat; its images must be sorted into folders. The training images do not fit in memory
+and are streamed; those of ``val`` take 7.5 GB. Their boxes are read from a list beside the two
+folders, if there is one (see ``box_lists``).
 """
 
 from __future__ import annotations
@@ -27,16 +27,15 @@ FOLDERS = ("imagenet", "ILSVRC2012")
 IMAGE_SIZE = 224
 
 BY_HAND = (
-    "its archives are given to people who have an account at image-net.org and have agreed to its "
-    "terms; unpack ILSVRC2012_img_train.tar and the 1,000 archives in it to "
-    "imagenet/train/WNID/*.JPEG, and sort the images of ILSVRC2012_img_val.tar to "
-    "imagenet/val/WNID/*.JPEG"
+    "its archives need an account at image-net.org and its terms; unpack "
+    "ILSVRC2012_img_train.tar and the 1,000 archives in it to imagenet/train/WNID/*.JPEG, and sort "
+    "the images of ILSVRC2012_img_val.tar to imagenet/val/WNID/*.JPEG"
 )
 
 
 @dataclass(frozen=True)
 class ImageNetLayout:
-    """How many of everything there must be."""
+    """The expected number of images and classes."""
 
     num_classes: int = 1000
     num_train: int = 1_281_167
@@ -52,7 +51,7 @@ IMAGENET = ImageNetLayout()
 def scan_imagenet(
     root: Path | str | None, split: str, layout: ImageNetLayout = IMAGENET
 ) -> FileSet:
-    """List the files of one split, ``test`` being the official ``val``; nothing is decoded."""
+    """List the files of one split, ``test`` is the official ``val``; nothing is decoded."""
     check_split(split)
     folder = _find(root)
     files = scan_folder(folder, split)
@@ -75,7 +74,7 @@ def scan_imagenet(
 def load_imagenet(
     root: Path | str | None, split: str, layout: ImageNetLayout = IMAGENET
 ) -> ImageSet:
-    """Decode ``val`` into memory, 224 x 224 from the centre of 256, as it is evaluated."""
+    """Decode ``val`` into memory, 224 x 224 from the center of 256, as it is evaluated."""
     check_split(split)
     if split == "train":
         raise ValueError(
@@ -91,7 +90,7 @@ def load_imagenet(
 
 
 def check_imagenet(root: Path | str | None, layout: ImageNetLayout = IMAGENET) -> list[str]:
-    """Say what is missing; where both splits are whole in number, decode every image as well."""
+    """Return one line for each problem; decode every image if none is missing."""
     problems: list[str] = []
     paths: list[str] = []
     for split in SPLITS:

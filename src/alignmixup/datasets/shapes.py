@@ -1,12 +1,12 @@
-"""A built-in set of small pictures: ten shapes, drawn on the spot, the same on every machine.
+"""A built-in data set: ten shapes on small images, generated, identical on every machine.
 
-Colour, texture, position, size, rotation and background are drawn independently of the class, and
-what was drawn is kept (``ShapesTruth``), so that pose and appearance can be measured apart.
+Color, texture, position, size, rotation and background are independent of the class, and their
+values are kept (``ShapesTruth``), so that pose and appearance can be measured separately.
 
-The same bits everywhere: chance is the raw output of PCG64, whose stream numpy guarantees; the
+The same bits everywhere: randomness is the raw output of PCG64, whose stream numpy guarantees; the
 geometry uses only + - * / and comparisons, one array operation at a time, which IEEE arithmetic
-rounds alike on every processor (no sin, no matrix product, no float sum); colours are integers.
-Image i depends on (seed, split, i) alone, so a smaller set is the beginning of a larger one.
+rounds identically on every processor (no sin, no matrix product, no float sum); colors are
+integers. Image i depends only on (seed, split, i), so a smaller set is the start of a larger one.
 """
 
 from __future__ import annotations
@@ -36,26 +36,26 @@ STD = (0.263, 0.262, 0.265)
 
 @dataclass(frozen=True)
 class ShapesTruth:
-    """What was drawn. Lengths are in pixels; the centre of the first pixel is (0.5, 0.5).
+    """The values behind each image, in pixels; the center of the first pixel is (0.5, 0.5).
 
     ``rotation`` is in radians, from x to y (clockwise as seen, since y points down); ``size`` is
-    the radius of the circle around the shape. A texture alternates its colour with a paler or
+    the radius of the circle around the shape. A texture alternates its color with a paler or
     darker one; textures are numbered as in ``TEXTURE_NAMES``.
     """
 
     masks: Bool[Tensor, "n h w"]
-    colour: UInt8[Tensor, "n 3"]
+    color: UInt8[Tensor, "n 3"]
     texture: Int64[Tensor, " n"]
     rotation: Float64[Tensor, " n"]
     size: Float64[Tensor, " n"]
-    centre: Float64[Tensor, "n 2"]
-    background_colour: UInt8[Tensor, "n 3"]
+    center: Float64[Tensor, "n 2"]
+    background_color: UInt8[Tensor, "n 3"]
     background_texture: Int64[Tensor, " n"]
 
 
 @dataclass(frozen=True)
 class ShapesDrawing:
-    """A set of shapes and what was drawn in it."""
+    """A set of shapes and the values behind its images."""
 
     image_set: ImageSet
     truth: ShapesTruth
@@ -71,7 +71,7 @@ def shapes(
 def draw_shapes(
     split: str, num_images: int | None = None, image_size: int = 32, seed: int = 0
 ) -> ShapesDrawing:
-    """Draw a set of shapes and keep the truth; image i is of class i mod 10."""
+    """Draw a set of shapes and keep its truth; image i is of class i mod 10."""
     check_split(split)
     count = DEFAULT_COUNTS[split] if num_images is None else num_images
     if count < 1:
@@ -81,7 +81,7 @@ def draw_shapes(
     if seed < 0:
         raise ValueError(f"seed must be at least 0, got {seed}")
     scene = _draw_scene(split, count, image_size, seed)
-    covered = coverage(scene.labels, scene.centre, scene.size, scene.angle, image_size)
+    covered = coverage(scene.labels, scene.center, scene.size, scene.angle, image_size)
     masks = covered * 2 >= SUBSAMPLES * SUBSAMPLES
     images = _paint(scene, covered)
     image_set = ImageSet(
@@ -99,7 +99,7 @@ def draw_shapes(
 
 SIZE_RANGE = (0.26, 0.44)  # of the image side
 MIN_CONTRAST = 100  # in the channel where object and background differ most
-SHADE = 36  # between the two colours of a texture
+SHADE = 36  # between the two colors of a texture
 PIXEL_NOISE = 4  # bits of uniform noise on every value
 CELLS = 16  # along a side of the noise texture
 
@@ -108,7 +108,7 @@ CELLS = 16  # along a side of the noise texture
 class _Surface:
     """The look of all objects, or of all backgrounds; lengths in 1/32 of the image side."""
 
-    colour: NDArray[Any]  # int64 [n, 3]
+    color: NDArray[Any]  # int64 [n, 3]
     texture: NDArray[Any]  # int64 [n]
     angle: NDArray[Any]  # int64 [n], of the texture
     period: NDArray[Any]  # float32 [n]
@@ -122,7 +122,7 @@ class _Scene:
 
     labels: NDArray[Any]  # int64 [n]
     size: NDArray[Any]  # float64 [n]
-    centre: NDArray[Any]  # float64 [n, 2]
+    center: NDArray[Any]  # float64 [n, 2]
     angle: NDArray[Any]  # int64 [n]
     objects: _Surface
     backgrounds: _Surface
@@ -135,7 +135,7 @@ def _draw_scene(split: str, count: int, image_size: int, seed: int) -> _Scene:
     pose = _words(streams[0], count, 4)
     low, high = SIZE_RANGE
     size = image_size * (low + (high - low) * _share(pose[:, 0]))
-    # The circle around the shape stays inside the image, so its box is that of the whole shape.
+    # The circle around the shape stays inside the image, and so does the shape.
     free = image_size - 2 * size
     objects = _draw_surface(streams[1], count)
     backgrounds = _draw_surface(streams[2], count)
@@ -146,10 +146,10 @@ def _draw_scene(split: str, count: int, image_size: int, seed: int) -> _Scene:
     return _Scene(
         labels=np.arange(count) % len(SHAPE_NAMES),
         size=size,
-        centre=size[:, None] + free[:, None] * _share(pose[:, 1:3]),
+        center=size[:, None] + free[:, None] * _share(pose[:, 1:3]),
         angle=_choice(pose[:, 3], NUM_ANGLES),
         objects=objects,
-        backgrounds=replace(backgrounds, colour=_contrasting(objects.colour, backgrounds.colour)),
+        backgrounds=replace(backgrounds, color=_contrasting(objects.color, backgrounds.color)),
         noise=noise.reshape(count, 3, image_size, image_size),
     )
 
@@ -175,7 +175,7 @@ def _draw_surface(stream: np.random.SeedSequence, count: int) -> _Surface:
     words = _words(stream, count, 7 + CELLS * CELLS // 64)
     cells = np.unpackbits(np.ascontiguousarray(words[:, 7:]).view(np.uint8), axis=1)
     return _Surface(
-        colour=_choice(words[:, :3], 256),
+        color=_choice(words[:, :3], 256),
         texture=_choice(words[:, 3], len(TEXTURE_NAMES)),
         angle=_choice(words[:, 4], NUM_ANGLES),
         period=(4 + 4 * _share(words[:, 5])).astype(np.float32),
@@ -184,28 +184,28 @@ def _draw_surface(stream: np.random.SeedSequence, count: int) -> _Surface:
     )
 
 
-def _contrasting(colour: NDArray[Any], background: NDArray[Any]) -> NDArray[Any]:
-    """Turn a background too near to its object's colour into one far from it."""
-    apart = background - colour
+def _contrasting(color: NDArray[Any], background: NDArray[Any]) -> NDArray[Any]:
+    """Replace a background color too similar to its object's."""
+    apart = background - color
     is_near = np.abs(apart).max(axis=1, keepdims=True) < MIN_CONTRAST
-    # Half-way round each channel's circle of 256 levels, give or take 25: at least 103 away.
-    return np.where(is_near, (colour + 128 + apart // 4) % 256, background)
+    # Opposite on each channel's circle of 256 levels, +-25: at least 103 away.
+    return np.where(is_near, (color + 128 + apart // 4) % 256, background)
 
 
 def _paint(scene: _Scene, covered: NDArray[Any]) -> NDArray[Any]:
     """Blend object over background by the share of each pixel covered: uint8 [n, 3, h, w]."""
     full = SUBSAMPLES * SUBSAMPLES
     share = covered[:, None].astype(np.int16)
-    images = share * _colours(scene.objects, covered.shape[-1])
-    images += (full - share) * _colours(scene.backgrounds, covered.shape[-1])
+    images = share * _colors(scene.objects, covered.shape[-1])
+    images += (full - share) * _colors(scene.backgrounds, covered.shape[-1])
     images = (images + full // 2) // full + scene.noise
     pixels: NDArray[np.uint8] = images.clip(0, 255).astype(np.uint8)
     return pixels
 
 
-def _colours(surface: _Surface, image_size: int) -> NDArray[Any]:
-    """The surface's colour at every pixel: int16 [n, 3, h, w]."""
-    first = surface.colour
+def _colors(surface: _Surface, image_size: int) -> NDArray[Any]:
+    """The surface's color at every pixel: int16 [n, 3, h, w]."""
+    first = surface.color
     second = np.where(first < 128, first + SHADE, first - SHADE)
     is_second = _pattern(surface, image_size)[:, None]
     picked = np.where(is_second, second[:, :, None, None], first[:, :, None, None])
@@ -213,7 +213,7 @@ def _colours(surface: _Surface, image_size: int) -> NDArray[Any]:
 
 
 def _pattern(surface: _Surface, image_size: int) -> NDArray[Any]:
-    """Where each texture shows its second colour: bool [n, h, w]."""
+    """Where each texture shows its second color: bool [n, h, w]."""
     line = ((np.arange(image_size) + 0.5) * (32 / image_size)).astype(np.float32)
     is_second = np.zeros((len(surface.texture), image_size, image_size), dtype=bool)
     for texture, name in enumerate(TEXTURE_NAMES):
@@ -258,12 +258,12 @@ def _tight_boxes(masks: NDArray[Any]) -> tuple[Tensor, ...]:
 def _truth(scene: _Scene, masks: NDArray[Any]) -> ShapesTruth:
     return ShapesTruth(
         masks=torch.from_numpy(masks),
-        colour=torch.from_numpy(scene.objects.colour.astype(np.uint8)),
+        color=torch.from_numpy(scene.objects.color.astype(np.uint8)),
         texture=torch.from_numpy(scene.objects.texture),
         rotation=torch.from_numpy(scene.angle * (2 * math.pi / NUM_ANGLES)),
         size=torch.from_numpy(scene.size),
-        centre=torch.from_numpy(scene.centre),
-        background_colour=torch.from_numpy(scene.backgrounds.colour.astype(np.uint8)),
+        center=torch.from_numpy(scene.center),
+        background_color=torch.from_numpy(scene.backgrounds.color.astype(np.uint8)),
         background_texture=torch.from_numpy(scene.backgrounds.texture),
     )
 

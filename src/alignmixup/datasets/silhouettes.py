@@ -1,7 +1,7 @@
-"""The ten outlines of ``shapes``, each a test of whether a point lies inside.
+"""The ten outlines of ``shapes``, each a test of whether a point is inside.
 
-Coordinates are those of the shape: (u, v) with v down, in units of the radius of the circle around
-it, which no outline leaves. Only + - * and comparisons on float32, so that every machine agrees.
+Coordinates are those of the shape: (u, v) with v down, in units of the radius of the circle that
+contains it. Only + - * and comparisons on float32, so that results agree on every machine.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ Points: TypeAlias = NDArray[np.float32]
 Inside: TypeAlias = NDArray[np.bool_]
 SUBSAMPLES = 4  # along a side of a pixel
 
-# Unit vectors of 1,024 angles, rounded to 20 bits: far coarser than two maths libraries differ, so
-# the tables are the same everywhere.
+# Unit vectors of 1,024 angles, rounded to 20 bits, far coarser than math libraries differ: the
+# tables are the same everywhere.
 NUM_ANGLES = 1024
 _TURNS = [2 * math.pi * k / NUM_ANGLES for k in range(NUM_ANGLES)]
 COS = np.array([round(math.cos(turn) * 2**20) / 2**20 for turn in _TURNS], dtype=np.float32)
@@ -27,7 +27,7 @@ SIN = np.array([round(math.sin(turn) * 2**20) / 2**20 for turn in _TURNS], dtype
 
 def coverage(
     labels: NDArray[Any],
-    centre: NDArray[Any],
+    center: NDArray[Any],
     size: NDArray[Any],
     angle: NDArray[Any],
     image_size: int,
@@ -40,14 +40,14 @@ def coverage(
         for start in range(0, len(chosen), 64):
             rows = chosen[start : start + 64]
             counts[rows] = _count_inside(
-                is_inside, centre[rows], size[rows], angle[rows], image_size
+                is_inside, center[rows], size[rows], angle[rows], image_size
             )
     return counts
 
 
 def _count_inside(
     is_inside: Callable[[Points, Points], Inside],
-    centre: NDArray[Any],
+    center: NDArray[Any],
     size: NDArray[Any],
     angle: NDArray[Any],
     image_size: int,
@@ -56,11 +56,11 @@ def _count_inside(
     cos, sin = COS[angle][:, None], SIN[angle][:, None]
     offsets = (np.arange(SUBSAMPLES) + 0.5) / SUBSAMPLES
     grids = [
-        ((np.arange(image_size) + offset - centre[:, :, None]) / size[:, None, None]).astype(
+        ((np.arange(image_size) + offset - center[:, :, None]) / size[:, None, None]).astype(
             np.float32
         )
         for offset in offsets
-    ]  # each [n, 2, side]: x and y of the sub-pixels, from the centre, in radii
+    ]  # each [n, 2, side]: x and y of the sub-pixels, from the center, in radii
     for x in (grid[:, 0] for grid in grids):
         for y in (grid[:, 1] for grid in grids):
             u = (cos * x)[:, None, :] + (sin * y)[:, :, None]

@@ -1,11 +1,11 @@
-"""Tiny-ImageNet-200 from its official folder: 64 x 64 JPEGs, 200 classes, one box an image.
+"""Tiny-ImageNet-200 from its official folder: 64 x 64 JPEGs, 200 classes, one box per image.
 
     train/<wnid>/images/<wnid>_<i>.JPEG, boxes in train/<wnid>/<wnid>_boxes.txt
     val/images/val_<i>.JPEG, class and box in val/val_annotations.txt
 
 The labels of the official test images were never published, so the official ``val`` is our ``test``
-split, as in the papers. Class k is the k-th of the **sorted** wnids (wnids.txt is in another
-order), which is the order that readers of class folders give. About 2 % of the files are grey.
+split, as in the papers. Class k is the k-th of the **sorted** wnids (wnids.txt has another order),
+as for readers of class folders. About 2 % of the files are gray.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class TinyLayout:
-    """How many of everything there must be."""
+    """The expected number of images and classes."""
 
     num_classes: int = 200
     train_per_class: int = 500
@@ -51,7 +51,7 @@ TINY = TinyLayout()
 
 
 def load_tiny(root: Path | str | None, split: str, layout: TinyLayout = TINY) -> ImageSet:
-    """Read one split; the decoded images are kept beside the data for the next time."""
+    """Read one split; the decoded images are cached beside the data."""
     check_split(split)
     folder = _find(root)
     wnids = _wnids(folder, layout)
@@ -70,7 +70,7 @@ def load_tiny(root: Path | str | None, split: str, layout: TinyLayout = TINY) ->
 
 
 def list_tiny_val(root: Path | str | None, layout: TinyLayout = TINY) -> tuple[Path, list[str]]:
-    """The folder that holds ``val`` and the image files in it; nothing else need be there."""
+    """Return the folder that contains ``val``, and its image files; nothing else is needed."""
     place = data_root(root)
     for folder in (place, place / "tiny-imagenet-200"):
         if (folder / "val" / "images").is_dir():
@@ -78,10 +78,10 @@ def list_tiny_val(root: Path | str | None, layout: TinyLayout = TINY) -> tuple[P
     else:
         raise FileNotFoundError(
             f"tiny: no folder {place / 'tiny-imagenet-200' / 'val' / 'images'}; run 'alignmixup "
-            "data fetch tiny', or name the folder that holds it with --data or ALIGNMIXUP_DATA"
+            "data fetch tiny', or name the folder that contains it with --data or ALIGNMIXUP_DATA"
         )
     images = folder / "val" / "images"
-    # In the order of val_annotations.txt, which is that of the numbers: the cache is the same.
+    # By number, the order of val_annotations.txt, so that the cache is shared.
     names = sorted((e.name for e in os.scandir(images) if e.name.endswith(".JPEG")), key=_number)
     if len(names) != layout.num_val:
         raise ValueError(
@@ -97,10 +97,7 @@ def _number(name: str) -> tuple[int, str]:
 
 
 def load_tiny_val(root: Path | str | None, layout: TinyLayout = TINY) -> UInt8[Tensor, "n 3 s s"]:
-    """The images of the official ``val``, without labels: what out-of-distribution detection needs.
-
-    Neither the list of classes nor that of labels is read.
-    """
+    """Return the images of the official ``val`` without reading classes or labels."""
     folder, paths = list_tiny_val(root, layout)
     return _decode_or_recall(folder, "test", paths, layout.image_size)
 
@@ -132,7 +129,7 @@ class _Row:
 
 def _find(root: Path | str | None) -> Path:
     place = data_root(root)
-    # The folder itself may have been given, under whatever name.
+    # The root may be the folder itself, under any name.
     if (place / "wnids.txt").is_file():
         return place
     return find_folder(root, ("tiny-imagenet-200",), "tiny")
@@ -191,7 +188,7 @@ def _expect_count(path: Path, found: int, expected: int) -> None:
 
 
 def _parse(path: Path, line: str, num_columns: int) -> tuple[list[str], tuple[int, int, int, int]]:
-    """Split a line into words and box; the file's last corner is in the box, ours is outside."""
+    """Split a line into words and box; the file's last corner is inclusive, ours exclusive."""
     columns = line.split("\t")
     try:
         x0, y0, x1, y1 = (int(word) for word in columns[-4:])
@@ -203,7 +200,7 @@ def _parse(path: Path, line: str, num_columns: int) -> tuple[list[str], tuple[in
 
 
 def _class_names(folder: Path, wnids: Sequence[str]) -> tuple[str, ...]:
-    """The first synonym of each class in words.txt, or the wnid where that file says nothing."""
+    """Return the first synonym of each class in words.txt, or the wnid if it has none."""
     path = folder / "words.txt"
     words: dict[str, str] = {}
     if path.is_file():
@@ -214,7 +211,7 @@ def _class_names(folder: Path, wnids: Sequence[str]) -> tuple[str, ...]:
 def _decode_or_recall(
     folder: Path, split: str, paths: Sequence[str], image_size: int
 ) -> UInt8[Tensor, "n 3 s s"]:
-    """Decode the images, or read them back if the same files were decoded before."""
+    """Decode the images, or read them from the cache of the same files."""
     cache = folder / f"decoded-{split}.safetensors"
     fingerprint = _fingerprint(folder, paths, image_size)
     images = _recall(cache, fingerprint)
@@ -225,7 +222,7 @@ def _decode_or_recall(
 
 
 def _fingerprint(folder: Path, paths: Sequence[str], image_size: int) -> str:
-    """A hash of every file's name, size and time of change."""
+    """Return a hash of every file's name, size and modification time."""
     digest = hashlib.blake2b(f"{image_size}".encode(), digest_size=16)
     for path in paths:
         try:
@@ -248,22 +245,22 @@ def _recall(cache: Path, fingerprint: str) -> UInt8[Tensor, "n 3 s s"] | None:
                 images: Tensor = file.get_tensor("images")
                 return images
     except (OSError, SafetensorError):
-        pass  # not there, or a damaged cache: decode again
+        pass  # a missing or damaged cache: decode again
     return None
 
 
 def _keep(cache: Path, fingerprint: str, images: UInt8[Tensor, "n 3 s s"]) -> None:
-    """Write the cache whole or not at all; a folder that cannot be written to is no error."""
+    """Write the cache atomically; warn if the folder is not writable."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     part = cache.with_name(f"{cache.name}.{os.getpid()}.part")
     try:
         save_file({"images": images}, part, metadata={"fingerprint": fingerprint})
-        part.chmod(0o644)  # safetensors writes for the owner alone; data folders are shared
+        part.chmod(0o644)  # safetensors makes it private; data folders are shared
         os.replace(part, cache)
     except (OSError, SafetensorError) as error:
-        log.warning("could not keep the decoded images in %s: %s", cache, error)
+        log.warning("could not cache the decoded images in %s: %s", cache, error)
         part.unlink(missing_ok=True)
 
 

@@ -1,14 +1,14 @@
 """Images with many boxes each, for detection: the layouts of PASCAL VOC and of COCO.
 
-    VOC2007/ImageSets/Main/trainval.txt   one name a line
+    VOC2007/ImageSets/Main/trainval.txt   one name per line
             Annotations/<name>.xml        class, corners (1-based, the last pixel included), flags
             JPEGImages/<name>.jpg
     annotations/instances_train2017.json  images, categories, annotations (x, y, width, height)
     train2017/<file_name>
 
-Boxes come as (x0, y0, x1, y1) in pixels, ends exclusive; labels count from 0 in the order of
+Boxes are (x0, y0, x1, y1) in pixels, ends exclusive; labels count from 0 in the order of
 ``class_names``. VOC's "difficult" and COCO's "iscrowd" boxes are kept and marked ``is_ignored``:
-they are not trained on, and an evaluation counts them neither for nor against.
+they are not trained on, and an evaluation counts them neither as right nor as wrong.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from torch import Tensor
 from alignmixup.datasets.loading.decode import read_rgb
 from alignmixup.datasets.loading.layout import data_root
 
-# In the order of the development kit, which is that of the alphabet.
+# In the order of the development kit, which is alphabetical.
 VOC_CLASSES = (
     *("aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow"),
     *("diningtable", "dog", "horse", "motorbike", "person", "pottedplant", "sheep", "sofa"),
@@ -53,7 +53,7 @@ class DetectionExample:
 
 @dataclass(frozen=True, slots=True)
 class _Annotated:
-    """What is known of an image before it is decoded; objects are (label, corners, flag, area)."""
+    """An image before it is decoded: its path, id, size and objects."""
 
     path: str
     image_id: int
@@ -86,11 +86,11 @@ class DetectionSet:
         return len(self.class_names)
 
     def is_trainable(self, index: int) -> bool:
-        """Whether the image has an object that is not ignored; it is not decoded for that."""
+        """Return whether the image has an object that is not ignored, without decoding it."""
         return any(not found.is_ignored for found in self.rows[index].objects)
 
     def first(self, count: int | None) -> DetectionSet:
-        """The first ``count`` images; None: all."""
+        """Return the first ``count`` images; None for all."""
         return replace(self, rows=self.rows[:count])
 
     def __getitem__(self, index: int) -> DetectionExample:
@@ -99,7 +99,7 @@ class DetectionSet:
         if pixels.shape[:2] != row.size[::-1]:
             raise ValueError(
                 f"{row.path} has {pixels.shape[1]} x {pixels.shape[0]} pixels, but its annotation "
-                f"says {row.size[0]} x {row.size[1]}: one of them is not the official file"
+                f"has {row.size[0]} x {row.size[1]}: one of them is not the official file"
             )
         return DetectionExample(
             image_id=row.image_id,
@@ -112,7 +112,7 @@ class DetectionSet:
 
 
 def concatenate(first: DetectionSet, *others: DetectionSet) -> DetectionSet:
-    """Return one set of several with the same classes, e.g. VOC 2007 and 2012, numbered anew."""
+    """Return one set of several with the same classes, e.g. VOC 2007 and 2012, renumbered."""
     rows = list(first.rows)
     for other in others:
         if other.class_names != first.class_names:
@@ -128,7 +128,7 @@ def voc_splits(
 ) -> tuple[DetectionSet, DetectionSet]:
     """Return the trainval images of ``years`` as one set, and the test images of 2007."""
     if not years:
-        raise ValueError("no year of VOC is named: 2007, 2012 or both")
+        raise ValueError("no year of VOC is given: choose 2007, 2012 or both")
     return concatenate(*[scan_voc(root, "trainval", y) for y in years]), scan_voc(root, "test")
 
 
@@ -140,7 +140,7 @@ def coco_splits(root: Path | str | None) -> tuple[DetectionSet, DetectionSet]:
     if folder is None:
         raise FileNotFoundError(
             f"COCO: no annotations in any of {', '.join(map(str, tried))}; unpack the official "
-            "archives there, or name the folder that holds them"
+            "archives there, or name the folder that contains them"
         )
     train, val = (
         scan_coco(folder / "annotations" / f"instances_{split}.json", folder / split)
@@ -160,7 +160,7 @@ def scan_voc(
     listing = folder / "ImageSets" / "Main" / f"{split}.txt"
     if not listing.is_file():
         there = sorted(p.stem for p in listing.parent.glob("*.txt") if "_" not in p.stem)
-        raise FileNotFoundError(f"{listing} is missing; splits there are: {', '.join(there)}")
+        raise FileNotFoundError(f"{listing} is missing; there are the splits {', '.join(there)}")
     # Lists of one class have a second column; the first is always the name.
     names = [line.split()[0] for line in listing.read_text().splitlines() if line.strip()]
     if not names:
@@ -174,13 +174,13 @@ def _voc_folder(root: Path | str | None, year: int) -> Path:
     place = data_root(root)
     tried = [place / "VOCdevkit" / f"VOC{year}", place / f"VOC{year}"]
     if not re.fullmatch(r"VOC\d{4}", place.name) or place.name == f"VOC{year}":
-        tried.append(place)  # not where it is another year's
+        tried.append(place)  # unless it is another year's
     for folder in tried:
         if (folder / "ImageSets" / "Main").is_dir():
             return folder
     raise FileNotFoundError(
         f"VOC {year}: no ImageSets/Main in any of {', '.join(map(str, tried))}; unpack the "
-        "development kit there, or name the folder that holds it"
+        "development kit there, or name the folder that contains it"
     )
 
 
@@ -200,10 +200,12 @@ def _read_voc(folder: Path, name: str, number: int, label_of: dict[str, int]) ->
 
 
 def _parse_xml(path: Path) -> ElementTree.Element:
-    """Parse a plain document; one that declares entities is refused, not expanded."""
+    """Parse a plain document; raise for one that declares entities."""
     content = path.read_bytes()
     if b"<!DOCTYPE" in content or b"<!ENTITY" in content:
-        raise ValueError(f"{path} declares a document type; VOC annotations have none: refused")
+        raise ValueError(
+            f"{path} is unsafe: it declares a document type; VOC annotations have none"
+        )
     try:
         return ElementTree.fromstring(content)
     except ElementTree.ParseError as error:
@@ -224,10 +226,10 @@ def _voc_object(
     if name not in label_of:
         raise ValueError(f"unknown class {name!r}; known are {', '.join(label_of)}")
     corners = [float(_text(element, f"bndbox/{c}")) for c in ("xmin", "ymin", "xmax", "ymax")]
-    # The first pixel is 1 there, and xmax is in the box.
+    # VOC counts from 1 and includes xmax.
     x0, y0, x1, y1 = corners[0] - 1, corners[1] - 1, corners[2], corners[3]
     if not (0 <= x0 < x1 <= size[0] and 0 <= y0 < y1 <= size[1]):
-        raise ValueError(f"the box {corners} does not lie in its {size[0]} x {size[1]} pixels")
+        raise ValueError(f"the box {corners} is not inside its {size[0]} x {size[1]} pixels")
     is_difficult = (element.findtext("difficult") or "0").strip() == "1"
     return _Object(label_of[name], (x0, y0, x1, y1), is_difficult, (x1 - x0) * (y1 - y0))
 
@@ -235,8 +237,8 @@ def _voc_object(
 def scan_coco(annotations: Path | str, images: Path | str, name: str = "coco") -> DetectionSet:
     """Read a file of instances; ``images`` is the folder of its files. No image is decoded.
 
-    Classes are the categories in the order of their ids. Boxes are cut off at the edge of the
-    image; those without a surface, of which COCO has a few, are left out.
+    Classes are the categories in the order of their ids. Boxes are clipped to the
+    image; those without an area, of which COCO has a few, are left out.
     """
     path, folder = Path(annotations).expanduser(), Path(images).expanduser()
     document = _read_json(path)

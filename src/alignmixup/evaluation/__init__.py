@@ -1,9 +1,15 @@
-"""The evaluations, one file each: a model and batches of images in, ``Result`` records out.
+"""Evaluations: ``evaluate``, and in ``tasks`` one file each that registers itself.
 
-A task is imported from its own file (``from alignmixup.evaluation.tasks.attack import pgd``), since
-several files are named after their task. What all of them share is here.
+A task takes a model and batches of images and returns ``Result`` records; what tasks share is here.
 """
 
-from alignmixup.evaluation.forward import Pixels, Predictions, collect_logits, evaluating, predict
+from alignmixup.evaluation.forward import (
+    Pixels,
+    Predictions,
+    Skipped,
+    collect_logits,
+    evaluating,
+    predict,
+)
 
-__all__ = ["Pixels", "Predictions", "collect_logits", "evaluating", "predict"]
+__all__ = ["Pixels", "Predictions", "Skipped", "collect_logits", "evaluating", "predict"]

@@ -22,9 +22,9 @@ class Attack:
     """The settings of an attack.
 
     ``loss`` is what the steps increase: cross-entropy, or the margin max_{j != y} z_j - z_y, whose
-    gradient does not vanish where the softmax saturates. ``keep`` says when an image is broken:
-    wrong after the "last" step, or clean or after "any" step. An image that one of several
-    ``restarts`` breaks is broken.
+    gradient does not vanish where the softmax saturates. An image is broken if it is wrong after
+    the last step (``keep="last"``), or clean or after any step (``"any"``), in one of the
+    ``restarts``.
     """
 
     eps: float

@@ -3,14 +3,13 @@
     z_k = b_k + sum_c W_kc mean_hw F_c(h, w)          CAM_k(h, w) = sum_c W_kc F_c(h, w)
 
 F is the map before global average pooling, W and b the linear layer after it; so the mean of CAM_k
-over positions plus b_k is the logit of class k. The pair is found by running one image through
-the model: the linear layer that gives the logits, and the layer whose mean over positions that
-linear layer reads. Where a ReLU that is no layer comes between the two, F is the map after it. A
-network that makes its maps in its own way offers a method
+over positions plus b_k is the logit of class k. The pair is found by one forward pass: the linear
+layer that returns the logits, and the layer whose mean over positions is its input. If a functional
+ReLU is in between, F is the map after it. A network with its own kind of maps has a method
 
     class_maps(x, classes) -> (logits [b, k], maps [b, h, w])
 
-for the stated classes, or for the predicted ones if they are None, which is then used instead.
+for the given classes, or for the predicted ones if they are None, which is used instead.
 """
 
 from __future__ import annotations
@@ -61,8 +60,8 @@ def class_maps(
 ) -> ClassMaps:
     """Return the map of ``classes``, or of the predicted classes, for pixels ``x`` in [0, 1].
 
-    ``head`` names the layers; without it they are looked for. ``normalised_by`` is the mean and
-    deviation the model expects its images to be normalised by, if it does not do so itself.
+    ``head`` names the layers; by default they are found. ``normalised_by`` is the mean and std by
+    which images are normalized for the model, if it does not normalize them itself.
     """
     model = _plain(model)
     forward = Forward(model, normalised_by, amp_dtype)
@@ -91,7 +90,7 @@ def find_pool_head(
     classifier: str | None = None,
     normalised_by: Normalization | None = None,
 ) -> PoolHead:
-    """Find the two layers by one forward pass of the first image; a name given is kept."""
+    """Find the two layers by a forward pass of the first image; a given name is kept."""
     model = _plain(model)
     if layer is not None and classifier is not None:
         _named(model, layer, None)
@@ -113,7 +112,7 @@ def find_pool_head(
 
 
 def _plain(model: nn.Module) -> nn.Module:
-    # Hooks that come after the first call of a compiled module are silently ignored.
+    # A compiled module ignores hooks that are added after its first call.
     return getattr(model, "_orig_mod", model)
 
 
@@ -132,7 +131,7 @@ def _watch(module: nn.Module, see: Callable[[Any, Any], None]) -> Iterator[None]
 
 
 class _Trace:
-    """What one forward pass shows: the linear layers, and the mean of every map."""
+    """Record of a forward pass: the linear layers, and the mean of every map."""
 
     def __init__(self) -> None:
         self.linear_inputs: dict[str, Tensor] = {}
@@ -152,7 +151,7 @@ class _Trace:
                     return
                 if any(given is pooled for pooled in self.pooled):
                     self.behind_pool.add(name)
-                # The mean is taken at once: a ReLU in place may change the map afterwards.
+                # Now, because an in-place ReLU may change the map later.
                 self.means.pop(name, None)
                 self.means[name] = _Means.of(out)
                 self.sizes[name] = (out.shape[2], out.shape[3])
@@ -166,7 +165,7 @@ class _Trace:
         raise ValueError(
             "the model's logits are not the output of a linear layer on pooled features, so it "
             f"has no class activation maps; its linear layers: {sorted(self.linear_outputs)}. "
-            "Name another with classifier=, or take a network that ends in a global pool head"
+            "Name another with classifier=, or use a network that ends in a global pool head"
         )
 
     def find_layer(self, classifier: str) -> str:
@@ -181,13 +180,13 @@ class _Trace:
                 return name
         if fitting and fitting[-1] in self.behind_pool:
             raise ValueError(
-                f"the model has no pooling head: {classifier!r} reads what {fitting[-1]!r} makes "
-                "of the pooled features, so its logits are not a mean over positions"
+                f"the model has no pooling head: {fitting[-1]!r} changes the pooled features "
+                f"before {classifier!r}, so its logits are not a mean over positions"
             )
         if fitting:
             raise ValueError(
                 f"the map before the pooling is {fitting[-1]!r}, of 1 x 1: there is nothing to "
-                "localise in it; take larger images or a network with fewer strides"
+                "localize in it; use larger images or a network with smaller strides"
             )
         raise ValueError(
             f"the model has no pooling head: {classifier!r} does not read the mean over positions "
@@ -198,7 +197,7 @@ class _Trace:
 
 @dataclass(frozen=True, slots=True)
 class _Means:
-    """The means over positions of a map, and of what a ReLU leaves of it."""
+    """The means over positions of a map, and of the map after a ReLU."""
 
     plain: Float[Tensor, "b c"]
     after_relu: Float[Tensor, "b c"]
@@ -211,7 +210,7 @@ class _Means:
         return cls(wide.mean(dim=(2, 3)), wide.relu().mean(dim=(2, 3)), is_half)
 
     def give(self, pooled: Tensor, *, after_relu: bool = False) -> bool:
-        """Say whether these are the pooled features, as exactly as their types can tell."""
+        """Return whether these are the pooled features, within the precision of their dtypes."""
         mean, found = self.after_relu if after_relu else self.plain, _wide(pooled)
         if mean.shape != found.shape:
             return False
@@ -225,13 +224,13 @@ def _wide(x: Tensor) -> Tensor:
 
 
 def _pools(module: nn.Module, given: Any, out: Tensor) -> bool:
-    """Is this the pooling itself: no weights, and a map in but one position out?"""
+    """Return whether this is the pooling: no weights, a map in and one position out."""
     shrinks = isinstance(given, Tensor) and given.shape[2:] != out.shape[2:] == (1, 1)
     return shrinks and not list(module.parameters())
 
 
 def _named(model: nn.Module, name: str, kind: type[nn.Module] | None) -> nn.Module:
-    """Return the sub-module of that name, of that kind; say what there is otherwise."""
+    """Return the submodule of that name and kind, or raise with the names there are."""
     modules: dict[str, nn.Module] = dict(model.named_modules())
     known = [n for n, m in modules.items() if n and (kind is None or isinstance(m, kind))]
     if name not in modules:
@@ -253,11 +252,11 @@ def _checked_features(
     """Return the map whose mean the classifier read, in float32 or better."""
     for what, name in (("features", head.layer), ("pooled", head.classifier)):
         if not isinstance(seen.get(what), Tensor):
-            raise ValueError(f"layer {name!r} gave no tensor in the forward pass; name another")
+            raise ValueError(f"layer {name!r} returned no tensor in the forward pass; name another")
     features, pooled = seen["features"], seen["pooled"]
     if features.ndim != 4 or features.shape[1] != linear.in_features:
         raise ValueError(
-            f"layer {head.layer!r} gives {list(features.shape)}, but {head.classifier!r} needs "
+            f"layer {head.layer!r} returns {list(features.shape)}, but {head.classifier!r} needs "
             f"maps [b, {linear.in_features}, h, w] to pool"
         )
     means = _Means.of(features)
@@ -283,9 +282,9 @@ def _chosen(logits: Tensor, classes: Tensor | None) -> Int[Tensor, " b"]:
 def _own_maps(
     own: Callable[..., Any], forward: Forward, x: Tensor, classes: Tensor | None
 ) -> ClassMaps:
-    """Ask a network that makes its maps itself."""
+    """Return the maps of a network with its own method."""
     if classes is not None:
-        # Its own indexing would not say which label is wrong.
+        # Checked here, because its indexing would not name a wrong label.
         classes = _chosen(forward(x), classes)
     x = forward.prepared(x)
     with torch.autocast(

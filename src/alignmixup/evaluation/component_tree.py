@@ -28,7 +28,7 @@ class Tree:
     """Local maxima and where they become one: node n is a component at merge < level <= peak.
 
     At its merge level and below, it is part of ``parent``; the root merges at level 0. The tables
-    hold the measures of each node at each level, those of the nodes merged into it included.
+    have the measures of each node at each level, including those of the nodes merged into it.
     """
 
     node_of: Ints  # [h * w]
@@ -75,7 +75,7 @@ def grow(levels: Ints, order: NDArray[Any], neighbors: Neighbors) -> Tree:
 
 
 def _steepest(order: NDArray[Any], neighbors: Neighbors) -> Ints:
-    """Return for each pixel the highest of its neighbourhood; of equals the first.
+    """Return for each pixel the highest of its neighborhood; of equals the first.
 
     Ties lead to an earlier pixel, so that no two pixels point at each other.
     """
@@ -101,7 +101,7 @@ def _climb(target: Ints) -> Ints:
 
 
 def _passes(levels: Ints, node_of: Ints, neighbors: Neighbors) -> Iterator[tuple[int, int, int]]:
-    """Give (level, node, node) of the highest pass of each two basins, from the highest down."""
+    """Yield (level, node, node) of the highest pass of each two basins, in descending order."""
     h, w = levels.shape
     num_nodes = int(node_of.max()) + 1
     heights, pairs = [], []

@@ -43,9 +43,9 @@ class LevelBoxes:
     """The contours of a heat map at all levels, one entry each, in no particular order.
 
     The contour of a hole runs through the pixels around it, so its box is one pixel wider on each
-    side than the hole. ``areas`` are twice the area of the polygon through the pixels' centres,
-    whatever lies inside it: zero for a line. ``firsts`` number the first pixel of an entry, row by
-    row. A level without entries has nothing above it.
+    side than the hole. ``areas`` are twice the area of the polygon through the pixels' centers,
+    zero for a line. ``firsts`` is the index of the first pixel of an entry, row by row. A level
+    without entries has nothing above it.
     """
 
     levels: Int[np.ndarray, " e"]
@@ -57,7 +57,7 @@ class LevelBoxes:
     def largest(self) -> Int[np.ndarray, " l"]:
         """Return the entry of the largest contour of each level that has any, from the lowest up.
 
-        A component is never smaller than its holes, nor than what lies in them. Of several of the
+        A component is at least as large as its holes and what is inside them. Of several of the
         same area it is the one that starts last, row by row: the first that OpenCV lists.
         """
         outer = np.flatnonzero(~self.is_hole)
@@ -78,8 +78,8 @@ def level_boxes(
 ) -> LevelBoxes:
     """Return the contours of ``heat`` at levels 1..255.
 
-    ``order`` may hold what ``heat`` was rounded down from. It does not change the result; without
-    it every step of a staircase counts as a maximum of its own, which takes longer.
+    ``order`` may be the floats that ``heat`` was rounded down from. It does not change the result;
+    without it every plateau counts as several maxima, which takes longer.
     """
     levels = heat.astype(np.int64)
     if order is None:
@@ -108,7 +108,7 @@ def level_boxes(
 class _Quads:
     """Each four pixels around a corner, as keys (level, pixel): the two lowest and the highest.
 
-    A polygon through the centres of pixels is made of whole and of half quads. Above a level, a
+    A polygon through the centers of pixels is made of whole and of half quads. Above a level, a
     quad counts half with three of its pixels and whole with four; what is left of it belongs to
     the other side, half to the first pixel that is not above the level, half to the second.
     """
@@ -209,7 +209,7 @@ def _left_of(entries: _Entries, shape: tuple[int, ...]) -> tuple[Ints, NDArray[n
 
 
 def _generations(around: Ints) -> Iterator[Ints]:
-    """Give the entries that lie in one other, in two others and so on, counted outwards."""
+    """Yield the entries that are inside one other, inside two others, and so on."""
     depth = np.zeros(len(around), np.int64)
     ancestor = around.copy()
     while (is_within := ancestor >= 0).any():

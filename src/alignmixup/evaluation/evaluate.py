@@ -219,8 +219,7 @@ def check_sources(ood: Sequence[str], names: Sequence[str]) -> None:
     """Raise if out-of-distribution sources are named but the task is not."""
     if isinstance(ood, str):
         raise ValueError(f"ood must be a list of names: write [{ood!r}]")
-    named = [name for name in ood if name != "all"]
-    if named and "ood" not in names:
+    if (named := [name for name in ood if name != "all"]) and "ood" not in names:
         raise ValueError(
             f"out-of-distribution sources {named} are named, but 'ood' is not among the tasks "
             f"{names}: add it"

@@ -217,7 +217,7 @@ def pixel_batches(
     ranges = []
     for batch in batches:
         x, y = (batch, None) if isinstance(batch, Tensor) else (batch[0], batch[1])
-        check_images(x)
+        check_image_batch(x)
         if not len(x):
             continue
         num_images += len(x)
@@ -236,7 +236,7 @@ def pixel_batches(
         undo.check_normalized(torch.stack(ranges))
 
 
-def check_images(x: Tensor) -> None:
+def check_image_batch(x: Tensor) -> None:
     """Raise unless this is a batch of images as floats."""
     if not isinstance(x, Tensor) or not x.is_floating_point() or x.ndim != 4:
         is_tensor = isinstance(x, Tensor)
@@ -261,22 +261,18 @@ def model_dtype(model: nn.Module) -> torch.dtype | None:
 
 
 def _checked_pixels(x: Tensor, pixels: Pixels | None) -> Tensor:
-    if pixels is None:
-        check_range(x, "if your loader normalizes, pass its normalised_by=(mean, std)")
-    else:
+    """Return pixels in [0, 1], or raise for values outside of it and for NaN."""
+    remedy = "if your loader normalizes, pass its normalised_by=(mean, std)"
+    if pixels is not None:
         x = pixels.restore(x)
-        check_range(x, "after undoing normalised_by: are mean and std those of your loader?")
-    return x.clamp(0, 1)
-
-
-def check_range(x: Tensor, remedy: str) -> None:
-    """Raise if an image has values outside [0, 1] or NaN."""
+        remedy = "after undoing normalised_by: are mean and std those of your loader?"
     low, high = (float(v) for v in torch.aminmax(x))
     # NaN compares false, so it raises as well.
     if not (low >= -RANGE_TOLERANCE and high <= 1 + RANGE_TOLERANCE):
         raise ValueError(
             f"images must lie in [0, 1], got values in [{low:.4g}, {high:.4g}]; {remedy}"
         )
+    return x.clamp(0, 1)
 
 
 def check_finite(logits: Tensor) -> None:

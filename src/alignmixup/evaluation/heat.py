@@ -112,7 +112,7 @@ def heat_maps(
     maps = maps.float()
     low, high = maps.amin(dim=(1, 2), keepdim=True), maps.amax(dim=(1, 2), keepdim=True)
     varies = high - low > 1e-6 * torch.maximum(low.abs(), high.abs())
-    # Resizing keeps a shift; without the shift it rounds less.
+    # Subtracting the minimum first loses less to rounding.
     large = F.interpolate((maps - low).unsqueeze(1), size, mode="bicubic").squeeze(1)
     low, high = large.amin(dim=(1, 2), keepdim=True), large.amax(dim=(1, 2), keepdim=True)
     unit = torch.where(varies, (large - low) / (high - low), torch.zeros_like(large))

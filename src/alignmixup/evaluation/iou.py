@@ -11,7 +11,7 @@ def box_iou(
     a: Float[np.ndarray, "n 4"] | Int[np.ndarray, "n 4"],
     b: Float[np.ndarray, "m 4"] | Int[np.ndarray, "m 4"],
 ) -> Float[np.ndarray, "n m"]:
-    """Return intersection over union of each pair; zero where neither has a surface."""
+    """Return intersection over union of each pair; zero if neither has an area."""
     a, b = a.astype(np.float64)[:, None], b.astype(np.float64)[None]
     inner = np.minimum(a[..., 2:], b[..., 2:]) - np.maximum(a[..., :2], b[..., :2])
     both = inner.clip(min=0).prod(axis=-1)

@@ -17,7 +17,7 @@ from alignmixup.evaluation.forward import (
     Batches,
     Normalization,
     PixelBatches,
-    check_images,
+    check_image_batch,
     labeled_pixels,
     model_device,
 )
@@ -87,7 +87,7 @@ def eval_images(
     first = next(iter(images), None)
     if not isinstance(first, tuple | list) or len(first) < 2:
         raise ValueError("pass an ImageSet or batches (x, y), such as a DataLoader returns")
-    check_images(first[0])
+    check_image_batch(first[0])
     batches: Batches = images
     if normalised_by is not None:
         batches = PixelBatches(lambda: labeled_pixels(images, normalised_by, device))

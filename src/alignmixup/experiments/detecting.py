@@ -30,7 +30,7 @@ from alignmixup.evaluation.detection.fine_tuning import (
     FineTuner,
     FineTuning,
 )
-from alignmixup.evaluation.detection.scoring import detection
+from alignmixup.evaluation.detection.results import detection
 from alignmixup.experiments.detector_fit import DetectorFit
 from alignmixup.experiments.provenance import origin, provenance
 from alignmixup.experiments.run_folder import alone_in, append_results, read_recipe, write_json

@@ -1,9 +1,9 @@
-"""Painters: from the features of a layer back to images.
+"""Painters: images from the features of a layer.
 
     A = F(x),   x^ = D(A)   or   D(f(A))
 
-F is a trained network up to the layer, and stays as it is; D the residual decoder; f the paper's
-fully connected embedding.
+F is a trained network up to the layer, which is frozen; D the residual decoder; f the paper's fully
+connected embedding.
 """
 
 from __future__ import annotations
@@ -25,26 +25,16 @@ from alignmixup.models.autoencoder import (
 )
 from alignmixup.models.decoder import ResidualDecoder, start_side
 
-__all__ = [
-    "Kind",
-    "LayerDecoder",
-    "OwnDecoder",
-    "Painter",
-    "Reconstruction",
-    "features_at",
-    "reconstruction",
-]
-
-LEAST_CHANNELS = 64  # below this pictures of narrow encoders are all blur
+LEAST_CHANNELS = 64  # with fewer, images of narrow encoders are blurred
 
 Kind = Literal["map", "vector", "own"]
 
 
 @dataclass(frozen=True)
 class Reconstruction:
-    """How well held-out images come back: means over pixel values, in units of the deviation.
+    """The squared error on held-out images, mean over normalized pixel values.
 
-    ``mean_image_error`` is that of answering each of them with the mean of them all.
+    ``mean_image_error`` is that of predicting the mean of them all.
     """
 
     error: float
@@ -60,23 +50,23 @@ class Reconstruction:
 
 
 class Painter(Protocol):
-    """A network whose features at ``layer`` can be made into images."""
+    """A network with a decoder of its features at ``layer``."""
 
     net: nn.Module
     layer: str
 
     def features(self, x: Float[Tensor, "b 3 h w"]) -> Tensor:
-        """The features of images in [0, 1], in evaluation mode."""
+        """Return the features of images in [0, 1], in evaluation mode."""
 
     def paint(self, features: Tensor) -> Float[Tensor, "b 3 h w"]:
-        """Images of these features; they may leave [0, 1] a little."""
+        """Return images of these features, possibly slightly outside [0, 1]."""
 
 
 class LayerDecoder(nn.Module):
     """A frozen network and a decoder of its features at one layer.
 
-    ``image_size`` is the side of the images; features are maps [b, c, h, w], or tokens [b, n, c]
-    which lie on a square.
+    ``image_size`` is the side of the images; features are maps [b, c, h, w], or tokens [b, n, c] of
+    a square.
     """
 
     def __init__(
@@ -122,30 +112,30 @@ class LayerDecoder(nn.Module):
 
 
 def _as_map(features: Tensor, layer: str) -> Float[Tensor, "b c h w"]:
-    """Maps as they are; tokens on the square they come from."""
+    """Return maps unchanged, and tokens as the map they come from."""
     if features.ndim == 4:
         return features
     side = round(features.shape[1] ** 0.5) if features.ndim == 3 else 0
     if side == 0 or side * side != features.shape[1]:
         raise ValueError(
-            f"layer {layer!r} gives {list(features.shape)}; a decoder reads maps [b, c, h, w] or "
-            "tokens [b, n, c] on a square: name a layer that gives one of these"
+            f"layer {layer!r} returns {list(features.shape)}; a decoder reads maps [b, c, h, w] or "
+            "tokens [b, n, c] of a square: name a layer that returns one of these"
         )
     return features.transpose(1, 2).reshape(len(features), -1, side, side)
 
 
 def _to_pixels(net: nn.Module, output: Tensor) -> Tensor:
-    """From normalised space to that of images."""
+    """Convert normalized images to pixels."""
     return output * _buffer(net, "std") + _buffer(net, "mean")
 
 
 def _buffer(net: nn.Module, name: str) -> Tensor:
-    """The mean or the deviation of the network's normalisation."""
+    """Return the mean or the std of the network's normalization."""
     return net.get_buffer(f"normalize.{name}")
 
 
 class OwnDecoder:
-    """An autoencoding classifier's own decoder, which reads e or E (mu or M where variational)."""
+    """The decoder of an autoencoding classifier, which reads e or E (mu if variational)."""
 
     layer = "encoder"
 
@@ -171,7 +161,7 @@ class OwnDecoder:
 
 @torch.no_grad()
 def features_at(net: nn.Module, layer: str, x: Tensor) -> Tensor:
-    """The output of ``layer`` for images in [0, 1], in evaluation mode and without gradient."""
+    """Return the output of ``layer`` for images in [0, 1], in evaluation mode, without gradient."""
     seen: list[Tensor] = []
 
     def look(output: Tensor) -> Tensor:
@@ -191,7 +181,7 @@ def features_at(net: nn.Module, layer: str, x: Tensor) -> Tensor:
 
 @torch.no_grad()
 def reconstruction(painter: Painter, batches: Iterable[tuple[Tensor, ...]]) -> Reconstruction:
-    """The error on these images, beside that of answering each with the mean of them all."""
+    """Return the error on these images, and that of predicting the mean of them all."""
     deviation = _buffer(painter.net, "std").double()
     device = deviation.device
     error = first = second = torch.zeros((), dtype=torch.float64, device=device)

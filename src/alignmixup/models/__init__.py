@@ -1,4 +1,4 @@
-"""Networks that take images in [0, 1]; see ``zoo`` for building one by name."""
+"""Models that take images in [0, 1], one file each; ``zoo.build`` builds one by name."""
 
 from alignmixup.models.autoencoder import AutoencodingClassifier
 from alignmixup.models.external import Wrapped

@@ -1,13 +1,13 @@
-"""A classifier that can give its images back: encoder, embedding, classifier and decoder.
+"""A classifier that also reconstructs its images: encoder, embedding, classifier and decoder.
 
     A = F(x),   e = f(A),   logits = g(e),   x^ = D(e)                      (paper, Experiments)
 
 f is a fully connected layer on all of A (a vector e), or a 2 x 2 convolution of stride 2 (a tensor
-E). In the variational form f gives (mu, sigma), stacked along the channels, and g and D read
-z = mu + sigma noise, or mu where no noise is given.
+E). In the variational form f returns (mu, sigma), stacked along the channels, and g and D read
+z = mu + sigma noise, or mu without noise.
 
-f and g are linear, so mixing the vector e is mixing logits, and mixing A without alignment is the
-same again; E is followed by a linear g on all of its positions, where alignment does matter.
+f and g are linear, so mixing the vector e is the same as mixing logits, and as mixing A without
+alignment. E is followed by a linear g on all of its positions, where alignment has an effect.
 """
 
 from __future__ import annotations
@@ -24,21 +24,20 @@ from alignmixup.models.decoder import ResidualDecoder, start_side
 
 EmbeddingKind = Literal["vector", "tensor"]
 
-# f reads A whole up to 512 x 8 x 8; the 2048 x 7 x 7 of ResNet-50 would take 51 M weights.
+# f reads all of A up to 512 x 8 x 8; the 2048 x 7 x 7 of ResNet-50 would need 51 M weights.
 MOST_INPUTS = 512 * 8 * 8
 REDUCED_CHANNELS = 128
 
-# Channels of the decoder's first map, by its side, where the encoder has as many.
+# The most channels of the decoder's first map, by its side.
 MOST_CHANNELS = {4: 512, 7: 256}
 
 
 class Decoded(NamedTuple):
-    """What ``net(x, decode=True)`` gives.
+    """The output of ``net(x, decode=True)``.
 
-    ``output`` and ``target`` are the reconstruction and the image in normalised space, where the
-    loss is taken; ``image`` is the reconstruction in the space of the images, for looking at, and
-    may leave [0, 1] a little. ``mean`` is the code, and ``deviation`` its sigma in the variational
-    form.
+    ``output`` and ``target`` are the reconstruction and the image in normalized space, where the
+    loss is computed; ``image`` is the reconstruction in pixels, possibly slightly outside [0, 1].
+    ``mean`` is the code, and ``deviation`` its sigma in the variational form.
     """
 
     image: Float[Tensor, "b 3 h w"]
@@ -49,25 +48,25 @@ class Decoded(NamedTuple):
 
 
 class AutoencodingClassifier(nn.Module):
-    """One of our networks with an embedding, a classifier on it and, if asked, a decoder.
+    """A built-in network with an embedding, a classifier on it and, optionally, a decoder.
 
-    ``backbone`` gives ``normalize`` and everything up to its head, which stay its own modules: a
-    trained network keeps its weights, as ``encoder.stem``, ``encoder.layer1`` and so on. The output
-    of ``encoder`` is A, that of ``embed`` is e (or E, or the pair), for taps.
+    ``normalize`` and everything up to the head are the modules of ``backbone``: a trained network
+    keeps its weights, as ``encoder.stem``, ``encoder.layer1`` and so on. The output of ``encoder``
+    is A, that of ``embed`` is e (or E, or the pair), for taps.
 
-    ``net(x)`` are logits. ``net(x, decode=True)`` runs the decoder instead of the classifier and
-    gives a ``Decoded``: a flag of the one forward, because a second method would go around the
+    ``net(x)`` returns logits. ``net(x, decode=True)`` runs the decoder instead of the classifier
+    and returns a ``Decoded``; it is a flag of ``forward`` because a second method would bypass the
     wrappers of torch.compile and DistributedDataParallel. ``noise`` [b, ``code_dim``] samples the
-    code of the variational form; without it the code is mu, in training and evaluation alike.
+    code of the variational form; without it the code is mu, in training and in evaluation.
 
-    A vector has ``embedding_dim`` numbers and reads A flattened, or ``pooled`` (where alignment
-    before it has no effect). Where A has more than 32,768 numbers and more than 128 channels, a
-    1 x 1 convolution first reduces it to that many; ``reduced_channels`` asks for another number. A
-    tensor has ``embedding_channels`` and half the side of A, rounded down: 2 x 2 from 4 x 4, 4 x 4
-    from 8 x 8, 3 x 3 from 7 x 7.
+    A vector has ``embedding_dim`` elements and reads A flattened, or ``pooled`` (then alignment
+    before it has no effect). If A has more than 32,768 elements and more than 128 channels, a 1 x 1
+    convolution first reduces it to 128 channels, or to ``reduced_channels``. A tensor has
+    ``embedding_channels`` and half the side of A, rounded down: 2 x 2 from 4 x 4, 4 x 4 from 8 x 8,
+    3 x 3 from 7 x 7.
 
     ``map_size`` averages the backbone's map down to that many rows and columns at the end of
-    ``encoder``: A itself has that size, in every case of a mixer and in evaluation.
+    ``encoder``: A has that size in every case of a mixer and in evaluation.
     """
 
     def __init__(
@@ -90,7 +89,7 @@ class AutoencodingClassifier(nn.Module):
         parts = dict(backbone.named_children())
         if list(parts)[:1] != ["normalize"] or list(parts)[-1:] != ["head"]:
             raise ValueError(
-                f"an autoencoder needs one of our own networks, from normalize to head, got a "
+                f"an autoencoder needs a network whose children go from normalize to head, got a "
                 f"{type(backbone).__name__} of {list(parts)}"
             )
         self.image_size = image_size
@@ -129,7 +128,7 @@ class AutoencodingClassifier(nn.Module):
 
     @property
     def code_dim(self) -> int:
-        """How many numbers a code has: those of e, of E, of mu or of M."""
+        """The number of elements of a code: of e, E or mu."""
         return torch.Size(self.code_shape).numel()
 
     def forward(
@@ -139,7 +138,7 @@ class AutoencodingClassifier(nn.Module):
         if x.shape[2:] != (side, side):
             raise ValueError(
                 f"this network was built for images of {side} x {side}, got {list(x.shape)}: "
-                "build it with the image_size it is to see"
+                "build it with this image_size"
             )
         target = self.normalize(x)
         embedded = self.embed(self.encoder(target))
@@ -168,7 +167,7 @@ class AutoencodingClassifier(nn.Module):
 
 
 def _map_shape(encoder: nn.Sequential, image_size: int) -> tuple[int, int, int]:
-    """Return (channels, height, width) of A, by a look at one black image."""
+    """Return (channels, height, width) of A from a forward pass of one black image."""
     modes = {module: module.training for module in encoder.modules()}
     encoder.eval()
     try:
@@ -217,7 +216,7 @@ class VectorEmbedding(nn.Module):
         if dim < 1:
             raise ValueError(f"embedding_dim must be at least 1, got {dim}")
         if pooled and reduced_channels is not None:
-            raise ValueError("a pooled embedding reads little already: leave out reduced_channels")
+            raise ValueError("a pooled embedding needs no reduced_channels: leave it out")
         is_large = channels * height * width > MOST_INPUTS and channels > REDUCED_CHANNELS
         if reduced_channels is None and not pooled and is_large:
             reduced_channels = REDUCED_CHANNELS
@@ -242,7 +241,7 @@ class VectorEmbedding(nn.Module):
 
 
 class TensorEmbedding(nn.Module):
-    """f as a 2 x 2 convolution of stride 2; of an odd side the last row and column are not read."""
+    """f as a 2 x 2 convolution of stride 2; the last row and column of an odd side are ignored."""
 
     def __init__(self, shape: tuple[int, int, int], channels: int) -> None:
         super().__init__()
@@ -264,7 +263,7 @@ class TensorEmbedding(nn.Module):
 class Variational(nn.Module):
     """(mu, sigma) stacked along the channels, from an embedding of twice the size."""
 
-    # A floor, so that log sigma in the prior term stays finite where softplus rounds to zero.
+    # Keeps log sigma in the prior term finite if softplus rounds to zero.
     LEAST_DEVIATION = 1e-4
 
     def __init__(self, inner: nn.Module) -> None:
@@ -273,5 +272,5 @@ class Variational(nn.Module):
 
     def forward(self, features: Float[Tensor, "b c h w"]) -> Float[Tensor, "b *rest"]:
         mean, raw = self.inner(features).chunk(2, dim=1)
-        # softplus, not exp: sigma itself is what is mixed, and a large step cannot overflow it.
+        # softplus, not exp: sigma itself is mixed, and a large step cannot overflow it.
         return torch.cat((mean, F.softplus(raw) + self.LEAST_DEVIATION), dim=1)

@@ -1,12 +1,12 @@
 """The residual generator of Gulrajani et al. (2017) as a decoder: a code to an image.
 
-    code -> s x s map -> stages of residual blocks, each x2 by nearest neighbour -> BN, ReLU, conv
+    code -> s x s map -> stages of residual blocks, each x2 by nearest neighbor -> BN, ReLU, conv
 
     block:  y = up(s(x)) + conv(ReLU(BN(conv(up(ReLU(BN(x)))))))
 
 s is the identity, or a 1 x 1 convolution where the width changes; up is in the first block of a
-stage. Widths halve as the side doubles, down to an eighth, and a stage has two blocks: the encoder
-(PreActResNet-18: 64, 128, 256, 512) seen from its end.
+stage. Widths halve as the side doubles, down to an eighth, and a stage has two blocks: the reverse
+of the encoder (PreActResNet-18: 64, 128, 256, 512).
 """
 
 from __future__ import annotations
@@ -19,15 +19,14 @@ from alignmixup.ops.norm_relu import norm_relu
 
 
 class ResidualDecoder(nn.Module):
-    """A code to an image in normalised space.
+    """A code to an image in normalized space.
 
-    The output is linear there, not a sigmoid: a squared error is that of a Gaussian, whose mean is
-    free; nothing saturates at black and white; and an output of zero is the source's mean colour,
-    which is where an untrained decoder starts.
+    The output is linear, not a sigmoid: the squared error is that of a Gaussian, nothing saturates
+    at black and white, and an output of zero, where an untrained decoder starts, is the mean color.
 
-    ``code_shape`` is (d,) for vectors, laid out on an s x s map by a linear layer, s being 4 (for
-    images of 32, 64, ...) or 7 (224). For tensors (c, t, t) a 1 x 1 convolution begins at t x t
-    where t doubles to the image's side; else the same linear layer reads them flattened.
+    ``code_shape`` is (d,) for vectors, which a linear layer maps to an s x s map, s being 4 (for
+    images of 32, 64, ...) or 7 (224). Tensors (c, t, t) start with a 1 x 1 convolution at t x t if
+    t doubles to the side of the image; else the same linear layer reads them flattened.
     ``channels`` is the width of the s x s map.
     """
 
@@ -50,7 +49,7 @@ class ResidualDecoder(nn.Module):
         width = channels
         while side < image_size:
             side *= 2
-            # As wide at a side whatever the side it begins at; never less than an eighth.
+            # The width depends only on the side; at least an eighth of the first.
             narrower = max(1, min(channels, max(channels * start // side, channels // 8)))
             blocks = [UpBlock(width, narrower, scale=2)]
             blocks += [UpBlock(narrower, narrower) for _ in range(num_blocks - 1)]
@@ -67,7 +66,7 @@ class ResidualDecoder(nn.Module):
 
 
 def start_side(image_size: int) -> int:
-    """Return the side of the map a decoder of such images begins with."""
+    """Return the side of the first map of a decoder of such images."""
     for side in (4, 7):
         if image_size > side and _doublings(side, image_size) is not None:
             return side
@@ -78,7 +77,7 @@ def start_side(image_size: int) -> int:
 
 
 def _doublings(side: int, image_size: int) -> int | None:
-    """How often ``side`` doubles to ``image_size``; None if it does not."""
+    """Return how often ``side`` doubles to ``image_size``; None if it does not."""
     times, rest = divmod(image_size, side)
     if rest or times & (times - 1):
         return None
@@ -102,7 +101,7 @@ class _Spread(nn.Module):
 
 
 class UpBlock(nn.Module):
-    """A pre-activation block of two 3 x 3 convolutions, the map enlarged ``scale`` times first."""
+    """A pre-activation block of two 3 x 3 convolutions, with upsampling by ``scale`` first."""
 
     def __init__(self, in_channels: int, channels: int, *, scale: int = 1) -> None:
         super().__init__()
@@ -117,7 +116,7 @@ class UpBlock(nn.Module):
 
     def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b d i j"]:
         out = norm_relu(self.norm1, x)
-        # 1 x 1 before enlarging: the same numbers at a quarter of the cost.
+        # 1 x 1 before upsampling: the same values at a quarter of the cost.
         skip: Tensor = x if self.shortcut is None else self.shortcut(x)
         if self.scale != 1:
             out = F.interpolate(out, scale_factor=float(self.scale), mode="nearest")
@@ -127,10 +126,9 @@ class UpBlock(nn.Module):
 
 
 class ToImage(nn.Conv2d):
-    """The last convolution. It starts at zero, so that the first picture is the mean colour.
+    """The last convolution, initialized to zero, so that the first image is the mean color.
 
-    Drawn like the others (variance over its three outputs) it would start with pictures of five
-    deviations, and the first reconstruction steps would be spent on undoing that.
+    Initialized like the others it would start with images of five standard deviations.
     """
 
     def reset_parameters(self) -> None:

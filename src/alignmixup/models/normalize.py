@@ -1,8 +1,8 @@
-"""The first layers of a network: normalisation, and the convolution that reads images.
+"""The first layers of a network: normalization, and the convolution that reads images.
 
-    z = (x - mean) / std,  a channel at a time,  x in [0, 1]
+    z = (x - mean) / std,  per channel,  x in [0, 1]
 
-Images travel in [0, 1] everywhere else, so that attacks, style mixing, saliency and figures need no
+Images are in [0, 1] everywhere else, so that attacks, style mixing, saliency and figures need no
 special case. Mixing images is affine and commutes with this layer.
 """
 
@@ -17,9 +17,9 @@ Rgb = tuple[float, float, float]
 
 
 class Normalize(nn.Module):
-    """Take images in [0, 1] to zero mean and unit deviation by the source's ``mean`` and ``std``.
+    """Normalize images in [0, 1] by the ``mean`` and ``std`` of their data set.
 
-    Both are saved with the weights: a checkpoint read elsewhere sees images as it did in training.
+    Both are buffers, saved with the weights.
     """
 
     mean: Tensor
@@ -29,8 +29,8 @@ class Normalize(nn.Module):
         super().__init__()
         if min(std) <= 0:
             raise ValueError(f"std must be positive in each channel, got {std}")
-        # Three dimensions, not four: a channels_last conversion of the network leaves them alone,
-        # and the result takes its memory format from the images.
+        # Three dimensions, not four: a conversion to channels_last does not change them, and the
+        # result has the memory format of the images.
         self.register_buffer("mean", torch.tensor(mean).view(3, 1, 1))
         self.register_buffer("std", torch.tensor(std).view(3, 1, 1))
 
@@ -44,17 +44,17 @@ class Normalize(nn.Module):
 
 
 class ImageConv(nn.Conv2d):
-    """A convolution of images. On a GPU their three channels are filled up with zeros to eight.
+    """A convolution of images; on a GPU, their three channels are padded with zeros to eight.
 
-    Matrix units take channels by the eight; for three a slower kernel runs, which takes longest in
-    the gradient by the weights. The numbers are the same.
+    Tensor cores need a multiple of eight channels; three run a slower kernel, above all in the
+    gradient of the weights. The values are the same.
     """
 
     def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b d i j"]:
-        out: Tensor = self._filled_up(x) if x.is_cuda else super().forward(x)
+        out: Tensor = self._padded(x) if x.is_cuda else super().forward(x)
         return out
 
-    def _filled_up(self, x: Tensor) -> Tensor:
+    def _padded(self, x: Tensor) -> Tensor:
         zeros = (0, 0, 0, 0, 0, -self.in_channels % 8)
         out: Tensor = self._conv_forward(F.pad(x, zeros), F.pad(self.weight, zeros), self.bias)
         return out

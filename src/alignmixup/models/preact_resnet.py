@@ -40,8 +40,8 @@ class PreActResNet18(nn.Module):
     ``stem_norm`` adds BN and ReLU after the first convolution. It is on by default because the
     released AlignMixup network has it; the manifold mixup, PuzzleMix and Co-Mixup networks do not.
     These use ``stem_stride=2`` on Tiny-ImageNet (a 4 x 4 map from 64 x 64), AlignMixup ``1`` (8 x
-    8). ``last_stride=1`` leaves out the last down-sampling: A at 8 x 8 on CIFAR.
-    ``head="flatten"`` needs the ``image_size`` it will see; a pooled head takes any.
+    8). ``last_stride=1`` leaves out the last downsampling: A is 8 x 8 on CIFAR.
+    ``head="flatten"`` needs the ``image_size``; a pooled head accepts any.
     """
 
     def __init__(
@@ -140,8 +140,8 @@ class PreActBlock(nn.Module):
 class Head(nn.Module):
     """The classifier: one linear layer on the mean over positions, or on all of them.
 
-    ``kind="pool"`` sees the mean alone, which alignment by an exact plan does not change;
-    ``"flatten"`` gives each position weights of its own, for maps of ``side`` x ``side``.
+    ``kind="pool"`` reads only the mean, which alignment by an exact plan does not change;
+    ``"flatten"`` has weights for each position of a map of ``side`` x ``side``.
     """
 
     def __init__(
@@ -164,7 +164,7 @@ class Head(nn.Module):
         if (height, width) != (self.side, self.side):
             raise ValueError(
                 f"this flattened head was built for maps of {self.side} x {self.side}, got "
-                f"{height} x {width}: build the network with the image_size it is to see"
+                f"{height} x {width}: build the network with this image_size"
             )
         logits = self.linear(features.flatten(1))
         return logits

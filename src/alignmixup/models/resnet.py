@@ -2,8 +2,8 @@
 
     block:  y = ReLU(s(x) + BN(1x1 ReLU(BN(3x3 ReLU(BN(1x1 x))))))            (He et al. 2016a)
 
-s is the identity, or a strided 1 x 1 convolution with BN where the shape changes. ``layer4`` gives
-2048 x 7 x 7 from images of 224 x 224, and 14 x 14 with ``last_stride=1`` for localisation.
+s is the identity, or a strided 1 x 1 convolution with BN where the shape changes. ``layer4`` has
+2048 x 7 x 7 from images of 224 x 224, and 14 x 14 with ``last_stride=1`` for localization.
 """
 
 from __future__ import annotations

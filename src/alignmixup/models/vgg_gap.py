@@ -1,4 +1,4 @@
-"""VGG-GAP: VGG-16 for class activation maps (Zhou et al. 2016), as in the localisation tables.
+"""VGG-GAP: VGG-16 for class activation maps (Zhou et al. 2016), as in the localization tables.
 
 VGG-16 up to conv5_3 without the pool after it, one more 3 x 3 convolution with 1024 channels and
 ReLU, the mean over positions, a linear layer: 1024 x 14 x 14 from images of 224 x 224.
@@ -15,7 +15,7 @@ from alignmixup.models.normalize import Normalize, Rgb
 from alignmixup.models.preact_resnet import Head
 from alignmixup.registry import register_model
 
-# Convolutions as multiples of the width, in five groups; a max pool stands between two groups.
+# Convolutions as multiples of the width, in five groups with a max pool in between.
 _GROUPS = ((1, 1), (2, 2), (4, 4, 4), (8, 8, 8), (8, 8, 8))
 
 
@@ -23,7 +23,7 @@ _GROUPS = ((1, 1), (2, 2), (4, 4, 4), (8, 8, 8), (8, 8, 8))
 class VGGGAP(nn.Module):
     """Images in [0, 1] to logits, through ``features``, ``conv6`` and ``head``.
 
-    ``conv6`` is the added convolution with its ReLU: the map a tap and an activation map read.
+    ``conv6`` is the added convolution with its ReLU: the map for taps and class activation maps.
     ``width`` is the number of channels of the first convolution, 64 in the published network.
     """
 
@@ -47,7 +47,7 @@ class VGGGAP(nn.Module):
 
 
 def _features(width: int) -> nn.Sequential:
-    """Return conv1_1 to conv5_3, each with ReLU, at the indices torchvision's vgg16 has them."""
+    """Return conv1_1 to conv5_3, each with ReLU, at the indices of torchvision's vgg16."""
     layers: list[nn.Module] = []
     channels = 3
     for group in _GROUPS:

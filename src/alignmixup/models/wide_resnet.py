@@ -1,7 +1,7 @@
 """Wide residual networks for small images: WRN-d-k (Zagoruyko and Komodakis 2016).
 
 Three stages of (d - 4) / 6 pre-activation blocks with 16k, 32k and 64k channels, then BN and ReLU.
-WRN16-8 gives 512 x 8 x 8 from images of 32 x 32: the feature tensor A of the paper.
+WRN16-8 has 512 x 8 x 8 from images of 32 x 32: the feature tensor A of the paper.
 
     released block:  y = s(x) + conv(ReLU(BN(conv(ReLU(BN(x))))))      convolutions have biases
     standard block:  that of ``preact_resnet`` with identity shortcuts on x, no biases
@@ -33,7 +33,7 @@ from alignmixup.registry import register_model
 class WideResNet(nn.Module):
     """Images in [0, 1] to logits, through ``stem``, ``layer1`` to ``layer3``, ``norm``, ``head``.
 
-    ``norm`` is the final BN and ReLU as one module, so that a tap on it sees what the head reads.
+    ``norm`` is the final BN and ReLU as one module, so that a tap on it gets the input of the head.
     ``width`` is the number of channels of the stem, 16 in every published network.
 
     ``block="released"`` is the network released with AlignMixup: every convolution has a bias, a

@@ -1,15 +1,15 @@
-"""Networks made for weakly supervised localisation: ACoL and ADL, on VGG-16 and ResNet-50.
+"""Networks for weakly supervised localization: ACoL and ADL, on VGG-16 and ResNet-50.
 
-A plain classifier looks at the most telling part of an object. Both methods hide that part while
-training, so that the rest is learnt as well; neither changes what is trained for.
+A plain classifier uses the most discriminative part of an object. Both methods hide that part in
+training, so that the rest is learned as well; the objective stays classification.
 
-ACoL (Zhang et al. 2018): two classifiers read one map F. With M_A the map of the true class made by
-the first, in [0, 1] by its minimum and maximum, the second reads F where M_A <= delta, and zero
+ACoL (Zhang et al. 2018): two classifiers read one map F. With M_A the map of the true class of the
+first, scaled to [0, 1] by its minimum and maximum, the second reads F where M_A <= delta, and zero
 elsewhere; both are trained. The map of a class is max(M_A, M_B), each in [0, 1].
 
 ADL (Choe and Shim 2019): a layer without weights between two others. With a = mean_c F the
 attention, it multiplies F either by the drop mask [a <= gamma max a] or by the importance map
-sigmoid(a), chosen at random at each step; when not training it does nothing.
+sigmoid(a), at random in each step; in eval mode it is the identity.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Body = Literal["vgg", "resnet50"]
 
 @dataclass(frozen=True, slots=True)
 class ACoLOutput:
-    """The logits of both classifiers, their maps of one class, and what was hidden from B."""
+    """The logits of both classifiers, their maps of one class, and what B does not see."""
 
     logits: Float[Tensor, "b k"]
     logits_b: Float[Tensor, "b k"]
@@ -46,8 +46,9 @@ class ACoLOutput:
 class ACoL(nn.Module):
     """Images in [0, 1] to the logits of the first classifier, through ``body`` and two branches.
 
-    Train it with ``ErasingLoss``, which knows the labels. ``threshold`` is delta. The VGG body ends
-    at conv5_3, the ResNet-50 body at ``layer4`` with stride 1; both give 14 x 14 from 224 x 224.
+    Train it with ``ErasingLoss``, which passes the labels. ``threshold`` is delta. The VGG body
+    ends at conv5_3, the ResNet-50 body at ``layer4`` with stride 1; both have 14 x 14 from 224 x
+    224.
     """
 
     def __init__(
@@ -86,9 +87,9 @@ class ACoL(nn.Module):
     def forward(self, x: Tensor, classes: Tensor) -> ACoLOutput: ...
 
     def forward(self, x: Tensor, classes: Tensor | None = None) -> Tensor | ACoLOutput:
-        """Return the logits; given ``classes``, run the second branch as well, without them.
+        """Return the logits; with ``classes``, also run the second branch with their map erased.
 
-        Training goes through here too, so that a wrapper of the network sees all of it.
+        Training calls this too, so that wrappers of the network see the whole step.
         """
         features: Tensor = self.body(x)
         maps_a: Tensor = self.branch_a(features)
@@ -98,7 +99,7 @@ class ACoL(nn.Module):
 
     def _erase(self, features: Tensor, maps_a: Tensor, classes: Tensor) -> ACoLOutput:
         rows = torch.arange(len(features), device=features.device)
-        map_a = _unit(maps_a[rows, classes].detach())  # what is hidden is no path for gradients
+        map_a = _unit(maps_a[rows, classes].detach())  # no gradient flows through the mask
         erased = map_a > self.threshold
         maps_b = self.branch_b(features.masked_fill(erased.unsqueeze(1), 0.0))
         map_b = _unit(maps_b[rows, classes].detach())
@@ -120,14 +121,14 @@ class ACoL(nn.Module):
 
 
 class _KeepMap(nn.Module):
-    """The head of a body whose map is wanted as it is."""
+    """A head that returns the map unchanged."""
 
     def forward(self, features: Tensor) -> Tensor:
         return features
 
 
 def _branch(channels: int, hidden: int, num_classes: int) -> nn.Sequential:
-    """Return two 3 x 3 convolutions and one 1 x 1 to a map a class; its mean is the logits."""
+    """Return two 3 x 3 convolutions and one 1 x 1 to a map per class, whose mean is the logit."""
     return nn.Sequential(
         nn.Conv2d(channels, hidden, 3, padding=1),
         nn.ReLU(),
@@ -138,7 +139,7 @@ def _branch(channels: int, hidden: int, num_classes: int) -> nn.Sequential:
 
 
 def _unit(maps: Float[Tensor, "b h w"]) -> Float[Tensor, "b h w"]:
-    """Bring each map to [0, 1]; a constant one to zero."""
+    """Scale each map to [0, 1]; a constant one becomes zero."""
     low, high = maps.amin(dim=(1, 2), keepdim=True), maps.amax(dim=(1, 2), keepdim=True)
     return torch.where(high > low, (maps - low) / (high - low), torch.zeros_like(maps))
 
@@ -170,7 +171,7 @@ class ErasingLoss(Mixer):
         return Draw("clean", torch.arange(batch_size), torch.ones(()))
 
     def apply(self, net: nn.Module, x: Tensor, y: Tensor, draw: Draw) -> Mixed:
-        # A wrapper (compiled, distributed) has the network among its modules, and must be called.
+        # Call the wrapper (compiled, distributed), not the network inside.
         inside = next((m for m in net.modules() if isinstance(m, ACoL)), None)
         if inside is None:
             raise ValueError(f"ErasingLoss trains an ACoL network, got {type(net).__name__}")
@@ -180,11 +181,11 @@ class ErasingLoss(Mixer):
 
 
 class ADL(nn.Module):
-    """Hide the most attended part of a map, or stress it, at random; nothing in eval mode.
+    """Drop the most attended part of a map, or emphasize it, at random; identity in eval mode.
 
-    ``drop_rate`` is how often it hides, ``threshold`` is gamma. The choice of step i is a function
-    of ``seed`` and i, which is counted in a buffer: a resumed run repeats the uninterrupted one,
-    and no step waits for the device.
+    ``drop_rate`` is the probability of dropping, ``threshold`` is gamma. The choice of step i is a
+    function of ``seed`` and i, a counter in a buffer: a resumed run repeats the uninterrupted one,
+    and there is no host sync.
     """
 
     steps: Tensor
@@ -215,9 +216,9 @@ class ADL(nn.Module):
 
 
 def _chance(seed: int, step: Tensor) -> Float[Tensor, ""]:
-    """Return a number in [0, 1) that depends on seed and step alone: splitmix64 of both.
+    """Return a number in [0, 1), splitmix64 of seed and step.
 
-    The arithmetic of int64 tensors wraps; a shift to the right must drop the copied sign.
+    int64 tensors wrap around; a right shift copies the sign, which is masked out.
     """
     z = step + (seed * 0x2545F4914F6CDD1D + 1) % 2**62
     z = z * _signed(0x9E3779B97F4A7C15)
@@ -231,7 +232,7 @@ def _signed(word: int) -> int:
     return word - 2**64 if word >= 2**63 else word
 
 
-# Where the layer goes: VGG after the third and fourth pool and after conv5_3, ResNet-50 after its
+# Positions of the layer: VGG after the third and fourth pool and after conv5_3, ResNet-50 after its
 # last two stages.
 ADL_LAYERS: Mapping[str, tuple[str, ...]] = {
     "VGGGAP": ("features.16", "features.23", "features.29"),
@@ -247,15 +248,15 @@ def add_adl(
     threshold: float = 0.8,
     seed: int = 0,
 ) -> nn.Module:
-    """Put an ADL behind each of ``layers`` of ``net``, in place, and return ``net``.
+    """Insert an ADL after each of ``layers`` of ``net``, in place, and return ``net``.
 
-    Without ``layers`` the net is our VGG-GAP or ResNet-50. Load pretrained weights first: the
-    buffers of the new layers are not among them. The names of weights stay as they are.
+    ``layers`` defaults to those of VGG-GAP or ResNet-50. Load pretrained weights first: they do not
+    have the buffers of the new layers. The names of weights do not change.
     """
     chosen = ADL_LAYERS.get(type(net).__name__) if layers is None else tuple(layers)
     if not chosen:
         raise ValueError(
-            f"no layers are known for a {type(net).__name__}: name them in layers=; known are "
+            f"no default layers for a {type(net).__name__}: pass layers=; there are defaults for "
             f"{', '.join(ADL_LAYERS)}"
         )
     modules = dict(net.named_modules())
@@ -267,8 +268,8 @@ def add_adl(
             target.append(adl)
         elif list(target.parameters()):
             raise ValueError(
-                f"{name!r} has weights of its own and is no nn.Sequential: its names would change; "
-                "name the sequence it ends, or a layer without weights"
+                f"{name!r} has weights and is no nn.Sequential, so their names would change: "
+                "name the nn.Sequential that it ends, or a layer without weights"
             )
         else:
             parent, _, last = name.rpartition(".")

@@ -1,1 +1,1 @@
-"""How images come to the device: decoding, augmentation, loaders, downloads."""
+"""Loading images: downloads, decoding, augmentation, and loaders that bring them to the device."""

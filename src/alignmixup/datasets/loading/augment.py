@@ -1,12 +1,12 @@
-"""Random crops, flips and colours: chance drawn first, then applied to bytes.
+"""Random crops, flips and colors: drawn first, then applied to bytes.
 
 A set in memory: a row is (index, top, left, flip), which image, where its crop starts in the
-zero-padded image, and whether it is mirrored (1) or not (0). Rows are drawn on the CPU, so that
-every device gives the same epoch; applying them is one gather of fixed shape, which a CUDA graph
-can hold.
+zero-padded image, and whether it is mirrored (1) or not (0). Rows are drawn on the CPU, so that an
+epoch is the same on every device; applying them is one gather of fixed shape, which can be captured
+in a CUDA graph.
 
-A single decoded image: ``Colours`` are its factors of brightness, contrast and saturation, the
-order they come in, and a shift of colour along the principal axes of ImageNet's pixels.
+A single decoded image: ``Colors`` has factors of brightness, contrast and saturation, their order,
+and a shift of color along the principal axes of ImageNet's pixels.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor
 
 
 def derive_seed(*parts: int | str) -> int:
-    """Hash the parts to a 63-bit seed: neighbouring seeds and epochs get unrelated streams."""
+    """Hash the parts to a 63-bit seed: neighboring seeds and epochs get unrelated streams."""
     text = "\0".join(f"{type(part).__name__}:{part}" for part in parts)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 1
 
@@ -30,7 +30,7 @@ def draw_rows(
 ) -> Int64[Tensor, "n 4"]:
     """Draw the order, the crops and the flips of one epoch, a pure function of (seed, epoch).
 
-    All three are always drawn, so that switching one off leaves the others as they were.
+    All three are always drawn, so that disabling one does not change the others.
     """
     rng = torch.Generator().manual_seed(derive_seed("epoch", seed, epoch))
     order = torch.randperm(num_images, generator=rng)
@@ -66,18 +66,18 @@ def crop_and_flip(
 def to_float(
     images: UInt8[Tensor, "b h w 3"], dtype: torch.dtype, channels_last: bool
 ) -> Float[Tensor, "b 3 h w"]:
-    """Bytes, channels last, to floats in [0, 1], [b, 3, h, w] in the memory format asked for."""
+    """Convert bytes, channels last, to floats in [0, 1], [b, 3, h, w] in either memory format."""
     x = images.permute(0, 3, 1, 2)
     x = x if channels_last else x.contiguous()
     return x.to(dtype).div_(255)
 
 
 @dataclass(frozen=True, slots=True)
-class Colours:
-    """What happens to the colours of one image.
+class Colors:
+    """A change of the colors of one image.
 
-    ``factors`` are those of brightness, contrast and saturation (1: as it is), taken in ``order``;
-    ``shift`` is added to red, green and blue in [0, 1] after them.
+    ``factors`` are those of brightness, contrast and saturation (1: unchanged), applied in
+    ``order``; ``shift`` is then added to red, green and blue in [0, 1].
     """
 
     factors: tuple[float, float, float]
@@ -85,20 +85,20 @@ class Colours:
     shift: tuple[float, float, float]
 
 
-# Deviations of ImageNet's pixels along their principal axes, and the axes as columns of (red,
-# green, blue) (Krizhevsky et al. 2012, in the figures that training scripts have used since).
+# Standard deviations of ImageNet's pixels along their principal axes, and the axes as columns of
+# (red, green, blue) (Krizhevsky et al. 2012, as common training scripts have them).
 AXIS_DEVIATIONS = (0.2175, 0.0188, 0.0045)
 AXES = ((-0.5675, 0.7192, 0.4009), (-0.5808, -0.0045, -0.8140), (-0.5836, -0.6948, 0.4203))
 
-# Of red, green and blue in a grey level (ITU-R BT.601).
-GREY = (0.299, 0.587, 0.114)
+# Weights of red, green and blue in a gray level (ITU-R BT.601).
+GRAY = (0.299, 0.587, 0.114)
 
 
-def draw_colours(jitter: float, lighting: float, rng: torch.Generator) -> Colours:
+def draw_colors(jitter: float, lighting: float, rng: torch.Generator) -> Colors:
     """Draw factors uniform in 1 +- ``jitter`` in random order, and a shift along the axes.
 
-    The shift along an axis is its deviation times a normal number of deviation ``lighting``. All is
-    always drawn, so that switching one off leaves the other as it was.
+    The shift along an axis is its standard deviation times a normal sample with std ``lighting``.
+    Both are always drawn, so that disabling one does not change the other.
     """
     wide = {"generator": rng, "dtype": torch.float64}
     factors = (1 + jitter * (2 * torch.rand(3, **wide) - 1)).tolist()  # type: ignore[call-overload]
@@ -106,23 +106,23 @@ def draw_colours(jitter: float, lighting: float, rng: torch.Generator) -> Colour
     shares = lighting * torch.randn(3, **wide)  # type: ignore[call-overload]
     along = shares * torch.tensor(AXIS_DEVIATIONS, dtype=torch.float64)
     shift = (torch.tensor(AXES, dtype=torch.float64) @ along).tolist()
-    return Colours(tuple(factors), tuple(order), tuple(shift))
+    return Colors(tuple(factors), tuple(order), tuple(shift))
 
 
-def change_colours(image: UInt8[Tensor, "h w 3"], colours: Colours) -> UInt8[Tensor, "h w 3"]:
-    """Apply ``colours``: each factor blends the image with black, its mean grey or its own greys.
+def change_colors(image: UInt8[Tensor, "h w 3"], colors: Colors) -> UInt8[Tensor, "h w 3"]:
+    """Apply ``colors``: each factor blends the image with black, its mean gray or its own grays.
 
-    Levels stay in 0..255 after each of them, as a picture viewer would show them.
+    Levels are clipped to 0..255 after each of them.
     """
     levels = image.float()
-    grey = levels.new_tensor(GREY)
-    for which in colours.order:
-        factor = colours.factors[which]
+    gray = levels.new_tensor(GRAY)
+    for which in colors.order:
+        factor = colors.factors[which]
         if which == 0:
             levels = factor * levels
         else:
-            greys = (levels @ grey).unsqueeze(2)
-            levels = torch.lerp(greys.mean() if which == 1 else greys, levels, factor)
+            grays = (levels @ gray).unsqueeze(2)
+            levels = torch.lerp(grays.mean() if which == 1 else grays, levels, factor)
         levels = levels.clamp(0, 255)
-    shifted = levels + 255 * levels.new_tensor(colours.shift)
+    shifted = levels + 255 * levels.new_tensor(colors.shift)
     return shifted.round().clamp(0, 255).to(torch.uint8)

@@ -1,12 +1,12 @@
-"""Boxes of images from a list beside them, in the two forms that lists for ImageNet have.
+"""Boxes of images from a list beside them, in the two formats that exist for ImageNet.
 
-    localization.txt        <file>,<x0>,<y0>,<x1>,<y1>            one line a box
-    LOC_val_solution.csv    <name>,<class> <x0> <y0> <x1> <y1> <class> ...      one line an image
+    localization.txt        <file>,<x0>,<y0>,<x1>,<y1>                       one line per box
+    LOC_val_solution.csv    <name>,<class> <x0> <y0> <x1> <y1> <class> ...   one line per image
 
-The first is that of the localisation benchmark of Choe et al. 2020, the second that of the ImageNet
-localisation challenge. A file is named by its path from the folder of the list or from that of its
-split, or by its last part, with or without suffix. Corners are in pixels of the file's image,
-counted from 0, the last pixel included; ours are exclusive, hence one more.
+The first is the format of the localization benchmark of Choe et al. 2020, the second that of the
+ImageNet localization challenge. A file is named by its path from the folder of the list or of its
+split, or by its last part, with or without suffix. Corners are in pixels of the image, counted from
+0, the last pixel included; our boxes have exclusive ends, hence one more.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ LISTS = tuple(_FORMS)
 
 @dataclass(frozen=True)
 class BoxList:
-    """The boxes of each file as the list names it, and where it was read."""
+    """The boxes of each file by its name in the list at ``path``."""
 
     path: Path
     boxes: Mapping[str, Sequence[Box]]
 
     def of(self, file: str) -> Sequence[Box]:
-        """The boxes of a file; none where the list does not name it."""
+        """Return the boxes of a file; none if it is not in the list."""
         inside = os.path.relpath(file, self.path.parent).replace(os.sep, "/")
         split, _, rest = inside.partition("/")
         last = os.path.basename(file)
-        # As given, without the folder of its split, in that folder without its class (as the
-        # benchmark's own list of ImageNet has it), by its last part, by that without its suffix.
+        # The path, the path without its split, with its split but without its class (as in the
+        # benchmark's list of ImageNet), the last part, and the last part without its suffix.
         names = (inside, rest, f"{split}/{last}", last, Path(file).stem)
         return next((self.boxes[name] for name in names if name in self.boxes), ())
 
 
 def find_box_list(root: Path) -> BoxList | None:
-    """Read the first of ``LISTS`` that lies in ``root``; None where there is none."""
+    """Read the first of ``LISTS`` that is in ``root``; None if there is none."""
     for name in LISTS:
         path = root / name
         if path.is_file():
@@ -70,7 +70,7 @@ def _read(path: Path) -> BoxList:
                 f"{path}: cannot read line {number}, {line!r}; a line reads {_FORMS[path.name]}"
             ) from None
     if not boxes:
-        raise ValueError(f"{path} holds no box")
+        raise ValueError(f"{path} has no box")
     return BoxList(path, boxes)
 
 
@@ -97,9 +97,9 @@ def _checked(box: Box) -> Box:
 
 
 def listed_boxes(listed: BoxList, paths: Sequence[str]) -> tuple[Float[Tensor, "k 4"], ...]:
-    """The boxes of each file, in pixels of its image; a list that names none of them is an error.
+    """Return the boxes of each file, in pixels of its image; raise if no file is in the list.
 
-    A file that the list leaves out has none.
+    A file that is not in the list has none.
     """
     found = [listed.of(path) for path in paths]
     if not any(found):
@@ -118,10 +118,10 @@ def boxes_in_view(
     *,
     squash: bool = False,
 ) -> tuple[Float[Tensor, "k 4"], ...]:
-    """Boxes of files in what evaluation shows of their images, cut off at its edges.
+    """Return the boxes of files in the part of their images that evaluation shows, clipped to it.
 
-    That is the centred square of ``fraction`` of the shorter side or, with ``squash``, the centred
-    ``fraction`` of both sides, resized to ``image_size``. A box outside of it is left out.
+    That part is the centered square of ``fraction`` of the shorter side or, with ``squash``, the
+    central ``fraction`` of both sides, resized to ``image_size``. A box outside of it is left out.
     """
     pairs = zip(boxes, paths, strict=True)
     return tuple(_in_view(of_file, path, image_size, fraction, squash) for of_file, path in pairs)
@@ -134,7 +134,7 @@ def _in_view(
 
     if not len(boxes):
         return boxes
-    with Image.open(path) as image:  # reads the size alone
+    with Image.open(path) as image:  # reads only the size
         whole = torch.tensor(image.size, dtype=torch.float64)
     window = fraction * (whole if squash else whole.min().expand(2))
     inside = (boxes.double() - ((whole - window) / 2).repeat(2)) / window.repeat(2)

@@ -1,7 +1,7 @@
-"""Image files to RGB squares; a file that cannot be read is an error that names it.
+"""Decode image files to RGB squares; raise with the name of a file that cannot be read.
 
-A picture of any shape becomes the centred square of its shorter side, resized (bilinear, with
-Pillow's anti-aliasing): the usual "resize the shorter side, then crop the centre", in one step.
+An image of any shape becomes the centered square of its shorter side, resized (bilinear, with
+Pillow's anti-aliasing): the usual "resize the shorter side, then crop the center", in one step.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ IMAGE_SUFFIXES = frozenset(
 
 
 def read_rgb(path: Path | str) -> Image.Image:
-    """Decode one file to 8-bit RGB; grey, palette, CMYK and 16-bit images are converted."""
+    """Decode one file to 8-bit RGB; gray, palette, CMYK and 16-bit images are converted."""
     from PIL import Image
 
     try:
@@ -44,7 +44,7 @@ def read_rgb(path: Path | str) -> Image.Image:
         raise ValueError(f"{path} is empty (0 bytes): replace or delete it")
     try:
         with warnings.catch_warnings():
-            # Pillow warns where it meets damaged metadata and then decodes the pixels all the same.
+            # Pillow warns about damaged metadata and still decodes the pixels.
             warnings.simplefilter("ignore")
             with Image.open(path) as image:
                 return _to_rgb(image)
@@ -57,19 +57,21 @@ def read_rgb(path: Path | str) -> Image.Image:
 def _to_rgb(image: Image.Image) -> Image.Image:
     from PIL import Image
 
-    if image.mode.startswith("I"):  # 16-bit grey: Pillow's own conversion would clip at 255
+    if image.mode.startswith("I"):  # 16-bit gray: Pillow's own conversion would clip at 255
         levels = np.asarray(image)
         wide = image.mode != "I" or (levels.size and int(levels.max()) > 255)
         image = Image.fromarray((levels >> 8 if wide else levels).astype(np.uint8))
     if image.mode == "F":
-        raise ValueError("it holds floating-point numbers, whose white nobody knows: save 8 bits")
+        raise ValueError(
+            "it has floating-point pixels without a known white level: save it with 8 bits"
+        )
     if image.mode == "P" and "transparency" in image.info:
         image = image.convert("RGBA")
     return image.convert("RGB")
 
 
-def centre_square(image: Image.Image, image_size: int, fraction: float = 1.0) -> Image.Image:
-    """Return the centred square, ``fraction`` of the shorter side, resized to ``image_size``."""
+def center_square(image: Image.Image, image_size: int, fraction: float = 1.0) -> Image.Image:
+    """Return the centered square, ``fraction`` of the shorter side, resized to ``image_size``."""
     from PIL import Image
 
     if image.size == (image_size, image_size) and fraction == 1.0:
@@ -81,8 +83,8 @@ def centre_square(image: Image.Image, image_size: int, fraction: float = 1.0) ->
     return image.resize((image_size, image_size), Image.Resampling.BILINEAR, box=box)
 
 
-# Small JPEGs spend their time in Python, so threads lose to one process (measured: 1.4x slower)
-# and processes win; below this many files starting them costs more than it saves.
+# Small JPEGs spend their time in Python: threads are slower than one process (measured: 1.4x) and
+# processes are faster. For fewer files, starting processes costs more than it saves.
 PARALLEL_FROM = 4000
 BLOCK = 250
 
@@ -94,9 +96,9 @@ def decode_files(
     *,
     fraction: float = 1.0,
 ) -> UInt8[Tensor, "n 3 s s"]:
-    """Decode all files to one array, in order; ``num_workers=None`` chooses by their number.
+    """Decode all files to one array, in order, each as its ``center_square``.
 
-    Each becomes its ``centre_square`` of ``fraction`` of the shorter side.
+    ``num_workers=None`` chooses by the number of files.
     """
     images = torch.empty(len(paths), 3, image_size, image_size, dtype=torch.uint8)
     start = 0
@@ -119,11 +121,11 @@ def _map_blocks(
     image_size: int,
     num_workers: int | None,
 ) -> Iterator[T]:
-    """Apply ``work(block, image_size)`` to blocks of paths, in order, over processes if it pays."""
+    """Apply ``work(block, image_size)`` to blocks of paths, in order, in processes if it pays."""
     blocks = [paths[i : i + BLOCK] for i in range(0, len(paths), BLOCK)]
     if num_workers is None:
         num_workers = available_cores() if len(paths) >= PARALLEL_FROM else 1
-    # Only fork leaves the user's script alone: the other start methods run it again.
+    # Only fork: the other start methods run the user's script again.
     if num_workers <= 1 or sys.platform != "linux":
         yield from map(work, blocks, repeat(image_size))
         return
@@ -132,7 +134,7 @@ def _map_blocks(
 
 
 def _decode_block(paths: Sequence[str], image_size: int, fraction: float) -> np.ndarray:
-    squares = [np.asarray(centre_square(read_rgb(path), image_size, fraction)) for path in paths]
+    squares = [np.asarray(center_square(read_rgb(path), image_size, fraction)) for path in paths]
     return np.ascontiguousarray(np.stack(squares).transpose(0, 3, 1, 2))
 
 
@@ -147,6 +149,6 @@ def _problems_in_block(paths: Sequence[str], image_size: int) -> list[str]:
 
 
 def available_cores() -> int:
-    """How many processes may decode at once: the cores this process may use, 16 at most."""
+    """Return the number of decoding processes: the cores this process may use, at most 16."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return min(cores or 1, 16)

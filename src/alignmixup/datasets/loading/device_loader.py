@@ -1,7 +1,7 @@
-"""Batches of a set that lies whole on the device, cropped and mirrored there.
+"""Batches of a set that is on the device as a whole, cropped and mirrored there.
 
-The order and the augmentation of an epoch are a pure function of (seed, epoch): a resumed run goes
-on exactly where it stopped, and a rank can take its share of the rows.
+The order and the augmentation of an epoch are a pure function of (seed, epoch): a resumed run
+continues exactly, and a rank can take its share of the rows.
 """
 
 from __future__ import annotations
@@ -59,19 +59,19 @@ class DeviceLoader:
         return self._num_steps
 
     def rows(self, epoch: int) -> Int64[Tensor, "n 4"]:
-        """All the chance of one epoch, on the device: (index, top, left, flip) of each image."""
+        """Return all random choices of an epoch, on the device: (index, top, left, flip)."""
         rows = draw_rows(
             len(self._labels), seed=self.seed, epoch=epoch, pad=self.pad, flip=self.flip
         )
         return to_device(rows, self._labels.device)
 
     def gather(self, rows: Int64[Tensor, "b 4"]) -> Batch:
-        """The batch of these rows; no wait for the device, so a CUDA graph can hold it."""
+        """Return the batch of these rows, without a host sync, so that it can be captured."""
         x = _gather(self._padded, rows, self._ys, self._xs, self.dtype, self.channels_last)
         return x, self._labels[rows[:, 0]]
 
     def epoch(self, epoch: int, start_step: int = 0) -> Iterator[Batch]:
-        """The batches of one epoch, from ``start_step`` on."""
+        """Yield the batches of one epoch, from ``start_step`` on."""
         check_start(start_step, len(self))
         rows = self.rows(epoch)
         for step in range(start_step, len(self)):
@@ -91,28 +91,28 @@ def _gather(
 
 
 def count_steps(num_images: int, batch_size: int, drop_last: bool) -> int:
-    """Steps in an epoch; an epoch without a step is an error."""
+    """Return the number of steps in an epoch; raise if there is none."""
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
     if num_images == 0:
-        raise ValueError("the set holds no image: there is nothing to load")
+        raise ValueError("the set has no image: there is nothing to load")
     if drop_last and num_images < batch_size:
         raise ValueError(
             f"{num_images} images make no full batch of {batch_size}, and drop_last leaves "
-            "nothing; take a smaller batch_size or drop_last=False"
+            "nothing; use a smaller batch_size or drop_last=False"
         )
     return num_images // batch_size if drop_last else -(-num_images // batch_size)
 
 
 def check_start(start_step: int, num_steps: int) -> None:
-    """Raise unless an epoch of ``num_steps`` can be entered at ``start_step``."""
+    """Raise unless an epoch of ``num_steps`` can start at ``start_step``."""
     if not 0 <= start_step <= num_steps:
         raise ValueError(f"start_step must lie in 0..{num_steps}, got {start_step}")
 
 
 @dataclass(frozen=True)
 class EvalBatches:
-    """A set on the device, in order, as often as it is iterated."""
+    """Batches of a set on the device, in order; they can be iterated again."""
 
     images: UInt8[Tensor, "n h w 3"]
     labels: Int64[Tensor, " n"]
@@ -137,7 +137,7 @@ def eval_batches(
     channels_last: bool = False,
     dtype: torch.dtype = torch.float32,
 ) -> EvalBatches:
-    """Batches for evaluation: every image once, in order, uncropped."""
+    """Return batches for evaluation: every image once, in order, uncropped."""
     count_steps(len(image_set), batch_size, drop_last=False)
     return EvalBatches(
         images=pad_images(image_set.images, 0, device),

@@ -1,8 +1,8 @@
-"""Downloads that resume and are checked, and archives that are unpacked without harm.
+"""Downloads that resume and are verified, and safe unpacking of archives.
 
-A download grows in ``NAME.part`` and takes its name only when its checksum is right. An archive is
-unpacked into a folder of its own and moved into place when whole; one that holds an absolute path,
-a ``..``, a link or a device is refused, and nothing of it is kept.
+A download is written to ``NAME.part`` and renamed when its checksum is right. An archive is
+unpacked into a temporary folder and moved into place when complete; one with an absolute path, a
+``..``, a link or a device raises, and nothing of it is kept.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ TIMEOUT_SECONDS = 60
 
 @dataclass(frozen=True)
 class Archive:
-    """A file to download: where from, its checksum ("sha256:..."), and the folder it unpacks to."""
+    """A file to download: its URL, its checksum ("sha256:..."), and the folder it unpacks to."""
 
     url: str
     checksum: str
@@ -45,11 +45,10 @@ class Archive:
 
 
 def download(url: str, target: Path, checksum: str, on_progress: Progress | None = None) -> Path:
-    """Bring ``url`` to ``target``; ``on_progress`` gets the bytes done and the total, if known.
+    """Download ``url`` to ``target``; ``on_progress`` gets the bytes done and the total, if known.
 
-    A file already there with the right checksum is not fetched again. A broken connection or a
-    full disk is an ``OSError``; what came so far stays in ``.part``, and the next call goes on
-    from it.
+    An existing file with the right checksum is not downloaded again. A broken connection or a full
+    disk raises an ``OSError``; the next call resumes from ``.part``.
     """
     if not url.startswith(("http://", "https://")):
         raise ValueError(f"cannot download {url!r}: give an http:// or https:// address")
@@ -66,8 +65,8 @@ def download(url: str, target: Path, checksum: str, on_progress: Progress | None
     if found != expected:
         part.unlink()
         raise ValueError(
-            f"{url} came with {algorithm} {found}, not {expected}: it was damaged on the way or "
-            "is another file; it was removed, fetch again"
+            f"{url} has the {algorithm} {found}, not {expected}: it is damaged or another file; it "
+            "was removed, fetch again"
         )
     os.replace(part, target)
     return target
@@ -87,14 +86,14 @@ def _transfer(url: str, part: Path, on_progress: Progress | None) -> None:
         )
     except urllib.error.HTTPError as error:
         error.close()
-        if error.code == 416 and done:  # nothing after what we have: the checksum will tell
+        if error.code == 416 and done:  # the file is complete: check it
             return
         raise
     with response:
         if response.status != 206:
             done = 0  # the server sends the whole file
         elif not (response.headers["Content-Range"] or "").startswith(f"bytes {done}-"):
-            raise OSError("the server sent another part of the file than was asked for")
+            raise OSError("the server sent another part of the file than requested")
         _copy(response, part, done, on_progress)
 
 
@@ -121,12 +120,12 @@ def _explain(error: Exception, url: str, part: Path) -> str:
     else:
         reason = str(error) or type(error).__name__
     kept = part.stat().st_size if part.exists() else 0
-    remedy = f"; {kept} bytes are kept in {part}, fetch again to go on from there" if kept else ""
+    remedy = f"; {kept} bytes are kept in {part}, fetch again to resume" if kept else ""
     return f"could not fetch {url}: {reason}{remedy}"
 
 
 def unpack(archive: Path, destination: Path) -> None:
-    """Unpack a .zip or .tar.* into ``destination``; files already there are replaced."""
+    """Unpack a .zip or .tar.* into ``destination``, replacing existing files."""
     destination.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(prefix=".unpack-", dir=destination))
     try:
@@ -152,27 +151,27 @@ def _unpack_zip(archive: Path, staging: Path) -> None:
     with zipfile.ZipFile(archive) as file:
         members = file.infolist()
         for member in members:
-            mode = member.external_attr >> 16  # the Unix mode; 0 where the archive has none
+            mode = member.external_attr >> 16  # the Unix mode; 0 if the archive has none
             kind = stat.S_IFMT(mode)
-            _refuse_unsafe(archive, member.filename, kind in (0, stat.S_IFREG, stat.S_IFDIR))
+            _check_member(archive, member.filename, kind in (0, stat.S_IFREG, stat.S_IFDIR))
         for member in members:
             file.extract(member, staging)
 
 
 def _safe_tar_member(archive: Path, member: tarfile.TarInfo, path: str) -> tarfile.TarInfo:
-    _refuse_unsafe(archive, member.name, member.isreg() or member.isdir())
+    _check_member(archive, member.name, member.isreg() or member.isdir())
     return tarfile.data_filter(member, path)
 
 
-def _refuse_unsafe(archive: Path, name: str, is_plain: bool) -> None:
+def _check_member(archive: Path, name: str, is_plain: bool) -> None:
     is_outside = name.startswith("/") or ".." in re.split(r"[/\\]", name)
     if is_outside or "\\" in name or re.match(r"[A-Za-z]:", name) or not is_plain:
-        why = "is a link or a device" if not is_plain else "lies outside the folder"
-        raise ValueError(f"{archive} is refused: its member {name!r} {why}; nothing was unpacked")
+        why = "is a link or a device" if not is_plain else "is outside the folder"
+        raise ValueError(f"{archive} is unsafe: its member {name!r} {why}; nothing was unpacked")
 
 
 def _move_into(staging: Path, destination: Path) -> None:
-    """Move a tree to its place: whole folders where there is none, else file by file."""
+    """Move a tree into place: new folders as a whole, into existing ones file by file."""
     for entry in sorted(staging.iterdir()):
         target = destination / entry.name
         if entry.is_dir() and target.is_dir():

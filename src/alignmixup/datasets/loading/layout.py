@@ -1,7 +1,7 @@
-"""Where data sets lie on disk, what their splits are called, and the statistics they share.
+"""Where data sets are on disk, the names of their splits, and the statistics they share.
 
-Every source has two splits, ``train`` and ``test``; ``test`` is whatever the source's authors give
-for evaluation with labels (for Tiny-ImageNet and ImageNet that folder is called ``val``).
+Every data set has two splits, ``train`` and ``test``; ``test`` is the labeled split for evaluation
+(for Tiny-ImageNet and ImageNet the official folder is called ``val``).
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from pathlib import Path
 
 SPLITS = ("train", "test")
 
-# The paper's protocol normalises CIFAR-10, CIFAR-100 and Tiny-ImageNet alike by these figures.
-# The deviations are not those of CIFAR-10's pixels (0.2470, 0.2435, 0.2616) but a mean over
-# images of each image's own deviation; they are kept so that numbers compare with the paper's.
+# The paper's protocol normalizes CIFAR-10, CIFAR-100 and Tiny-ImageNet by these numbers. The std is
+# not that of CIFAR-10's pixels (0.2470, 0.2435, 0.2616) but the mean over images of their own std;
+# it is kept so that results compare with the paper's.
 PROTOCOL_MEAN = (0.4914, 0.4822, 0.4465)
 PROTOCOL_STD = (0.2023, 0.1994, 0.2010)
 
@@ -23,9 +23,9 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
 def check_split(split: str) -> None:
-    """Raise unless ``split`` is one of ours."""
+    """Raise unless ``split`` is "train" or "test"."""
     if split not in SPLITS:
-        hint = " (the evaluation split is called 'test' for every source)" if "val" in split else ""
+        hint = " (the evaluation split of every data set is 'test')" if "val" in split else ""
         raise ValueError(f"unknown split {split!r}; choose 'train' or 'test'{hint}")
 
 
@@ -45,5 +45,5 @@ def find_folder(root: Path | str | None, names: Sequence[str], source: str) -> P
     looked_for = " or ".join(str(place / name) for name in names)
     raise FileNotFoundError(
         f"{source}: no folder {looked_for}; run 'alignmixup data fetch {source}', "
-        "or name the folder that holds it with --data or ALIGNMIXUP_DATA"
+        "or name the folder that contains it with --data or ALIGNMIXUP_DATA"
     )

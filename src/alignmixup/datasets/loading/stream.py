@@ -1,7 +1,7 @@
 """Batches of a set that does not fit in memory, decoded by worker processes.
 
-The order of an epoch is a pure function of (seed, epoch) and what is done to an image one of
-(seed, epoch, index), so neither depends on how many workers there are or where an epoch is entered.
+The order of an epoch is a pure function of (seed, epoch), the augmentation of an image one of
+(seed, epoch, index): neither depends on the number of workers or on the step where an epoch starts.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from alignmixup.datasets.folder import FileSet
-from alignmixup.datasets.loading.augment import change_colours, derive_seed, draw_colours, to_float
+from alignmixup.datasets.loading.augment import change_colors, derive_seed, draw_colors, to_float
 from alignmixup.datasets.loading.decode import PARALLEL_FROM, available_cores, read_rgb
 from alignmixup.datasets.loading.device_loader import Batch, check_start, count_steps
 from alignmixup.device import is_gpu
@@ -31,7 +31,7 @@ ASPECT_RATIOS = (3 / 4, 4 / 3)
 
 ALL = slice(None)
 
-# What evaluation shows of the shorter side where it is not told: 224 pixels of 256.
+# The part of the shorter side that evaluation shows by default: 224 pixels of 256.
 CENTER_FRACTION = 0.875
 
 Box = tuple[float, float, float, float]
@@ -42,16 +42,16 @@ class StreamLoader:
 
     For training, an image is a random part of ``area`` of its surface and of aspect ratio 3/4 to
     4/3, resized; or, with ``resize``, a random window of the image whose shorter side has been
-    resized to that. It is mirrored half the time, and its colours change: brightness, contrast and
+    resized to it. It is mirrored half the time, and its colors change: brightness, contrast and
     saturation by factors in 1 +- ``jitter``, and along ImageNet's principal axes by ``lighting``
-    (see ``augment.Colours``).
+    (see ``augment.Colors``).
 
-    Otherwise (``is_train=False``) files come in order, each as the window at the centre of the
+    Otherwise (``is_train=False``) files come in order, each as the window at the center of the
     image resized to ``resize`` (by default 8/7 of ``image_size``: 256 for 224).
 
     ``squash`` resizes both sides to ``resize``, whatever the shape of the image. ``num_workers`` is
-    the number of processes that decode; None chooses by the machine. It changes no batch. ``share``
-    is the part of each batch that is decoded, for a training by several processes.
+    the number of decoding processes, None for a choice by the machine; it does not change the
+    batches. ``share`` is the part of each batch that this process decodes.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class StreamLoader:
         self.device = torch.device(device)
         self.channels_last = channels_last
         self.dtype = dtype
-        self._order = _Order(len(file_set), batch_size, num_steps, seed, is_train, share)
+        self._order = _EpochOrder(len(file_set), batch_size, num_steps, seed, is_train, share)
         chance = _Chance(seed, flip, jitter, lighting) if is_train else None
         self._loader: DataLoader[object] = DataLoader(
             _Files(file_set, view, chance),
@@ -101,7 +101,7 @@ class StreamLoader:
         return self._order.num_steps
 
     def epoch(self, epoch: int, start_step: int = 0) -> Iterator[Batch]:
-        """The batches of one epoch, from ``start_step`` on; one epoch at a time."""
+        """Yield the batches of one epoch, from ``start_step`` on; one epoch at a time."""
         check_start(start_step, len(self))
         self._order.epoch, self._order.start_step = epoch, start_step
         for batch in self._loader:
@@ -129,16 +129,14 @@ class _View:
             raise ValueError(f"area must hold 0 < low <= high <= 1, got {self.area}")
         if self.resize is not None and self.resize < self.image_size:
             raise ValueError(
-                f"resize must be at least image_size ({self.image_size}), or there is no window of "
-                f"that size, got {self.resize}"
+                f"resize must be at least image_size ({self.image_size}), got {self.resize}"
             )
 
     def window(self, width: int, height: int, shares: tuple[float, float] | None) -> Box:
-        """The window in the pixels of the image: at the centre, or where ``shares`` put it.
+        """Return the window in pixels of the image: at the center, or placed by ``shares``.
 
-        Resizing the image and cutting the window is resizing the window alone: the same pixels,
-        without those that would be cut off. ``shares`` in [0, 1) choose whole pixels of the resized
-        image, each place as likely as any other.
+        Resizing only the window gives the same pixels as resizing the image and cropping it.
+        ``shares`` in [0, 1) choose whole pixels of the resized image with equal probability.
         """
         fraction = self.image_size / self.resize if self.resize is not None else CENTER_FRACTION
         shorter = min(width, height)
@@ -148,7 +146,7 @@ class _View:
             start = (side - shown) / 2
             if shares is not None:
                 pixel = shown / self.image_size
-                # A hair more, so that a whole number of pixels is not rounded to one fewer.
+                # The epsilon keeps a whole number of pixels from being rounded down.
                 room = int(side / pixel + 1e-6) - self.image_size
                 start = int((room + 1) * shares[axis]) * pixel
             corner.append((start, min(start + shown, side)))
@@ -158,14 +156,14 @@ class _View:
 
 @dataclass(frozen=True, slots=True)
 class _Key:
-    """Which image, in which epoch: all that a worker is told."""
+    """What a worker gets: which image, in which epoch."""
 
     epoch: int
     index: int
 
 
-class _Order(Sampler[list[_Key]]):
-    """The batches of the epoch that is set on it."""
+class _EpochOrder(Sampler[list[_Key]]):
+    """The batches of the epoch that is set as its attribute."""
 
     def __init__(
         self,
@@ -201,7 +199,7 @@ class _Order(Sampler[list[_Key]]):
 
 @dataclass(frozen=True, slots=True)
 class _Chance:
-    """What may happen to a training image, apart from which part of it is shown."""
+    """The random changes of a training image, besides its window."""
 
     seed: int
     flip: bool
@@ -216,14 +214,14 @@ class _Chance:
 
 
 class _Files(Dataset[object]):
-    """Decodes the file of a key; one that cannot be read gives its error as text.
+    """Decodes the file of a key; returns the message of an error as text.
 
-    An exception raised in a worker would reach the user wrapped in the worker's whole trace.
+    An exception raised in a worker would reach the user with the traceback of the worker.
     """
 
     def __init__(self, file_set: FileSet, view: _View, chance: _Chance | None) -> None:
-        # One block of bytes: a tuple of a million strings would be copied into every worker
-        # as its reference counts are touched.
+        # One block of bytes: touching the reference counts of a million strings would copy them
+        # into every worker.
         self.paths = np.array([os.fsencode(path) for path in file_set.paths])
         self.labels = file_set.labels
         self.view = view
@@ -244,7 +242,7 @@ class _Files(Dataset[object]):
 def _random_part(
     image: Image.Image, view: _View, chance: _Chance, key: _Key
 ) -> UInt8[Tensor, "s s 3"]:
-    """A random part of the image as a square, perhaps mirrored and in other colours."""
+    """Return a random part of the image as a square, maybe mirrored, in changed colors."""
     rng = torch.Generator().manual_seed(derive_seed("image", chance.seed, key.epoch, key.index))
     shares = torch.rand(_ATTEMPTS, 4, generator=rng, dtype=torch.float64).tolist()
     is_mirrored = bool(torch.randint(0, 2, (), generator=rng)) and chance.flip
@@ -256,7 +254,7 @@ def _random_part(
     if is_mirrored:
         part = part.flip(1)
     if chance.jitter or chance.lighting:
-        part = change_colours(part, draw_colours(chance.jitter, chance.lighting, rng))
+        part = change_colors(part, draw_colors(chance.jitter, chance.lighting, rng))
     return part
 
 
@@ -273,9 +271,9 @@ _ATTEMPTS = 10
 def _choose_box(
     width: int, height: int, area: tuple[float, float], shares: Sequence[Sequence[float]]
 ) -> Box:
-    """The first box that fits, each made of four numbers in [0, 1): area, ratio, left, top.
+    """Return the first box that fits, from four numbers in [0, 1): area, ratio, left, top.
 
-    Where none does (a very long image), the centred box nearest to the allowed ratios.
+    If none fits (a very long image), the centered box nearest to the allowed ratios.
     """
     low, high = math.log(ASPECT_RATIOS[0]), math.log(ASPECT_RATIOS[1])
     for area_share, ratio_share, left_share, top_share in shares:

@@ -1,14 +1,13 @@
 """Average precision (AP) of detections: as PASCAL VOC defines it, and as COCO does.
 
-VOC, one class at a time: detections are taken from the most confident down. Each looks at the true
-box it overlaps most in its image; with IoU >= 0.5 it is a hit if nobody claimed that box before, a
-miss otherwise, and nothing at all if the box is marked to be ignored. With p(r) the best precision
-at any recall of at least r,
+VOC, per class: detections are ranked by confidence. Each is compared with the true box of its image
+that it overlaps most; with IoU >= 0.5 it is a hit if it is the first for that box, else a miss; it
+is not counted if the box is marked as ignored. With p(r) the best precision at any recall >= r,
 
     11-point: (1/11) sum of p(0), p(0.1), ..., p(1)      (VOC 2007)
     area:     integral of p(r) dr                         (VOC 2010 and later)
 
-COCO: pycocotools itself, which matches differently (a detection takes the best box still free) and
+COCO: pycocotools, which matches differently (a detection gets the best box that is still free) and
 averages over IoU 0.50, 0.55, ..., 0.95. Labels count from 0; boxes have exclusive ends.
 """
 
@@ -31,7 +30,7 @@ NOTHING_TO_FIND = "no class has a true box that counts: there is no mean AP"
 
 @dataclass(frozen=True, slots=True)
 class Truth:
-    """The objects of one image; ``areas`` are what COCO sorts sizes by."""
+    """The objects of one image; COCO classifies sizes by ``areas``."""
 
     boxes: Float[np.ndarray, "k 4"]
     labels: Int[np.ndarray, " k"]
@@ -42,7 +41,7 @@ class Truth:
 
 @dataclass(frozen=True, slots=True)
 class Detected:
-    """What a detector says of one image."""
+    """The detections of one image."""
 
     boxes: Float[np.ndarray, "n 4"]
     labels: Int[np.ndarray, " n"]
@@ -96,7 +95,7 @@ def voc_average_precision(
 def _check(truths: Sequence[Truth], detected: Sequence[Detected], num_classes: int) -> None:
     if not truths or len(truths) != len(detected):
         raise ValueError(
-            f"one record of detections an image is needed, got {len(detected)} for {len(truths)}"
+            f"one record of detections per image is needed, got {len(detected)} for {len(truths)}"
         )
     for labels in (*(t.labels for t in truths), *(d.labels for d in detected)):
         if len(labels) and not 0 <= labels.min() <= labels.max() < num_classes:
@@ -137,7 +136,7 @@ def coco_average_precision(
     """Return ``map``, ``map50`` and ``map75`` in [0, 1], as pycocotools computes them."""
     _check(truths, detected, num_classes)
     if all(truth.is_ignored.all() for truth in truths):
-        raise ValueError(NOTHING_TO_FIND)  # pycocotools would say -1
+        raise ValueError(NOTHING_TO_FIND)  # pycocotools would return -1
     try:
         from pycocotools.coco import COCO
         from pycocotools.cocoeval import COCOeval
@@ -152,7 +151,7 @@ def coco_average_precision(
     ]
     if not rows:
         return {"map": 0.0, "map50": 0.0, "map75": 0.0}
-    with contextlib.redirect_stdout(io.StringIO()):  # it reports to the terminal as it goes
+    with contextlib.redirect_stdout(io.StringIO()):  # it prints
         truth.createIndex()
         judge = COCOeval(truth, truth.loadRes(rows), "bbox")
         judge.evaluate()

@@ -1,8 +1,8 @@
-"""What may happen to a training image of a detector: mirror, distort its colours, zoom, crop.
+"""Augmentation of training images of a detector: mirroring, colors, zoom, crop.
 
-``flip`` is what Faster R-CNN is trained with; ``ssd`` is the list of the SSD paper (Liu et al.
-2016): colours, the image shrunk onto a canvas of grey, a crop that keeps a minimal overlap with an
-object, mirroring. Each image has a generator of its own, so that a result depends on nothing else.
+``flip`` is for Faster R-CNN; ``ssd`` is the augmentation of the SSD paper (Liu et al. 2016):
+colors, zooming out onto a gray canvas, a crop with a minimum overlap with an object, mirroring.
+Each image has its own generator, so that a result depends on nothing else.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 Augmentation = Literal["none", "flip", "ssd"]
-Labelled = tuple[Float[Tensor, "3 h w"], Float[Tensor, "k 4"], Int64[Tensor, " k"]]
+Labeled = tuple[Float[Tensor, "3 h w"], Float[Tensor, "k 4"], Int64[Tensor, " k"]]
 
-MIN_OVERLAPS = (None, 0.1, 0.3, 0.5, 0.7, 0.9, 0.0)  # None leaves the image whole
+MIN_OVERLAPS = (None, 0.1, 0.3, 0.5, 0.7, 0.9, 0.0)  # None: no crop
 NUM_TRIALS = 40
 
 
@@ -26,8 +26,8 @@ def augment(
     labels: Int64[Tensor, " k"],
     kind: Augmentation,
     rng: torch.Generator,
-) -> Labelled:
-    """Return the image changed, with the boxes that are still in it; at least one is."""
+) -> Labeled:
+    """Return the augmented image with the boxes that remain in it, at least one."""
     if kind not in ("none", "flip", "ssd"):
         raise ValueError(f"unknown augmentation {kind!r}; choose 'none', 'flip' or 'ssd'")
     if kind == "ssd":
@@ -56,13 +56,13 @@ def _distort(image: Tensor, rng: torch.Generator) -> Tensor:
     if _uniform(rng) < 0.5:
         image = image * _uniform(rng, 0.5, 1.5)
     if _uniform(rng) < 0.5:
-        grey = image.mean(dim=0, keepdim=True)
-        image = grey + (image - grey) * _uniform(rng, 0.5, 1.5)
+        gray = image.mean(dim=0, keepdim=True)
+        image = gray + (image - gray) * _uniform(rng, 0.5, 1.5)
     return image.clamp(0, 1)
 
 
 def _zoom_out(image: Tensor, boxes: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Put the image somewhere on a grey canvas of up to four times its sides."""
+    """Put the image somewhere on a gray canvas of up to four times its sides."""
     _, h, w = image.shape
     ratio = _uniform(rng, 1, 4)
     canvas = image.new_full((3, int(h * ratio), int(w * ratio)), 0.5)
@@ -72,10 +72,10 @@ def _zoom_out(image: Tensor, boxes: Tensor, rng: torch.Generator) -> tuple[Tenso
     return canvas, boxes + boxes.new_tensor([left, top, left, top])
 
 
-def _crop(image: Tensor, boxes: Tensor, labels: Tensor, rng: torch.Generator) -> Labelled:
-    """Cut out a part that overlaps some object by the drawn minimum; whole if none is found.
+def _crop(image: Tensor, boxes: Tensor, labels: Tensor, rng: torch.Generator) -> Labeled:
+    """Crop a part whose overlap with an object is at least the drawn minimum.
 
-    Objects whose centre is outside are dropped, the others cut off at the edge.
+    Objects whose center is outside are dropped, the others are clipped.
     """
     _, h, w = image.shape
     while True:
@@ -88,8 +88,8 @@ def _crop(image: Tensor, boxes: Tensor, labels: Tensor, rng: torch.Generator) ->
                 continue
             left, top = int(_uniform(rng) * (w - across + 1)), int(_uniform(rng) * (h - down + 1))
             part = boxes.new_tensor([left, top, left + across, top + down])
-            centres = (boxes[:, :2] + boxes[:, 2:]) / 2
-            is_in = ((centres > part[:2]) & (centres < part[2:])).all(dim=1)
+            centers = (boxes[:, :2] + boxes[:, 2:]) / 2
+            is_in = ((centers > part[:2]) & (centers < part[2:])).all(dim=1)
             if not is_in.any() or _overlaps(boxes[is_in], part).max() < wanted:
                 continue
             kept = torch.minimum(

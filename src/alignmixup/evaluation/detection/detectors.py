@@ -1,8 +1,8 @@
 """Detectors on a trained ResNet-50: torchvision's Faster R-CNN with FPN, and SSD at 300 pixels.
 
-The weights come from our ResNet-50 or from torchvision's; the classifier is left out, batch
-normalisation keeps its statistics and factors as trained. Detectors take images in [0, 1]: their
-normalisation is that of our network where it has one, else ImageNet's. Their label 0 is background.
+The weights come from our ResNet-50 or from torchvision's, without the classifier; batch
+normalization is frozen. Detectors take images in [0, 1]: their normalization is that of our network
+if it has one, else ImageNet's. Their label 0 is background.
 
 SSD reads six maps of a 300 x 300 image: 38 x 38, 19 x 19 and 10 x 10 from ``layer2`` to
 ``layer4``, and 5 x 5, 3 x 3 and 1 x 1 from three added pairs of convolutions, with the default
@@ -40,7 +40,7 @@ def faster_rcnn(
     _check(num_classes, trainable_layers)
     models = _torchvision("torchvision.models.detection")
     utils = _torchvision("torchvision.models.detection.backbone_utils")
-    mean, std = _normalisation(_state(trained))
+    mean, std = _normalization(_state(trained))
     with _seeded(seed):
         backbone = utils._resnet_fpn_extractor(_resnet50(trained), trainable_layers)
         detector: nn.Module = models.FasterRCNN(
@@ -69,7 +69,7 @@ def ssd300(
         scales=[0.07, 0.15, 0.33, 0.51, 0.69, 0.87, 1.05],
         steps=[8, 16, 32, 64, 100, 300],
     )
-    mean, std = _normalisation(_state(trained))
+    mean, std = _normalization(_state(trained))
     with _seeded(seed):
         trunk = _SSDTrunk(_resnet50(trained))
         _freeze(trunk, trainable_layers)
@@ -89,8 +89,8 @@ def ssd300(
 def torchvision_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the weights of a ResNet-50, ours or torchvision's, by torchvision's names.
 
-    Classifier and normalisation are left out, and so are the embedding and the decoder of an
-    autoencoder; weights of anything else are an error.
+    Classifier and normalization are left out, and so are the embedding and the decoder of an
+    autoencoder; other weights raise.
     """
     body = {name.removeprefix("model.").removeprefix("encoder."): v for name, v in state.items()}
     body = {name: value for name, value in body.items() if not name.startswith(_NOT_BACKBONE)}
@@ -141,7 +141,7 @@ def _state(trained: nn.Module | Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     return trained.state_dict() if isinstance(trained, nn.Module) else trained
 
 
-def _normalisation(state: Mapping[str, Tensor]) -> tuple[list[float], list[float]]:
+def _normalization(state: Mapping[str, Tensor]) -> tuple[list[float], list[float]]:
     if "normalize.mean" not in state:
         return IMAGENET
     return (
@@ -151,7 +151,7 @@ def _normalisation(state: Mapping[str, Tensor]) -> tuple[list[float], list[float
 
 
 def _resnet50(trained: nn.Module | Mapping[str, Tensor]) -> Any:
-    """Return torchvision's ResNet-50 with these weights, batch normalisation frozen."""
+    """Return torchvision's ResNet-50 with these weights, batch normalization frozen."""
     frozen = _torchvision("torchvision.ops.misc").FrozenBatchNorm2d
     resnet = _torchvision("torchvision.models").resnet50(weights=None, norm_layer=frozen)
     resnet.fc = nn.Identity()
@@ -163,7 +163,7 @@ def _resnet50(trained: nn.Module | Mapping[str, Tensor]) -> Any:
 
 
 class _SSDTrunk(nn.Module):
-    """The ResNet-50 and the added convolutions: six maps of falling resolution."""
+    """The ResNet-50 and the added convolutions: six maps of decreasing resolution."""
 
     def __init__(self, resnet: Any) -> None:
         super().__init__()
@@ -172,9 +172,9 @@ class _SSDTrunk(nn.Module):
         self.layer3, self.layer4 = resnet.layer3, resnet.layer4
         self.extra = nn.ModuleList(
             [
-                _extra(2048, 256, 512, padding=1),
-                _extra(512, 128, 256, padding=1),
-                _extra(256, 128, 256, padding=0, stride=1),
+                _added(2048, 256, 512, padding=1),
+                _added(512, 128, 256, padding=1),
+                _added(256, 128, 256, padding=0, stride=1),
             ]
         )
         self.out_channels = [512, 1024, 2048, 512, 256, 256]
@@ -188,7 +188,7 @@ class _SSDTrunk(nn.Module):
         return maps
 
 
-def _extra(channels: int, hidden: int, out: int, *, padding: int, stride: int = 2) -> nn.Sequential:
+def _added(channels: int, hidden: int, out: int, *, padding: int, stride: int = 2) -> nn.Sequential:
     layers = nn.Sequential(
         nn.Conv2d(channels, hidden, 1),
         nn.ReLU(),
@@ -211,7 +211,7 @@ def _freeze(trunk: _SSDTrunk, trainable_layers: int) -> None:
 
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
-    """Give torch's own CPU generator this seed for a while, since constructors draw from it."""
+    """Seed torch's global CPU generator inside the context, for constructors."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         yield

@@ -1,58 +1,31 @@
 """Fine-tuning of a detector, step by step, so that it can be stopped and resumed anywhere.
 
-    for _ in tuner.run_epoch(): ...                one epoch, a turn a step
+    for _ in tuner.run_epoch(): ...                one iteration per step
 
-The order of the images is a function of (seed, epoch), what is done to each of (seed, epoch,
-image), and what torchvision draws of (seed, epoch, step): weights, momentum and the two counters
-are all that a resumed run needs. Labels count from 0 here, from 1 inside torchvision's detectors.
+The order of the images is a function of (seed, epoch), their augmentation of (seed, epoch, image),
+and torchvision's sampling of (seed, epoch, step): a run resumes from weights, momentum and two
+counters. Labels count from 0 here, from 1 inside torchvision's detectors.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
+from alignmixup.datasets.voc import DetectionSet
 from alignmixup.device import fork_rng
 from alignmixup.evaluation.detection.crops import Augmentation, augment
-from alignmixup.evaluation.forward import evaluating, model_device
-
-
-class Example(Protocol):
-    """One image (bytes [3, h, w]) with its objects; ends of boxes are exclusive."""
-
-    @property
-    def image(self) -> Tensor: ...
-    @property
-    def boxes(self) -> Tensor: ...
-    @property
-    def labels(self) -> Tensor: ...
-    @property
-    def is_ignored(self) -> Tensor: ...
-    @property
-    def areas(self) -> Tensor: ...
-
-
-class Examples(Protocol):
-    """A set of examples, read one at a time."""
-
-    @property
-    def class_names(self) -> tuple[str, ...]: ...
-    def __len__(self) -> int: ...
-    def __getitem__(self, index: int, /) -> Example: ...
-    def is_trainable(self, index: int, /) -> bool:
-        """Whether the image has an object that is not ignored; it is not decoded for that."""
-        ...
+from alignmixup.evaluation.forward import model_device
 
 
 @dataclass(frozen=True, slots=True)
 class FineTuning:
-    """SGD with linear warm-up; the rate falls to a tenth at each milestone, an epoch count."""
+    """SGD with linear warm-up; the learning rate drops by 10 at each milestone, an epoch."""
 
     num_epochs: int
     batch_size: int
@@ -89,19 +62,19 @@ VOC_SSD = FineTuning(
     augmentation="ssd",
 )
 
-# Steps between two looks at the loss, each of which waits for the device.
+# Steps between two checks of the loss, each of which is a host sync.
 CHECK_EVERY = 50
 
 
 class FineTuner:
-    """A detector in training, on its device: how far it has come, and its optimizer.
+    """A detector in training, on its device, with its optimizer and progress.
 
-    Objects marked to be ignored are not trained on, and images without others are left out.
-    ``step`` counts within ``epoch``, of which there are ``steps_per_epoch``; ``total`` is the sum
-    of this epoch's losses so far, and ``losses`` has the mean of each epoch that is over.
+    Ignored objects are not trained on, and images without others are left out. ``step`` counts
+    within ``epoch``, which has ``steps_per_epoch``; ``total`` is the sum of the losses of this
+    epoch, and ``losses`` has the mean of each finished epoch.
     """
 
-    def __init__(self, detector: nn.Module, examples: Examples, settings: FineTuning) -> None:
+    def __init__(self, detector: nn.Module, examples: DetectionSet, settings: FineTuning) -> None:
         self.detector, self.examples, self.settings = detector, examples, settings
         self.usable = [i for i in range(len(examples)) if examples.is_trainable(i)]
         if not self.usable:
@@ -127,7 +100,7 @@ class FineTuner:
         return self.epoch * self.steps_per_epoch + self.step
 
     def run_epoch(self) -> Iterator[None]:
-        """Train to the end of the epoch, from where it is; between two turns it may be left."""
+        """Train to the end of the epoch, yielding after each step; it can be left there."""
         self.detector.train()
         for images, targets in self._batches():
             self._take_step(images, targets)
@@ -156,12 +129,12 @@ class FineTuner:
     def _check_finite(self) -> None:
         if not math.isfinite(float(self.total)):
             raise ValueError(
-                f"the loss is not finite in epoch {self.epoch + 1}: take a smaller lr than "
+                f"the loss is not finite in epoch {self.epoch + 1}: use a smaller lr than "
                 f"{self.settings.lr}"
             )
 
     def _batches(self) -> Iterator[tuple[list[Tensor], _Targets]]:
-        """The batches that are left of this epoch; images are read by threads, in order."""
+        """Yield the remaining batches of this epoch; threads read the images, in order."""
         settings, epoch = self.settings, self.epoch
         rng = torch.Generator().manual_seed(_mixed_seed(settings.seed, epoch, 0))
         order = [self.usable[i] for i in torch.randperm(len(self.usable), generator=rng).tolist()]
@@ -178,33 +151,12 @@ class FineTuner:
         size = settings.batch_size
         starts = range(self.step * size, len(order), size)
         with ThreadPoolExecutor(settings.num_threads) as pool:
-            # One batch ahead: a whole epoch at once would not fit in memory.
+            # One batch ahead: a whole epoch would not fit in memory.
             ahead = [pool.map(read, order[first : first + size]) for first in starts[:1]]
             for first in starts:
                 following = order[first + size : first + 2 * size]
                 ahead.append(pool.map(read, following))
                 yield _on_device(list(ahead.pop(0)), self.device)
-
-
-def fine_tune(
-    detector: nn.Module,
-    examples: Examples,
-    settings: FineTuning,
-    *,
-    on_epoch: Callable[[int, float], None] | None = None,
-) -> tuple[float, ...]:
-    """Train the detector in place, on its device, and return the mean loss of each epoch.
-
-    ``on_epoch`` is called with (epoch, loss). See ``FineTuner`` for a training that may stop.
-    """
-    tuner = FineTuner(detector, examples, settings)
-    with evaluating(detector):
-        while not tuner.is_done:
-            for _ in tuner.run_epoch():
-                pass
-            if on_epoch is not None:
-                on_epoch(tuner.epoch - 1, tuner.losses[-1])
-    return tuple(tuner.losses)
 
 
 _Targets = list[dict[str, Tensor]]

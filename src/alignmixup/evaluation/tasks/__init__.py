@@ -1,1 +1,1 @@
-"""One file an evaluation."""
+"""One file per evaluation; each registers itself with ``register_task``."""

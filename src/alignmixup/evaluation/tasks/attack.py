@@ -184,8 +184,8 @@ def run_attack(
 
 
 def _start_generators(attack: Attack, seed: int) -> list[torch.Generator]:
-    # One generator a restart, so that more restarts add paths and change none. On the CPU, so
-    # that the starts do not depend on the device.
+    # One generator per restart, so that more restarts do not change the first ones. On the CPU,
+    # so that the starts do not depend on the device.
     seeds = torch.randint(2**62, (attack.restarts,), generator=torch.Generator().manual_seed(seed))
     return [torch.Generator().manual_seed(int(s)) for s in seeds]
 

@@ -1,15 +1,14 @@
 """Calibration: does a confidence of 80 % mean being right four times in five?
 
 Confidence p_i = max softmax; M bins of equal width, bin l = (l/M, (l+1)/M], zero in the first.
-B_m are the images of bin m, n all images, acc and conf the means over B_m; an empty bin counts
-nothing.
+B_m are the images of bin m, n all images, acc and conf the means over B_m; empty bins are ignored.
 
     ECE = sum_m |B_m|/n |acc - conf|                 MCE = max_m |acc - conf|
     OE  = sum_m |B_m|/n conf max(conf - acc, 0)      UE = sum_m |B_m|/n conf max(acc - conf, 0)
     NLL = -mean log p(y)                             Brier = mean sum_k (p_k - [k = y])^2
 
 ECE after Guo et al. 2017, OE after Thulasidasan et al. 2019. ECE, MCE, OE and UE are in percent.
-torchmetrics closes its bins on the left and gives confidence one a bin of its own, hence our own.
+torchmetrics closes its bins on the left and has an extra bin for a confidence of one.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ from alignmixup.registry import register_task
 class Reliability:
     """A reliability diagram: per bin the count and the mean confidence and accuracy in [0, 1].
 
-    Plain numbers, so that it goes into a result's settings and comes back from JSON by
-    ``Reliability(**settings["reliability"])``. An empty bin has count, confidence and accuracy 0.
+    Plain numbers, as in the settings of a result: ``Reliability(**settings["reliability"])`` reads
+    it back. An empty bin has count, confidence and accuracy 0.
     """
 
     edges: Sequence[float]
@@ -62,7 +61,7 @@ class Reliability:
         return sum(share * conf * max(-gap, 0.0) for share, conf, gap in self._filled())
 
     def _filled(self) -> list[tuple[float, float, float]]:
-        """Give (share of all images, confidence, confidence - accuracy) of each bin in use."""
+        """Return (share of all images, confidence, confidence - accuracy) of each filled bin."""
         n = sum(self.counts)
         bins = zip(self.counts, self.confidence, self.accuracy, strict=True)
         return [(count / n, conf, conf - acc) for count, conf, acc in bins if count]
@@ -77,7 +76,7 @@ def calibration(
     normalised_by: Normalization | None = None,
     amp_dtype: torch.dtype | None = None,
 ) -> list[Result]:
-    """Return all measures of calibration; that of ECE holds the diagram in its settings."""
+    """Return all measures of calibration; the settings of ECE have the diagram."""
     logits, labels = collect_logits(
         model, batches, normalised_by=normalised_by, amp_dtype=amp_dtype
     )
@@ -111,9 +110,8 @@ def temperature_scaling(
 ) -> list[Result]:
     """Fit one temperature on a random share of the images and measure on the rest.
 
-    ``held_out`` is the share that fits, drawn by ``seed``. Metrics are those of ``calibration``
-    with the temperature, the same with ``_before`` without it, on the same images, and
-    ``temperature`` itself.
+    ``held_out`` is the share for the fit, drawn by ``seed``. Metrics are ``temperature``, those of
+    ``calibration`` with it, and with the suffix ``_before`` without it, on the same images.
     """
     logits, labels = collect_logits(
         model, batches, normalised_by=normalised_by, amp_dtype=amp_dtype
@@ -157,7 +155,7 @@ def calibration_metrics(
     logits: Float[Tensor, "n k"], labels: Int[Tensor, " n"], num_bins: int = 15
 ) -> tuple[dict[str, float], Reliability]:
     """Return ece, oe, ue, mce in percent, nll in nats and the Brier score; and the diagram."""
-    # In float64: a confidence must not round into the next bin or up to one. Not exp(log p), which
+    # In float64, so that a confidence does not round into the next bin. Not exp(log p), which
     # would move a confidence of exactly 1/2 off its edge.
     z = logits.double()
     p = z.softmax(dim=1)
@@ -184,17 +182,17 @@ def reliability(
         raise ValueError(f"num_bins must be at least 1, got {num_bins}")
     if not len(confidence) or len(confidence) != len(correct):
         raise ValueError(
-            f"one confidence and one outcome an image are needed, "
+            f"one confidence and one outcome per image are needed, "
             f"got {len(confidence)} and {len(correct)}"
         )
-    # On the CPU, where a sum by bins has a fixed order: the same logits, the same last digit.
+    # On the CPU, where a sum by bins has a fixed order, so that results are reproducible.
     confidence, correct = confidence.double().cpu(), correct.double().cpu()
     low, high = float(confidence.min()), float(confidence.max())
     if not (low >= 0 and high <= 1 + 1e-9):
         raise ValueError(f"confidences must lie in [0, 1], got [{low:.4g}, {high:.4g}]")
     edges = torch.arange(num_bins + 1, dtype=torch.float64) / num_bins
-    # Searched among the inner edges, a value on an edge goes to the bin on its left, zero to the
-    # first and one to the last.
+    # With the inner edges, a value on an edge is in the bin on its left, zero in the first and one
+    # in the last.
     index = torch.bucketize(confidence, edges[1:-1])
     counts = torch.bincount(index, minlength=num_bins)
     filled = counts.clamp(min=1)
@@ -216,11 +214,11 @@ def fit_temperature(
     """Return the temperature T in [low, high] at which logits / T have the least NLL.
 
     NLL is convex in 1/T with derivative mean(E_p[z] - z_y), which bisection in log T brings to
-    zero. Where the NLL has no minimum inside (all right: T -> 0; worse than chance: T -> inf)
-    the bound is returned.
+    zero. If the NLL has no minimum inside (all right: T -> 0; worse than chance: T -> inf), the
+    bound is returned.
     """
     if not len(logits):
-        raise ValueError("a temperature needs images to fit, got none")
+        raise ValueError("a temperature needs images for its fit, got none")
     z = logits.double()
     z = z - z.amax(dim=1, keepdim=True)
     own = z.gather(1, labels.unsqueeze(1)).squeeze(1)

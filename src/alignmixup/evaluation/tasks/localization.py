@@ -1,31 +1,31 @@
-"""Weakly supervised localisation: how well a class activation map (CAM) covers the object.
+"""Weakly supervised localization: how well a class activation map (CAM) covers the object.
 
-The map is resized to the image (bicubic), brought to [0, 1] by its minimum and maximum and rounded
-down to bytes. Above a threshold tau stand the pixels with byte > int(tau * 255); the box of a
-contour of theirs is compared with the true boxes of the image. In percent of all images:
+The map is resized to the image (bicubic), scaled to [0, 1] by its minimum and maximum and rounded
+down to bytes. The mask of a threshold tau has the pixels with byte > int(tau * 255); the box of one
+of its contours is compared with the true boxes of the image. In percent of all images:
 
     gt_known_loc  CAM of the true class, tau = 0.15, one box, IoU >= 0.5 with a true box
-    top1_loc      the same with the predicted class, and that class is right; where it is right,
-                  predicted and true class have one CAM, so one map an image serves both
+    top1_loc      the same with the predicted class, which must be right; then both classes have
+                  the same CAM, so one map per image serves both
     maxboxacc     max over tau of the share of images with IoU >= 0.5; largest contour
     maxboxacc_v2  the same at IoU >= 0.3, 0.5 and 0.7, averaged; best of all contours, holes too
 
 The last two are those of Choe et al. 2020 (CAM of the true class; tau in steps of 0.001, chosen
-once for the whole set, and for each IoU by itself). A constant map has no contour.
+once for the whole set, separately for each IoU). A constant map has no contour.
 
 The one box of the first two is that of the largest contour (``box="contour"``), as in the code of
 Choe et al. and of Co-Mixup, or that of all pixels above the threshold (``box="mask"``), as the
-AlignMixup paper's text says.
+text of the AlignMixup paper reads.
 
 Two conventions for the IoU. ``"reference"`` is that of the authors' code: it takes the exclusive
 end of a predicted box (kept inside the image) and of a true box (rounded down) for its last pixel,
-so that both boxes are one pixel too large. Published figures are made so. ``"exact"`` is the
-IoU of the boxes as they are.
+so that both boxes are one pixel too large. Published numbers use it. ``"exact"`` is the IoU of the
+boxes themselves.
 
 On CUB, whose list has exclusive ends, ``"reference"`` is the authors' rule. Lists of ImageNet and
-Tiny-ImageNet have the last pixel itself, which the authors' code takes as it is; ours has made it
-exclusive before, so that a true box is one pixel larger than theirs. Of 20,000 simulated pairs of
-boxes (500 x 375 pixels shown as 224 x 224), 0.17 % fall on the other side of IoU 0.5 for it.
+Tiny-ImageNet have the last pixel itself, which the authors' code uses directly; we convert it to an
+exclusive end first, so that our true boxes are one pixel larger. This changes 0.17 % of the
+decisions at IoU 0.5 (20,000 simulated pairs of boxes, 500 x 375 pixels shown as 224 x 224).
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ Convention = Literal["reference", "exact"]
 
 @dataclass(frozen=True, slots=True)
 class LocalizationSettings:
-    """What the metrics depend on; the defaults are those of the benchmark.
+    """Settings of the metrics; the defaults are those of the benchmark.
 
     ``box`` is the one box at ``cam_threshold``: that of the largest contour, or of the whole mask.
     """
@@ -149,7 +149,7 @@ def _overlap_by_level(
     best = _iou(nothing, truth, shape, convention).max()
     largest, anything = np.full(NUM_LEVELS, best), np.full(NUM_LEVELS, best)
     overlap = _iou(contours.boxes, truth, shape, convention).max(axis=1, initial=0)
-    # The box of nothing stands only where there is no contour.
+    # The empty box counts only at levels without a contour.
     anything[np.unique(contours.levels)] = 0
     np.maximum.at(anything, contours.levels, overlap)
     chosen = contours.largest()
@@ -165,7 +165,7 @@ def _iou(
 ) -> Floats:
     if convention == "exact":
         return box_iou(predicted, truth)
-    # Taken for last pixels, the ends are one further on in our exclusive way of counting.
+    # Ends taken for last pixels are one larger as exclusive ends.
     h, w = shape
     last = np.minimum(predicted[:, 2:], np.array([w - 1, h - 1]))
     widened = np.concatenate([predicted[:, :2], last + 1], axis=1)
@@ -235,10 +235,10 @@ def _level_of(tau: float) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Localized:
-    """One image for a figure: where the model sees the class it predicts, and where that class is.
+    """One image for a figure: the box of the predicted class, and the true boxes.
 
-    ``box`` is that of the settings, None where the map is constant; ``iou`` its best overlap with
-    one of ``true_boxes``. ``heat`` is the map at the size of the image.
+    ``box`` is None if the map is constant; ``iou`` is its best overlap with one of ``true_boxes``.
+    ``heat`` is the map at the size of the image.
     """
 
     label: int
@@ -262,7 +262,7 @@ def localize(
     normalised_by: Normalization | None = None,
     amp_dtype: torch.dtype | None = None,
 ) -> list[Localized]:
-    """Return what ``top1_loc`` looks at, image by image: CAM of the predicted class, one box."""
+    """Return what ``top1_loc`` compares, per image: CAM of the predicted class, one box."""
     scan = Scan(model, boxes, layer, classifier, normalised_by, amp_dtype)
     return [_localized(image, settings) for image in scan.images([(x, y)], of_predicted=True)]
 

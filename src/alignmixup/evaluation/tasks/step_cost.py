@@ -2,11 +2,11 @@
 
 A forward step is one pass in eval mode without gradients. A training step, for a mixer that is
 passed in, is mixing, forward, backward and an SGD update with momentum; its learning rate is zero
-and the model gets its state back afterwards. The cases of a mixer cost differently: each is timed
-by itself, and the method by their mean, weighted by probability.
+and the state of the model is restored afterwards. The cases of a mixer differ in cost: each is
+timed separately, and the method is their mean, weighted by probability.
 
-Steps are timed one by one, by CUDA events on a GPU and by the clock elsewhere; the figure is the
-median, with p20 and p80 in the settings. Peak memory is known on CUDA only, in MiB.
+Steps are timed one by one, by CUDA events on a GPU and by the clock elsewhere; the result is the
+median, with p20 and p80 in the settings. Peak memory, in MiB, is known only on CUDA.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ BATCH = 128  # the paper's
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Milliseconds of each timed step, in order, and the peak memory where it is known."""
+    """Milliseconds of each timed step, in order, and the peak memory if it is known."""
 
     ms: tuple[float, ...]
     peak_memory_mb: float | None

@@ -1,10 +1,8 @@
-"""Detection scored: what a detector finds in a set of images, by the rules of VOC or of COCO.
+"""The average precision of a detector, by the rules of VOC or of COCO, in percent.
 
-    detector = ssd300(net, num_classes=20)                  or faster_rcnn(net, 80)
-    fine_tune(detector, voc_trainval, VOC_SSD)              see fine_tuning
     results = detection(detector, voc_test, style="voc")
 
-Labels count from 0 here, from 1 inside torchvision's detectors. All figures are in percent.
+Labels count from 0 here, from 1 inside torchvision's detectors.
 """
 
 from __future__ import annotations
@@ -16,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from alignmixup.contracts import Result
+from alignmixup.datasets.voc import DetectionExample, DetectionSet
 from alignmixup.evaluation.detection.average_precision import (
     Detected,
     Truth,
@@ -23,7 +22,6 @@ from alignmixup.evaluation.detection.average_precision import (
     coco_average_precision,
     voc_average_precision,
 )
-from alignmixup.evaluation.detection.fine_tuning import Example, Examples
 from alignmixup.evaluation.forward import evaluating, model_device
 
 OnImages = Callable[[int, int], None]
@@ -31,14 +29,14 @@ OnImages = Callable[[int, int], None]
 
 def detect(
     detector: nn.Module,
-    examples: Examples,
+    examples: DetectionSet,
     *,
     batch_size: int = 8,
     on_images: OnImages | None = None,
 ) -> tuple[list[Detected], list[Truth]]:
-    """Run the detector over all examples, in order, and return what it says and what is true.
+    """Run the detector over all examples, in order, and return its detections and the truth.
 
-    ``on_images`` is called with the number of images done, and of all.
+    ``on_images`` is called with the number of images done and the total.
     """
     if not len(examples):
         raise ValueError("there are no examples to detect in")
@@ -49,23 +47,23 @@ def detect(
         for first in range(0, len(examples), batch_size):
             batch = [examples[i] for i in range(first, min(first + batch_size, len(examples)))]
             images = [example.image.to(device).float() / 255 for example in batch]
-            for example, said in zip(batch, detector(images), strict=True):
-                found.append(_detected(said))
+            for example, output in zip(batch, detector(images), strict=True):
+                found.append(_detected(output))
                 truths.append(_truth(example))
             if on_images is not None:
                 on_images(len(truths), len(examples))
     return found, truths
 
 
-def _detected(said: dict[str, Tensor]) -> Detected:
+def _detected(output: dict[str, Tensor]) -> Detected:
     return Detected(
-        boxes=said["boxes"].double().cpu().numpy(),
-        labels=said["labels"].cpu().numpy() - 1,
-        scores=said["scores"].double().cpu().numpy(),
+        boxes=output["boxes"].double().cpu().numpy(),
+        labels=output["labels"].cpu().numpy() - 1,
+        scores=output["scores"].double().cpu().numpy(),
     )
 
 
-def _truth(example: Example) -> Truth:
+def _truth(example: DetectionExample) -> Truth:
     return Truth(
         boxes=example.boxes.double().cpu().numpy(),
         labels=example.labels.cpu().numpy(),
@@ -77,13 +75,13 @@ def _truth(example: Example) -> Truth:
 
 def detection(
     detector: nn.Module,
-    examples: Examples,
+    examples: DetectionSet,
     *,
     style: Literal["voc", "coco"],
     batch_size: int = 8,
     on_images: OnImages | None = None,
 ) -> list[Result]:
-    """Return ``map`` and what belongs to it, in percent, by the rules of VOC or of COCO.
+    """Return ``map`` and related metrics, in percent, by the rules of VOC or of COCO.
 
     VOC: ``map`` is the 11-point AP at IoU 0.5 and ``map_area`` the area under the curve. COCO:
     ``map`` over IoU 0.50 to 0.95, ``map50``, ``map75``.
