@@ -417,6 +417,7 @@ def test_set_of_smooth_maps_as_the_protocol_written_as_a_loop():
     maps[:, :, 2:4, 1:4] += 0.7
     corners = torch.rand(n, 2, 2, generator=rng) * 10 + torch.tensor([3.0, 6.0])
     boxes = [torch.cat([c, c + torch.tensor([17.3, 14.9])], dim=1) for c in corners]
+    boxes[0] = torch.tensor([[33.0, 33.0, 35.0, 35.0]])  # far from what any map shows
     model = Coarse(maps)
     with torch.no_grad():
         model.classify.weight.fill_(1.0)

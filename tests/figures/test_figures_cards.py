@@ -33,12 +33,12 @@ def test_every_card_shows_what_its_method_does(pair: Pair, name: str) -> None:
         assert picture.image.ndim == 3
         assert 0 <= picture.image.min() <= picture.image.max() <= 1
     pictures = [p.image for p in card.pictures if p.image.shape == card.pictures[0].image.shape]
-    # Each is worth its place; two pictures of a search may agree where saliency is nearly even.
+    # Each is worth its place; where saliency is nearly even, some masks of a search may agree.
     num_copies = sum(
         any(np.abs(image - other).max() < 0.01 for other in pictures[:k])
         for k, image in enumerate(pictures)
     )
-    assert num_copies <= (name in ("puzzlemix", "comixup"))
+    assert num_copies <= (2 if name in ("puzzlemix", "comixup") else 0)
 
 
 def test_captions_are_the_soft_labels(pair: Pair) -> None:

@@ -300,7 +300,7 @@ def test_fit_decoder_names_what_is_wrong():
         fit_decoder(net, iter(batches), steps=3)
 
 
-# Looked at over eight seeds: EIGHT_SEEDS.
+# Over eight seeds 67 to 82 % was left after 30 steps, 34 to 53 % after 120.
 @pytest.mark.parametrize(
     ("num_steps", "error_left"), [(30, 0.95), pytest.param(120, 0.65, marks=pytest.mark.slow)]
 )

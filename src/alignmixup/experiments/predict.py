@@ -12,13 +12,12 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from alignmixup.datasets.loading.decode import centre_square, read_rgb
+from alignmixup.datasets.loading.decode import center_square, read_rgb
 from alignmixup.datasets.loading.stream import CENTER_FRACTION
-from alignmixup.evaluation.forward import check_range
 from alignmixup.experiments.data_record import DataRecord
 from alignmixup.recipes.schema import DataSpec
 
-REMEDY = "divide bytes by 255, and leave the normalization to the model"
+RANGE_TOLERANCE = 1e-3
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -54,7 +53,7 @@ def predict(
         for batch in _batches(images, spec, data.image_size, batch_size):
             x = batch.to(device)
             x = x if x.is_floating_point() else x.float() / 255
-            check_range(x, REMEDY)
+            _check_range(x)
             shares.append(model(x).float().softmax(dim=1).cpu())
     if not shares:
         raise ValueError("there is no image to classify")
@@ -97,7 +96,7 @@ def _as_pil(image: Tensor) -> Image.Image:
     from PIL import Image
 
     if image.is_floating_point():
-        check_range(image, REMEDY)
+        _check_range(image)
         image = (255 * image).round().byte()
     return Image.fromarray(image.permute(1, 2, 0).cpu().numpy())
 
@@ -112,12 +111,23 @@ def _square(image: Image.Image, spec: DataSpec, size: int) -> Image.Image:
     from PIL import Image
 
     if not spec.stream:
-        return centre_square(image, size)
+        return center_square(image, size)
     share = CENTER_FRACTION if spec.eval_resize is None else size / spec.eval_resize
     if not spec.squash:
-        return centre_square(image, size, share)
+        return center_square(image, size, share)
     (left, right), (top, bottom) = (
         ((1 - share) / 2 * side, (1 + share) / 2 * side) for side in image.size
     )
     box = (left, top, right, bottom)
     return image.resize((size, size), Image.Resampling.BILINEAR, box=box)
+
+
+def _check_range(x: Tensor) -> None:
+    """Raise for values outside [0, 1], or values that are not numbers."""
+    low, high = (float(v) for v in torch.aminmax(x))
+    # Written so that a NaN, which compares false, is refused as well.
+    if not (low >= -RANGE_TOLERANCE and high <= 1 + RANGE_TOLERANCE):
+        raise ValueError(
+            f"images must lie in [0, 1], got values in [{low:.4g}, {high:.4g}]; divide bytes by "
+            "255, and leave the normalization to the model"
+        )
