@@ -52,6 +52,18 @@ def test_seeds_and_free_settings_are_no_difference():
     assert rows(plain, run(seed=1), which="last") == ["AlignMixup (fast)"]
 
 
+def test_the_computation_that_auto_chose_is_no_difference():
+    plain = run()
+    on_gpu = {"train.precision": "bf16", "train.channels_last": True}
+    assert rows(plain.stamped(trained={**plain.trained, **on_gpu}), which="last") == [
+        "AlignMixup (fast)"
+    ]
+    mixed = plain.stamped(
+        trained={**plain.trained, "train.precision": "bf16, float32 from epoch 2"}
+    )
+    assert "train.precision" in rows(mixed, which="last")[0]
+
+
 def test_the_majority_does_not_hide_what_differs():
     """Three short runs and one as the recipe says: the short ones are still named."""
     short = [run({"train.lr": 0.2}, seed=seed) for seed in range(3)]

@@ -132,6 +132,10 @@ def _is_short(result: Result) -> bool:
     return result.epoch is not None and result.epoch < SHORT
 
 
+# What "auto" may choose on a device.
+CHOSEN = {"train.precision": ("bf16", "float32"), "train.channels_last": (True,)}
+
+
 def _entry(
     result: Result, measure: Measure, ignore: Sequence[str], recipe_settings: RecipeSettings
 ) -> _Entry:
@@ -149,6 +153,11 @@ def _entry(
         if not isinstance(value, list | tuple | dict)
     }
     trained, known = dict(result.trained), recipe_settings(result.base or key)
+    if known is not None:  # what "auto" chose is no difference from the recipe
+        auto = {name for name, values in CHOSEN.items() if trained.get(name) in values}
+        trained = {
+            name: value for name, value in trained.items() if name not in auto - known.keys()
+        }
     # Old results have not recorded how they were trained: their length alone is known.
     recipe = dict(known) if known and trained else {}
     if result.epoch is not None:
