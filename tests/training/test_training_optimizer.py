@@ -98,5 +98,5 @@ def test_an_optimizer_from_outside_trains_resumes_and_is_refused_under_another_n
     )
     assert any(name.startswith("optimizer.sum.") for name in whole)
     assert all(torch.equal(whole[name], halves[name]) for name in whole)
-    with pytest.raises(ValueError, match=r"unknown optimizer 'adamv'; did you mean 'adamw'"):
+    with pytest.raises(ValueError, match=r"unknown optimizer 'adamv'; did you mean .*'adamw'"):
         dataclasses.replace(ADAMW, optimizer="adamv")
