@@ -1,7 +1,7 @@
 """AlignMixup on the patch tokens of a vision transformer: python examples/vit_tokens.py
 
-Needs `pip install 'alignmixup[timm]'`. Every position of the chosen layer is aligned, so a class
-token would be transported among the patches: build the model without one, as here.
+Needs `pip install 'alignmixup[timm]'`. The patches of the chosen layer are aligned; a class token,
+which this small model does not have, would be mixed in place.
 """
 
 from __future__ import annotations

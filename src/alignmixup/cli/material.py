@@ -104,7 +104,7 @@ class DataCheck:
 
 @dataclass
 class DataFetch:
-    """Download a data set, check it and unpack it; an interrupted download goes on."""
+    """Download a data set, check it and unpack it; an interrupted download is resumed."""
 
     name: Positional[str]
     data: Path | None = None

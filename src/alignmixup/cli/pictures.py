@@ -51,7 +51,7 @@ class Decoder:
     """Train a decoder for the frozen network of a finished run, to see what its features hold.
 
     It is kept in the run's folder and serves 'alignmixup figure interpolations --run RUN' and the
-    like; training that was interrupted goes on. A run of AlignMixup/AE has a decoder of its own:
+    like; interrupted training is resumed. A run of AlignMixup/AE has a decoder of its own:
     --kind own says how well it does, and with --again it serves the figures again."""
 
     run: Positional[Path]

@@ -1,1 +1,1 @@
-"""Recipes: the only room that names concrete things together."""
+"""Recipes: configuration only, one module per table of the paper."""
