@@ -26,6 +26,7 @@ PUBLISHED = (
     "benchmarks/*",
     "examples/*",
     "results/*",
+    "results/curves/*",
 )
 
 # An inline link or image whose target is relative: not a URL, not an anchor of the same page.
