@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
+import shutil
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import scipy.stats
@@ -246,13 +249,11 @@ def test_a_compiled_module_gives_the_same_loss(row: Row) -> None:
 @pytest.mark.slow
 @pytest.mark.unchecked_shapes
 @pytest.mark.filterwarnings("ignore")  # the compiler's own, on old processors
-def test_inductor_gives_the_same_loss() -> None:
+@pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None, reason="no C++ compiler")
+def test_inductor_gives_the_same_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The default cache gives code made for another ATEN_CPU_CAPABILITY, which does not compile.
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     torch.compiler.reset()
-    try:  # the network alone, which has nothing of ours in it
-        compiled = torch.compile(TinyNet())
-        compiled(images(6)).sum().backward()
-    except Exception as error:
-        pytest.skip(f"torch's inductor compiles no network on this machine: {error}")
     mixer, plain = AlignMixup(), TinyNet()
     compiled = torch.compile(TinyNet())
     for case in mixer.cases:

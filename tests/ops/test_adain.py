@@ -322,14 +322,19 @@ def test_scaling_the_encoder_leaves_images_as_they_are() -> None:
 
 @pytest.mark.slow
 def test_a_fit_reconstructs_and_transfers_style(tmp_path: Path) -> None:
-    """Measured: 16.8 dB, gap 0.06, error 0.35 of the variance; after two steps 10.7, 0.59, 1.38."""
-    fit = fit_adain(small_shapes("train", 500), tmp_path / "a.safetensors", steps=200, width=8)
-    assert fit.psnr > 15
-    assert fit.style_gap < 0.2
+    """Against a fit of two steps. Over six seeds 2.05 to 6.1 dB more, 9 to 59 % of its style gap;
+    33 to 73 % of the variance of held-out images is left, after two steps 102 to 166 %."""
+    train = small_shapes("train", 500)
+    begun, fit = (
+        fit_adain(train, tmp_path / f"{steps}.safetensors", steps=steps, width=8)
+        for steps in (2, 200)
+    )
+    assert fit.psnr > begun.psnr + 0.5
+    assert fit.style_gap < 0.8 * begun.style_gap
     net = load_adain(fit.weights.path)
     test = small_shapes("test", 100).images / 255
     error = F.mse_loss(net.decode(net.encode(test), (16, 16)), test)
-    assert error < 0.5 * test.var()
+    assert error < 0.95 * test.var()
 
 
 @pytest.mark.unchecked_shapes
