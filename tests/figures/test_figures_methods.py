@@ -66,6 +66,7 @@ def test_the_captions_are_the_shares_of_what_is_shown(pictures):
         assert picture.caption in shown["Co-Mixup"].caption
 
 
+@pytest.mark.slow
 def test_co_mixups_picture_shows_a_good_share_of_both(net, images):
     """On any pair; the picture in the documents is of one."""
     for seed in range(3):

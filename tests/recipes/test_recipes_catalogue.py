@@ -24,19 +24,21 @@ LARGEST = 64  # pixels: what is for 224 trains on fewer here
 
 
 def one_of_each(names):
-    """Names such that every size of image, network and mixer, and every schedule, is among them.
+    """Names such that every network for every size of image, mixer and schedule is among them.
 
-    A ``-fast`` twin is the same two steps but for its schedule, and most rows of CIFAR-100 are
-    those of CIFAR-10 but for the number of classes.
+    Those that only combine them anew are slow. A ``-fast`` twin is the same two steps but for its
+    schedule, and most rows of CIFAR-100 are those of CIFAR-10 but for the number of classes.
     """
     seen, chosen = [], []
     for name in names:
         recipe = find_recipe(name).shrunk()
         net = dataclasses.replace(recipe.net, zero_norms=False)
-        parts = [(SHAPES[recipe.data.name][0], net, recipe.mixer), recipe.train]
-        if any(part not in seen for part in parts):
-            chosen.append(name)
-            seen += parts
+        size = SHAPES[recipe.data.name][0]
+        parts, together = [(size, net), recipe.mixer, recipe.train], (size, net, recipe.mixer)
+        is_new = any(part not in seen for part in parts)
+        if is_new or together not in seen:
+            chosen.append(pytest.param(name, marks=() if is_new else pytest.mark.slow))
+            seen += [*parts, together]
     return chosen
 
 
