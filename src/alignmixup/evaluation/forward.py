@@ -266,13 +266,18 @@ def _checked_pixels(x: Tensor, pixels: Pixels | None) -> Tensor:
     if pixels is not None:
         x = pixels.restore(x)
         remedy = "after undoing normalised_by: are mean and std those of your loader?"
+    check_range(x, remedy)
+    return x.clamp(0, 1)
+
+
+def check_range(x: Tensor, remedy: str) -> None:
+    """Raise for values outside [0, 1] and for NaN; the message ends with ``remedy``."""
     low, high = (float(v) for v in torch.aminmax(x))
     # NaN compares false, so it raises as well.
     if not (low >= -RANGE_TOLERANCE and high <= 1 + RANGE_TOLERANCE):
         raise ValueError(
             f"images must lie in [0, 1], got values in [{low:.4g}, {high:.4g}]; {remedy}"
         )
-    return x.clamp(0, 1)
 
 
 def check_finite(logits: Tensor) -> None:

@@ -14,10 +14,11 @@ from torch import Tensor, nn
 
 from alignmixup.datasets.loading.decode import center_square, read_rgb
 from alignmixup.datasets.loading.stream import CENTER_FRACTION
+from alignmixup.evaluation.forward import check_range
 from alignmixup.experiments.data_record import DataRecord
 from alignmixup.recipes.schema import DataSpec
 
-RANGE_TOLERANCE = 1e-3
+REMEDY = "divide bytes by 255, and leave the normalization to the model"
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -53,7 +54,7 @@ def predict(
         for batch in _batches(images, spec, data.image_size, batch_size):
             x = batch.to(device)
             x = x if x.is_floating_point() else x.float() / 255
-            _check_range(x)
+            check_range(x, REMEDY)
             shares.append(model(x).float().softmax(dim=1).cpu())
     if not shares:
         raise ValueError("there is no image to classify")
@@ -96,7 +97,7 @@ def _as_pil(image: Tensor) -> Image.Image:
     from PIL import Image
 
     if image.is_floating_point():
-        _check_range(image)
+        check_range(image, REMEDY)
         image = (255 * image).round().byte()
     return Image.fromarray(image.permute(1, 2, 0).cpu().numpy())
 
@@ -120,14 +121,3 @@ def _square(image: Image.Image, spec: DataSpec, size: int) -> Image.Image:
     )
     box = (left, top, right, bottom)
     return image.resize((size, size), Image.Resampling.BILINEAR, box=box)
-
-
-def _check_range(x: Tensor) -> None:
-    """Raise for values outside [0, 1], or values that are not numbers."""
-    low, high = (float(v) for v in torch.aminmax(x))
-    # Written so that a NaN, which compares false, is refused as well.
-    if not (low >= -RANGE_TOLERANCE and high <= 1 + RANGE_TOLERANCE):
-        raise ValueError(
-            f"images must lie in [0, 1], got values in [{low:.4g}, {high:.4g}]; divide bytes by "
-            "255, and leave the normalization to the model"
-        )
