@@ -31,7 +31,7 @@ from alignmixup.mixers.comixup import CoMixup
 from alignmixup.mixers.puzzlemix import PuzzleMix
 from alignmixup.ops.gridcut import cut_ordered
 from alignmixup.ops.puzzle import puzzle_energy, transport
-from alignmixup.recipes.catalogue import find_recipe
+from alignmixup.recipes.catalog import find_recipe
 
 # The ones with kernels of their own come last: after a fault on the device nothing else would run.
 METHODS = (

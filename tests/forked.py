@@ -17,7 +17,7 @@ from pathlib import Path
 __all__ = ["Forked"]
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["alignmixup.experiments.run", "alignmixup.recipes.catalogue"])
+_CONTEXT.set_forkserver_preload(["alignmixup.experiments.run", "alignmixup.recipes.catalog"])
 
 
 class Forked:

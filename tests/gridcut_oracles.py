@@ -113,13 +113,13 @@ def salient_pictures(num_images: int = 256) -> Pictures:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         net = small_network().double()
-        optimiser = torch.optim.Adam(net.parameters(), lr=2e-3)
+        optimizer = torch.optim.Adam(net.parameters(), lr=2e-3)
         for step in range(40):
             rows = torch.arange(64 * step, 64 * step + 64) % len(images)
             loss = F.cross_entropy(net(images[rows]), labels[rows])
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             loss.backward()
-            optimiser.step()
+            optimizer.step()
     net.eval()
     seen = images[:num_images].clone().requires_grad_()
     (gradient,) = torch.autograd.grad(F.cross_entropy(net(seen), labels[:num_images]), seen)
@@ -128,7 +128,7 @@ def salient_pictures(num_images: int = 256) -> Pictures:
 
 
 def small_network() -> nn.Sequential:
-    """Ten classes of 32 x 32 pictures; initialised from torch's own chance."""
+    """Ten classes of 32 x 32 pictures; initialized from torch's own chance."""
     return nn.Sequential(
         nn.Conv2d(3, 16, 3, stride=2, padding=1),
         nn.BatchNorm2d(16),

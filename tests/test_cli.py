@@ -17,7 +17,7 @@ from alignmixup.cli.parsing import take_plugins, take_settings, typed_settings
 from alignmixup.cli.program import COMMANDS
 from alignmixup.contracts import RecipeKey, Result
 from alignmixup.experiments.scoring import task_names
-from alignmixup.recipes.catalogue import find_recipe
+from alignmixup.recipes.catalog import find_recipe
 from alignmixup.recipes.schema import changed
 from picture_folder import make_pictures
 

@@ -29,7 +29,7 @@ from alignmixup.contracts import (
 class BoxedDraw(Draw):
     """A draw with more chance than most, as some methods have."""
 
-    centre: Tensor
+    center: Tensor
     note: str = ""
 
 
@@ -42,8 +42,8 @@ def boxed() -> BoxedDraw:
 
 def test_tensors_are_all_the_tensors_of_a_subclass() -> None:
     draw = boxed()
-    assert set(draw.tensors()) == {"perm", "lam", "centre"}
-    assert draw.tensors()["centre"] is draw.centre
+    assert set(draw.tensors()) == {"perm", "lam", "center"}
+    assert draw.tensors()["center"] is draw.center
 
 
 def test_with_tensors_keeps_the_class_and_the_rest() -> None:

@@ -64,8 +64,8 @@ from alignmixup.evaluation import collect_logits
 
 
 @am.register_task("outside_task", units={"spread": "logits"})
-def spread(model, batches, *, seed, normalised_by=None, scale: float = 1.0):
-    logits, labels = collect_logits(model, batches, normalised_by=normalised_by)
+def spread(model, batches, *, seed, normalized_by=None, scale: float = 1.0):
+    logits, labels = collect_logits(model, batches, normalized_by=normalized_by)
     value = scale * float(logits.std())
     return [am.Result("outside_task", "spread", value, {"scale": scale, "seed": seed})]
 """

@@ -36,7 +36,7 @@ for name in sorted(sys.modules):
 from alignmixup.datasets import shapes
 from alignmixup.experiments.run import Sets
 from alignmixup.models import NetSpec, build
-from alignmixup.recipes.catalogue import find_recipe
+from alignmixup.recipes.catalog import find_recipe
 
 sets = Sets(shapes("train", 16), shapes("test", 8))
 recipe = find_recipe("cifar10-r18-baseline-fast").shrunk()

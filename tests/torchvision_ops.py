@@ -82,7 +82,7 @@ def roi_align(
     height, width = input.shape[2:]
     xs = _samples(corners[:, 0], size[:, 0], pooled_width, sampling_ratio)
     ys = _samples(corners[:, 1], size[:, 1], pooled_height, sampling_ratio)
-    # In pixels between the first and the last centre, then in [-1, 1] for grid_sample.
+    # In pixels between the first and the last center, then in [-1, 1] for grid_sample.
     x = xs.clamp(0, width - 1)[:, None, :].expand(-1, ys.shape[1], -1)
     y = ys.clamp(0, height - 1)[:, :, None].expand(-1, -1, xs.shape[1])
     grid = torch.stack([(2 * x + 1) / width - 1, (2 * y + 1) / height - 1], dim=-1)

@@ -5,7 +5,7 @@ Conventions that invite a sign error are fixed here, once:
 * ``lam`` is the share of the **anchor**, sample i of the batch; its partner is sample ``perm[i]``.
 * ``lam = 1`` gives the anchor back bit for bit.
 * The rows of a transport plan are positions of the anchor, its columns positions of the partner.
-* Images travel as floats in [0, 1]; normalisation is the first layer of a network.
+* Images travel as floats in [0, 1]; normalization is the first layer of a network.
 * A box is (x0, y0, x1, y1) in pixels, x1 and y1 exclusive.
 """
 
@@ -242,7 +242,7 @@ class Mixed:
         if self.logits is not None and self.targets is not None:
             terms.insert(0, self.criterion(self.logits, self.targets))
         if not terms:
-            raise ValueError("this Mixed has neither logits nor extra losses: nothing to minimise")
+            raise ValueError("this Mixed has neither logits nor extra losses: nothing to minimize")
         return torch.stack(terms).sum() if len(terms) > 1 else terms[0]
 
 

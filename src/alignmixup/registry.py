@@ -354,7 +354,7 @@ def register_task(name: str, *, units: Mapping[str, str] | None = None) -> Calla
     """Return a decorator that registers an evaluation, a function that returns ``Result`` records.
 
     It is called as ``task(model, batches, ...)`` with batches ``(x, y)`` of pixels in [0, 1]. Its
-    signature says what it needs: ``seed``, ``amp_dtype``, ``normalised_by``, ``mixer``, ``boxes``,
+    signature says what it needs: ``seed``, ``amp_dtype``, ``normalized_by``, ``mixer``, ``boxes``,
     ``outliers`` and ``on_images`` are passed by name. Its other parameters have defaults and are
     the options of the task, ``evaluate(..., options={name: {...}})``.
 
@@ -371,8 +371,8 @@ def register_task(name: str, *, units: Mapping[str, str] | None = None) -> Calla
 
 
         @am.register_task("confidence", units={"logit": ""})
-        def confidence(model, batches, *, normalised_by=None, top: int = 1):
-            logits, _ = collect_logits(model, batches, normalised_by=normalised_by)
+        def confidence(model, batches, *, normalized_by=None, top: int = 1):
+            logits, _ = collect_logits(model, batches, normalized_by=normalized_by)
             value = float(logits.topk(top, dim=1).values.mean())
             return [am.Result("confidence", "logit", value, {"top": top})]
 

@@ -43,11 +43,11 @@ def trained():
         model = model.double()
         images, labels = make_problem(480)
         x, y, *unseen = images[:240], labels[:240], images[240:], labels[240:]
-        optimiser = torch.optim.Adam(model.parameters(), lr=1e-2)
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
         for _ in range(60):
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             F.cross_entropy(model(x), y).backward()
-            optimiser.step()
+            optimizer.step()
     return model.eval(), *unseen
 
 
@@ -310,7 +310,7 @@ def test_a_normalizing_loader_is_attacked_in_pixel_space(trained):
     data = [(Pixels(mean, std).normalize(a), b) for a, b in as_batches(x, y)]
     theirs = foolbox_adversarials(model, x, y, "LinfFastGradientAttack", 0.05)
     expected = 100 * float((model(theirs).argmax(dim=1) != y).double().mean())
-    assert error(fgsm(Undo(), data, 0.05, normalised_by=(mean, std))) == pytest.approx(expected)
+    assert error(fgsm(Undo(), data, 0.05, normalized_by=(mean, std))) == pytest.approx(expected)
 
 
 def test_margin_loss_by_hand():

@@ -84,10 +84,10 @@ def test_map_by_a_loop_over_positions():
                 torch.testing.assert_close(found.maps[i, row, column], value)
 
 
-def test_normalised_by_is_what_the_model_sees():
+def test_normalized_by_is_what_the_model_sees():
     net, x = Pooled(), images(size=12)
     mean, std = torch.tensor(MEAN).view(3, 1, 1), torch.tensor(STD).view(3, 1, 1)
-    inside = class_maps(net, x, normalised_by=(MEAN, STD))
+    inside = class_maps(net, x, normalized_by=(MEAN, STD))
     torch.testing.assert_close(inside.maps, class_maps(net, (x - mean) / std).maps)
 
 

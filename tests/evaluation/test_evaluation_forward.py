@@ -109,7 +109,7 @@ def test_a_normalizing_loader_gives_the_figures_of_a_normalizing_model(name):
     outside = [(pixels.normalize(x), y) for x, y in data]
     assert outside[0][0].min() < 0
     ours = TASKS[name](Normalized(), data)
-    theirs = TASKS[name](inner, outside, normalised_by=(MEAN, STD))
+    theirs = TASKS[name](inner, outside, normalized_by=(MEAN, STD))
     assert [r.metric for r in ours] == [r.metric for r in theirs]
     for a, b in zip(ours, theirs, strict=True):
         assert a.value == pytest.approx(b.value, abs=1e-6)
@@ -118,7 +118,7 @@ def test_a_normalizing_loader_gives_the_figures_of_a_normalizing_model(name):
 @pytest.mark.parametrize("name", TASKS)
 def test_normalized_images_are_refused_with_their_range_and_the_remedy(name):
     data = [(Pixels(MEAN, STD).normalize(x), y) for x, y in batches()]
-    with pytest.raises(ValueError, match=r"\[-\d.*normalised_by=\(mean, std\)"):
+    with pytest.raises(ValueError, match=r"\[-\d.*normalized_by=\(mean, std\)"):
         TASKS[name](small_net(), data)
 
 
@@ -191,11 +191,11 @@ def test_bad_batches_are_explained(bad, message):
 
 def test_bad_normalization_and_bad_models_are_explained():
     with pytest.raises(ValueError, match="3 channels, got 1 and 1"):
-        collect_logits(small_net(), batches(), normalised_by=([0.5], [0.5]))
+        collect_logits(small_net(), batches(), normalized_by=([0.5], [0.5]))
     with pytest.raises(ValueError, match="a positive std"):
-        collect_logits(small_net(), batches(), normalised_by=(MEAN, (0.2, 0.0, 0.2)))
+        collect_logits(small_net(), batches(), normalized_by=(MEAN, (0.2, 0.0, 0.2)))
     with pytest.raises(ValueError, match="are mean and std those"):
-        collect_logits(small_net(), batches(), normalised_by=((0.5,) * 3, (2.0,) * 3))
+        collect_logits(small_net(), batches(), normalized_by=((0.5,) * 3, (2.0,) * 3))
     with pytest.raises(ValueError, match=r"logits of shape \[4, k\], got \[4, 4, 4, 4\]"):
         collect_logits(small_net()[:1], batches())
 
@@ -203,7 +203,7 @@ def test_bad_normalization_and_bad_models_are_explained():
 @pytest.mark.parametrize("name", TASKS)
 def test_pixels_under_the_name_of_normalized_images_are_refused(name):
     with pytest.raises(ValueError, match="pass the images as your normalizing loader returns them"):
-        TASKS[name](small_net(), batches(), normalised_by=(MEAN, STD))
+        TASKS[name](small_net(), batches(), normalized_by=(MEAN, STD))
 
 
 def test_a_tiny_overshoot_is_clipped_and_more_is_refused():

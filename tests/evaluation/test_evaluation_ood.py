@@ -272,7 +272,7 @@ def test_noise_is_normalized_for_a_model_whose_loader_normalizes():
     made = noise("gaussian", 30, (3, 4, 4), seed=0)
     plain = by_name(compare(Brightness(), [x], made, "gaussian"))
     inside = [Pixels(mean, std).normalize(x)]
-    normalized = compare(Undo(), inside, made, "gaussian", normalised_by=(mean, std))
+    normalized = compare(Undo(), inside, made, "gaussian", normalized_by=(mean, std))
     assert by_name(normalized) == pytest.approx(plain)
 
 

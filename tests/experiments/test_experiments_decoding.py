@@ -260,7 +260,7 @@ def test_features_painted_are_those_of_the_layer_and_the_network_stays_as_it_is(
     assert all(torch.equal(value, before[key]) for key, value in net.state_dict().items())
     assert features.shape == (3, 16, 4, 4)
     torch.testing.assert_close(features, features_at(net, "layer3", x))
-    # An untrained decoder paints the mean colour, and its target is the image in normalised space.
+    # An untrained decoder paints the mean color, and its target is the image in normalized space.
     painted = decoder(x)
     torch.testing.assert_close(painted.image, torch.full_like(x, 0.5))
     torch.testing.assert_close(painted.target, (x - 0.5) / 0.2)

@@ -16,7 +16,7 @@ from alignmixup.cli import main
 from alignmixup.experiments import detecting
 from alignmixup.experiments.detecting import KINDS, Transfer, schedule, transfer
 from alignmixup.models import build
-from alignmixup.recipes.catalogue import find_recipe
+from alignmixup.recipes.catalog import find_recipe
 from alignmixup.recipes.schema import changed
 from alignmixup.report.reading import read_results
 from alignmixup.report.tables import table

@@ -225,12 +225,12 @@ def test_a_run_of_an_older_version_opens_and_resumes(finished, sets, tmp_path):
 
 
 def make_folder(root, size=20):
-    colours = {"cat": (200, 30, 30), "dog": (30, 30, 200)}
-    for split, (name, colour) in itertools.product(("train", "val"), colours.items()):
+    colors = {"cat": (200, 30, 30), "dog": (30, 30, 200)}
+    for split, (name, color) in itertools.product(("train", "val"), colors.items()):
         folder = root / split / name
         folder.mkdir(parents=True)
         for i in range(4):
-            Image.new("RGB", (size, size), colour).save(folder / f"{i}.png")
+            Image.new("RGB", (size, size), color).save(folder / f"{i}.png")
 
 
 def test_a_relative_folder_is_evaluated_and_resumed_from_another_directory(tmp_path, monkeypatch):
@@ -413,7 +413,7 @@ def test_evaluate_scores_a_run_and_appends(finished, sets):
     assert {r.key.name for r in done.results} == {"shapes-r18-alignmixup"}
 
 
-def test_localisation_cost_and_noise_come_with_the_data(finished, sets, tmp_path):
+def test_localization_cost_and_noise_come_with_the_data(finished, sets, tmp_path):
     tasks = ["localization", "cost", "ood"]
     done = evaluate(finished, sets.test, tasks=tasks, device="cpu", data_root=tmp_path)
     absent = ("lsun-crop", "lsun-resize", "isun", "tiny-crop", "tiny-resize")

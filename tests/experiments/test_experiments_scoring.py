@@ -72,9 +72,9 @@ def two_tone():
     )
 
 
-def save(path, size, colour, mode="RGB"):
+def save(path, size, color, mode="RGB"):
     path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new(mode, size, colour).save(path)
+    Image.new(mode, size, color).save(path)
 
 
 @pytest.fixture
@@ -120,7 +120,7 @@ def test_every_source_is_found_and_scored(two_tone, root):
         "gaussian": 10,
         folder: 2,
     }
-    # Grey images are told from white and black ones; black ones are not.
+    # Gray images are told from white and black ones; black ones are not.
     assert done.value("ood", "auroc", "isun") == 100
     assert done.value("ood", "auroc", folder) == 100
     assert done.value("ood", "auroc", "tiny-crop") < 100
@@ -230,7 +230,7 @@ MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.3, 0.25)
 
 
 class Bare(nn.Module):
-    """A network whose loader normalises: its own normalisation is taken out."""
+    """A network whose loader normalizes: its own normalization is taken out."""
 
     def __init__(self, net):
         super().__init__()
@@ -241,7 +241,7 @@ class Bare(nn.Module):
         return self.body(x)
 
 
-def test_a_loader_that_normalises_gives_what_pixels_give(images):
+def test_a_loader_that_normalizes_gives_what_pixels_give(images):
     spec = NetSpec("preact_resnet18", width=4)
     net = models.build(spec, 10, MEAN, STD, 32, seed=0)
     bare = Bare(models.build(spec, 10, MEAN, STD, 32, seed=0))
@@ -251,7 +251,7 @@ def test_a_loader_that_normalises_gives_what_pixels_give(images):
         torch.utils.data.TensorDataset(x, images.labels), batch_size=16
     )
     names = ["accuracy", "fgsm", "pgd", "calibration", "ood", "localization", "temperature"]
-    by = {"normalised_by": (MEAN, STD), "ood": ["uniform", "gaussian"], "tasks": names}
+    by = {"normalized_by": (MEAN, STD), "ood": ["uniform", "gaussian"], "tasks": names}
     by["options"] = {"pgd": {"num_steps": 2}}
     ours = evaluate(net, images, tasks=names, ood=by["ood"], options=by["options"])
     theirs = evaluate(bare, loader, boxes=images.boxes, **by)
@@ -283,7 +283,7 @@ def test_tasks_are_done_once_and_what_names_none_is_explained(two_tone):
 
 def test_wrong_users_data_is_explained(images):
     x, y = images.images.float() / 255, images.labels
-    with pytest.raises(ValueError, match=r"must lie in \[0, 1\].*normalised_by"):
+    with pytest.raises(ValueError, match=r"must lie in \[0, 1\].*normalized_by"):
         evaluate(Brightness(), [(2 * x - 1, y)])
     with pytest.raises(ValueError, match="pass a list or a loader"):
         evaluate(Brightness(), ((a, b) for a, b in [(x, y)]))
@@ -594,22 +594,22 @@ def test_a_model_of_another_type_takes_pixels_and_noise(images, dtype, tmp_path)
     assert evaluate(net, pixels).value("accuracy", "top1") >= 0
 
 
-def test_pixels_that_are_called_normalised_are_refused(images):
+def test_pixels_that_are_called_normalized_are_refused(images):
     x, y = images.images.float() / 255, images.labels
     net = AnyShape((3, 32, 32), 10)
-    score = partial(evaluate, net, tasks=["accuracy"], normalised_by=(MEAN, STD))
+    score = partial(evaluate, net, tasks=["accuracy"], normalized_by=(MEAN, STD))
     with pytest.raises(
-        ValueError, match=r"all values of the images lie in \[0, 1\].*leave normalised_by"
+        ValueError, match=r"all values of the images lie in \[0, 1\].*leave normalized_by"
     ):
         score([(x[:20], y[:20]), (x[20:], y[20:])])
-    score(images)  # pixels, which are normalised for the model
+    score(images)  # pixels, which are normalized for the model
     mean, std = (torch.tensor(v).view(3, 1, 1) for v in (MEAN, STD))
     score([((x - mean) / std, y)])
     score([(x / x.amax() * 0.3, y)])  # dark images may well be what they are said to be
-    evaluate(net, [(x, y)], normalised_by=((0,) * 3, (1,) * 3))  # the same as none
+    evaluate(net, [(x, y)], normalized_by=((0,) * 3, (1,) * 3))  # the same as none
     bright = dataclasses.replace(images, images=128 + images.images // 6)
-    # Once it is normalised, all of it lies in [0, 1], but nobody has called it normalised.
-    evaluate(net, bright, normalised_by=((0.5,) * 3, (0.2,) * 3))
+    # Once it is normalized, all of it lies in [0, 1], but nobody has called it normalized.
+    evaluate(net, bright, normalized_by=((0.5,) * 3, (0.2,) * 3))
 
 
 def test_a_task_that_fails_leaves_the_figures_of_the_others(images):
@@ -673,8 +673,8 @@ def test_more_of_what_users_may_get_wrong_is_explained(images):
     with pytest.raises(ValueError, match=r"image 0: its boxes must be a tensor \[k, 4\], got \[\["):
         evaluate(net, [(x, y)], tasks=["localization"], boxes=[[[0, 0, 9, 9]]] * 40)
     for wrong in ((0.5, 0.5), (0.5,) * 3, 0.5, ("a", "b")):
-        with pytest.raises(ValueError, match=r"normalised_by must be \(mean, std\).*got "):
-            evaluate(net, images, normalised_by=wrong)
+        with pytest.raises(ValueError, match=r"normalized_by must be \(mean, std\).*got "):
+            evaluate(net, images, normalized_by=wrong)
     with torch.inference_mode(), pytest.raises(ValueError, match="disables: call it outside"):
         evaluate(net, images, tasks=["fgsm"])
     with pytest.raises(ValueError, match="got ndarray"):

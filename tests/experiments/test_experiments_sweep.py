@@ -11,9 +11,9 @@ import pytest
 
 from alignmixup.experiments import sweep as sweeps
 from alignmixup.experiments.sweep import recipes_of, sweep
-from alignmixup.recipes.catalogue import find_recipe
+from alignmixup.recipes.catalog import find_recipe
 from alignmixup.recipes.schema import on_data
-from alignmixup.training import Stopped, summarise
+from alignmixup.training import Stopped, summarize
 from picture_folder import make_pictures
 
 # A narrow network; spawned processes are told by settings, not by patches.
@@ -103,7 +103,7 @@ def test_a_signal_stops_the_runs_which_save_and_go_on(tmp_path, pictures):
     options = {"changes": {**SMALL, "train.epochs": 9999}, "dataset": pictures, "seeds": [3]}
 
     def epochs():
-        return summarise(folder).epochs if (folder / "checkpoint.safetensors").exists() else 0
+        return summarize(folder).epochs if (folder / "checkpoint.safetensors").exists() else 0
 
     (job,) = stopped_when(lambda: epochs() > 0, *order, **options)
     assert (job.state, job.folder) == ("stopped", folder)

@@ -54,7 +54,7 @@ def test_captions_are_the_soft_labels(pair: Pair) -> None:
     assert cut.caption.startswith(f"{anchor.caption} {is_anchor.mean():.0%}, ")
 
 
-def test_colours_of_heat() -> None:
+def test_colors_of_heat() -> None:
     heat = heat_maps(torch.tensor([[[0.0, 1 / 3, 2 / 3, 1.0]]]))[0, 0]
     np.testing.assert_allclose(heat, [[0, 0, 0], [1, 0, 0], [1, 1, 0], [1, 1, 1]], atol=1e-6)
 

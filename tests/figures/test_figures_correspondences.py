@@ -44,12 +44,12 @@ def test_correspondences_join_each_position_to_its_strongest_match():
     pair = AlignedPair(np.zeros((8, 8, 3)), np.ones((8, 8, 3)), assignment, {"A": np.eye(8)})
     axes = draw_pairs([pair], "pair").axes[0]
     lines = [line.get_xydata() for line in axes.lines if len(line.get_xdata()) == 2]
-    # Centres of 2 x 2 cells of 4 pixels; the second image starts after a gap of 2 pixels.
-    centres = [(1.5, 1.5), (5.5, 1.5), (1.5, 5.5), (5.5, 5.5)]
+    # Centers of 2 x 2 cells of 4 pixels; the second image starts after a gap of 2 pixels.
+    centers = [(1.5, 1.5), (5.5, 1.5), (1.5, 5.5), (5.5, 5.5)]
     for i, j in enumerate([2, 0, 3, 1]):
         start, end = lines[i]
-        assert tuple(start) == centres[i]
-        assert tuple(end) == (centres[j][0] + 10, centres[j][1])
+        assert tuple(start) == centers[i]
+        assert tuple(end) == (centers[j][0] + 10, centers[j][1])
     odd = AlignedPair(pair.first, pair.second, np.eye(3), {"A": np.eye(8)})
     with pytest.raises(ValueError, match="got 3 positions"):
         draw_pairs([odd], "odd")

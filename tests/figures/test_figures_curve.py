@@ -6,7 +6,7 @@ import pytest
 
 from alignmixup.figures.curve import draw_curve, scored_epochs
 from alignmixup.figures.registry import draw_figure
-from alignmixup.recipes.catalogue import find_recipe
+from alignmixup.recipes.catalog import find_recipe
 from alignmixup.report.authors_logs import LOGS
 
 

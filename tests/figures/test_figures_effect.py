@@ -51,7 +51,7 @@ def test_layers_too_large_to_measure_are_named(small, monkeypatch):
     ("name", "layers"),
     [
         ("preact_resnet18", [f"encoder.layer{i}" for i in (1, 2, 3, 4)]),
-        # Its normalisation and ReLU come after the last stage: another map.
+        # Its normalization and ReLU come after the last stage: another map.
         ("wrn16_8", [*(f"encoder.layer{i}" for i in (1, 2, 3)), "encoder"]),
     ],
 )

@@ -1,4 +1,4 @@
-"""Localised objects: pictures show what the metric counts, boxes are drawn where they are."""
+"""Localized objects: pictures show what the metric counts, boxes are drawn where they are."""
 
 import dataclasses
 
@@ -103,7 +103,7 @@ def test_boxes_are_drawn_on_the_image_and_on_its_map(picture):
     shown = np.asarray(axes.images[0].get_array())
     assert (shown[:, :8] == 0.25).all()
     assert (shown[:, 8] == 1).all()
-    assert np.ptp(shown[:, 9:], axis=(0, 1)).max() == 0  # one colour for a map of zeros
+    assert np.ptp(shown[:, 9:], axis=(0, 1)).max() == 0  # one color for a map of zeros
     assert shown[0, 9, 2] > shown[0, 9, 0]
     assert len(figure.axes) == 8  # two rows of four, the last three empty
 

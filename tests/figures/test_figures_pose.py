@@ -51,7 +51,7 @@ def points(drawing):
 def test_silhouettes_are_found_without_the_truth(drawing, images):
     found = pose.silhouettes(images)
     assert pose.overlap(found, drawing.truth.masks).mean() > 0.85
-    # Neither a constant image nor the colours of object and background exchanged confuse it.
+    # Neither a constant image nor the colors of object and background exchanged confuse it.
     assert not pose.silhouettes(torch.full((2, 3, 8, 8), 0.3)).any()
     square = torch.zeros(1, 3, 8, 8)
     square[..., 2:6, 3:5] = 1
@@ -72,23 +72,23 @@ def test_overlap_is_one_for_a_copy_and_low_for_another_pose(drawing):
     assert float(pose.overlap(a & ~a, a & ~a)) == 0
 
 
-def test_colours_of_both_regions_are_means():
+def test_colors_of_both_regions_are_means():
     image = torch.zeros(1, 3, 2, 2)
     image[0, 0] = torch.tensor([[1.0, 0.5], [0.2, 0.4]])
     mask = torch.tensor([[[True, True], [False, False]]])
-    inside, outside = pose.region_colours(image, mask)[0]
+    inside, outside = pose.region_colors(image, mask)[0]
     torch.testing.assert_close(inside, torch.tensor([0.75, 0.0, 0.0]))
     torch.testing.assert_close(outside, torch.tensor([0.3, 0.0, 0.0]))
-    # Without an object its colour is that of the whole image.
-    inside, outside = pose.region_colours(image, mask & ~mask)[0]
+    # Without an object its color is that of the whole image.
+    inside, outside = pose.region_colors(image, mask & ~mask)[0]
     torch.testing.assert_close(inside, outside)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
-def test_the_way_of_a_colour_is_its_share_of_the_other(share):
+def test_the_way_of_a_color_is_its_share_of_the_other(share):
     kept, other = torch.rand(2, 50, 3, generator=torch.Generator().manual_seed(0))
-    colour = (1 - share) * kept + share * other
-    assert pose.other_colour(colour, kept, other) == pytest.approx(share, abs=1e-6)
+    color = (1 - share) * kept + share * other
+    assert pose.other_color(color, kept, other) == pytest.approx(share, abs=1e-6)
 
 
 def test_the_aligned_plan_is_the_one_that_align_mix_uses():

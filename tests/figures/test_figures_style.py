@@ -1,4 +1,4 @@
-"""What figures share: colours that stay apart, galleries, files."""
+"""What figures share: colors that stay apart, galleries, files."""
 
 import itertools
 import re
@@ -29,7 +29,7 @@ BLINDNESS = {
     ],
     "none": np.eye(3).tolist(),
 }
-CLEAR = 15  # a difference of colour that is seen at a glance; 2.3 is just noticeable
+CLEAR = 15  # a difference of color that is seen at a glance; 2.3 is just noticeable
 TOGETHER = {
     "boxes": (localization.PREDICTED[0], localization.TRUE[0]),
     "gaps": (reliability.VERMILLION, reliability.BLUE),
@@ -39,9 +39,9 @@ TOGETHER = {
 }
 
 
-def lab(colour, blindness):
-    """CIE L*a*b* of a colour as somebody with this blindness sees it."""
-    value = np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)]) / 255
+def lab(color, blindness):
+    """CIE L*a*b* of a color as somebody with this blindness sees it."""
+    value = np.array([int(color[i : i + 2], 16) for i in (1, 3, 5)]) / 255
     linear = np.where(value <= 0.04045, value / 12.92, ((value + 0.055) / 1.055) ** 2.4)
     linear = np.clip(np.array(BLINDNESS[blindness]) @ linear, 0, 1)
     to_xyz = np.array(
@@ -53,18 +53,18 @@ def lab(colour, blindness):
 
 @pytest.mark.parametrize("blindness", BLINDNESS)
 @pytest.mark.parametrize("what", TOGETHER)
-def test_colours_used_together_stay_apart_for_colour_blind_readers(what, blindness):
+def test_colors_used_together_stay_apart_for_color_blind_readers(what, blindness):
     for a, b in itertools.combinations(TOGETHER[what], 2):
         assert np.linalg.norm(lab(a, blindness) - lab(b, blindness)) > CLEAR
 
 
 def test_red_and_green_of_the_same_lightness_would_fail():
-    """The measure itself: the boxes were once of these colours."""
+    """The measure itself: the boxes were once of these colors."""
     apart = [np.linalg.norm(lab("#d02020", b) - lab("#4c7a20", b)) for b in BLINDNESS]
     assert min(apart) < CLEAR < max(apart)
 
 
-def test_every_colour_is_of_the_palette():
+def test_every_color_is_of_the_palette():
     sources = sorted(Path(figures.__file__).parent.glob("*.py"))
     used = {c for path in sources for c in re.findall(r"#[0-9a-f]{6}", path.read_text())}
     assert used == set(PALETTE)

@@ -342,7 +342,7 @@ class Watched(nn.Module):
 
 @pytest.mark.parametrize("batch_size", [1, 2, 3, 20, 23, 41])
 def test_targets_are_the_shares_one_sees(batch_size: int) -> None:
-    """Each class is a corner of the colour cube: a pixel's colour tells the classes it shows."""
+    """Each class is a corner of the color cube: a pixel's color tells the classes it shows."""
     corners = torch.tensor([[0.0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 1, 1]])
     y = labels(batch_size)
     noise = 1e-3 * images(batch_size)  # or there is no saliency to go by

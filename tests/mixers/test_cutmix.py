@@ -16,7 +16,7 @@ from alignmixup.mixers.cutmix import CutMix
 from alignmixup.mixers.cutout import Cutout
 from learning import check_it_teaches
 
-# Shares k / 64 and centres k / 64: exact in float32, so both sides round the same way.
+# Shares k / 64 and centers k / 64: exact in float32, so both sides round the same way.
 sixty_fourths = st.integers(0, 63).map(lambda k: k / 64)
 
 
@@ -28,19 +28,19 @@ class Recorder(nn.Module):
         return x.flatten(2).mean(2)
 
 
-def cutmix_box(lam: float, centre: tuple[float, float], size: tuple[int, int]) -> list[list[bool]]:
+def cutmix_box(lam: float, center: tuple[float, float], size: tuple[int, int]) -> list[list[bool]]:
     """The reference algorithm in integers: which pixels the box covers."""
     height, width = size
     h, w = (int(side * math.sqrt(1 - lam)) for side in size)
-    row, column = int(centre[0] * height), int(centre[1] * width)
+    row, column = int(center[0] * height), int(center[1] * width)
     top, bottom = max(row - h // 2, 0), min(row + h // 2, height)
     left, right = max(column - w // 2, 0), min(column + w // 2, width)
     return [[top <= i < bottom and left <= j < right for j in range(width)] for i in range(height)]
 
 
-def cut(mixer: CutMix, x: Tensor, lam: float, centre: tuple[float, float]) -> tuple[Mixed, Tensor]:
+def cut(mixer: CutMix, x: Tensor, lam: float, center: tuple[float, float]) -> tuple[Mixed, Tensor]:
     net, b = Recorder(), len(x)
-    draw = BoxDraw("cut", torch.arange(b).roll(1), torch.tensor(lam), torch.tensor(centre))
+    draw = BoxDraw("cut", torch.arange(b).roll(1), torch.tensor(lam), torch.tensor(center))
     return mixer.apply(net, x, torch.arange(b), draw), net.seen
 
 
@@ -72,7 +72,7 @@ def test_cutmix_is_the_reference_loop(
 def test_the_pasted_share_of_pixels_is_the_partners_share_of_the_label(
     lam: float, row: float, column: float
 ) -> None:
-    """Image i is of colour i alone, so the mean colour tells the share of pixels."""
+    """Image i is of color i alone, so the mean color tells the share of pixels."""
     x = torch.eye(3)[:, :, None, None].expand(3, 3, 8, 12).contiguous()
     mixed, seen = cut(CutMix(), x, lam, (row, column))
     torch.testing.assert_close(seen.mean((2, 3)), mixed.targets)
@@ -110,7 +110,7 @@ def test_cutout_is_a_loop(length: int, size: tuple[int, int], seed: int) -> None
     mixed = mixer.apply(net, x, torch.tensor([2, 0, 1]), draw)
     expected, half = x.clone(), length // 2
     for i in range(3):
-        row, column = (int(f * s) for f, s in zip(draw.centre[i].tolist(), size, strict=True))
+        row, column = (int(f * s) for f, s in zip(draw.center[i].tolist(), size, strict=True))
         for y in range(max(row - half, 0), min(row + half, size[0])):
             for z in range(max(column - half, 0), min(column + half, size[1])):
                 expected[i, :, y, z] = torch.tensor(fill)
@@ -127,10 +127,10 @@ def test_cutout_cuts_each_sample_elsewhere() -> None:
     assert len(holes) > 10
 
 
-def test_centres_cover_the_image_evenly() -> None:
+def test_centers_cover_the_image_evenly() -> None:
     mixer, rng = CutMix(), torch.Generator().manual_seed(0)
-    centres = torch.stack([mixer.draw(1, rng).centre for _ in range(2000)])
-    counts = torch.histc(centres[:, 0] * 4, 4, 0, 4), torch.histc(centres[:, 1] * 4, 4, 0, 4)
+    centers = torch.stack([mixer.draw(1, rng).center for _ in range(2000)])
+    counts = torch.histc(centers[:, 0] * 4, 4, 0, 4), torch.histc(centers[:, 1] * 4, 4, 0, 4)
     for count in counts:
         assert ((count - 500).square() / 500).sum() < 21  # chi-square, one in ten thousand
 

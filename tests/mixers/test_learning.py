@@ -44,14 +44,14 @@ def test_it_learns_stripes(mixer: Mixer) -> None:
 
 @pytest.mark.unchecked_shapes
 @pytest.mark.parametrize("kind", [StyleMix, StyleCutMix])
-def test_it_learns_stripes_in_other_colours(kind: type[Mixer], colours: str) -> None:
-    check_it_learns(kind(colours, prob=1.0, alpha=0.2))
+def test_it_learns_stripes_in_other_colors(kind: type[Mixer], colors: str) -> None:
+    check_it_learns(kind(colors, prob=1.0, alpha=0.2))
 
 
 @pytest.fixture(scope="module")
-def colours(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Style weights by hand: features are colours at half resolution, painted as they are."""
-    path = tmp_path_factory.mktemp("style") / "colours.safetensors"
+def colors(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Style weights by hand: features are colors at half resolution, painted as they are."""
+    path = tmp_path_factory.mktemp("style") / "colors.safetensors"
     net = small_adain(3, torch.Generator())
     with torch.no_grad():
         for conv in (m for m in net.modules() if isinstance(m, nn.Conv2d)):

@@ -12,7 +12,7 @@ import torch
 import alignmixup as am
 import alignmixup.mixers
 from alignmixup.contracts import Mixer
-from alignmixup.recipes.catalogue import find_recipe
+from alignmixup.recipes.catalog import find_recipe
 from alignmixup.recipes.schema import Recipe
 from alignmixup.registry import MIXERS, import_plugin
 from cases import TinyNet, images, labels

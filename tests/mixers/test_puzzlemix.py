@@ -52,8 +52,8 @@ def test_saliency_is_the_gradient_of_the_loss() -> None:
     torch.testing.assert_close(saliency.maps * largest.view(-1, 1, 1), expected)
 
 
-def test_saliency_of_the_normalised_input() -> None:
-    """``std`` turns the gradient at a pixel into that at the normalised input."""
+def test_saliency_of_the_normalized_input() -> None:
+    """``std`` turns the gradient at a pixel into that at the normalized input."""
     std, net, x, y = (0.2, 0.3, 0.5), TinyNet().double().eval(), images(4), labels(4)
     x = x.double()
     scale = torch.tensor(std, dtype=torch.float64).view(3, 1, 1)
@@ -177,7 +177,7 @@ def paper_energy(x: Tensor, s: Tensor, i: int, j: int, lam: float, z: Tensor) ->
     shares = [F.avg_pool2d(s[k][None, None], block)[0, 0] for k in (j, i)]
     shares = [share / share.sum() for share in shares]
     patch = min(4, block)
-    colours = [F.avg_pool2d(image[None], patch)[0] for image in pair]
+    colors = [F.avg_pool2d(image[None], patch)[0] for image in pair]
     k = block // patch
     total = 0.0
     for r, c in itertools.product(range(n), repeat=2):
@@ -186,13 +186,13 @@ def paper_energy(x: Tensor, s: Tensor, i: int, j: int, lam: float, z: Tensor) ->
         total -= eta / n**2 * math.log((lam if here else 1 - lam) + 1e-8)
         if r + 1 < n:
             below = int(z[r + 1, c])
-            upper = colours[here][:, (r + 1) * k - 1, c * k : (c + 1) * k]
-            lower = colours[below][:, (r + 1) * k, c * k : (c + 1) * k]
+            upper = colors[here][:, (r + 1) * k - 1, c * k : (c + 1) * k]
+            lower = colors[below][:, (r + 1) * k, c * k : (c + 1) * k]
             total += smooth * (gamma * float((upper - lower).abs().mean()) + (here != below))
         if c + 1 < n:
             beside = int(z[r, c + 1])
-            left = colours[here][:, r * k : (r + 1) * k, (c + 1) * k - 1]
-            right = colours[beside][:, r * k : (r + 1) * k, (c + 1) * k]
+            left = colors[here][:, r * k : (r + 1) * k, (c + 1) * k - 1]
+            right = colors[beside][:, r * k : (r + 1) * k, (c + 1) * k]
             total += smooth * (gamma * float((left - right).abs().mean()) + (here != beside))
     return total
 
@@ -287,7 +287,7 @@ def loop_auction(salient: Tensor, is_shown: Tensor, t_eps: float, n: int) -> lis
 
 @pytest.mark.parametrize("case", EVERY_GRID)
 def test_targets_are_the_shares_one_sees(case: str) -> None:
-    """Class k is the colour k / 4: the mean colour of a mixed image is that of its target."""
+    """Class k is the color k / 4: the mean color of a mixed image is that of its target."""
     y = labels(10)
     x = (y / (NUM_CLASSES - 1)).view(-1, 1, 1, 1).expand(-1, 3, 16, 16).contiguous()
     mixer, shares = PuzzleMix(), []
@@ -295,8 +295,8 @@ def test_targets_are_the_shares_one_sees(case: str) -> None:
         watched = Watched(TinyNet())
         mixed = mixer.apply(watched, x, y, draw_case(mixer, case, 10, seed))
         torch.testing.assert_close(mixed.targets.sum(1), torch.ones(10))
-        colours = torch.linspace(0, 1, NUM_CLASSES)
-        torch.testing.assert_close(watched.seen[1].mean((1, 2, 3)), mixed.targets @ colours)
+        colors = torch.linspace(0, 1, NUM_CLASSES)
+        torch.testing.assert_close(watched.seen[1].mean((1, 2, 3)), mixed.targets @ colors)
         shares.append(mixed.targets.amax(1))
     assert torch.cat(shares).unique().numel() > 2  # more than whole images
 
@@ -350,12 +350,12 @@ def test_the_layout_of_the_images_is_kept() -> None:
         assert net.seen[-1].is_contiguous(memory_format=torch.channels_last)
 
 
-def test_normalised_images_with_their_mean_and_std() -> None:
-    """A loader that normalises, or a network that does: the same step."""
+def test_normalized_images_with_their_mean_and_std() -> None:
+    """A loader that normalizes, or a network that does: the same step."""
     mean, std = (0.4, 0.5, 0.6), (0.2, 0.25, 0.3)
     m, s = (torch.tensor(v, dtype=torch.float64).view(3, 1, 1) for v in (mean, std))
 
-    class Normalised(TinyNet):
+    class Normalized(TinyNet):
         def forward(self, x: Tensor) -> Tensor:
             return super().forward((x - m) / s)
 
@@ -364,7 +364,7 @@ def test_normalised_images_with_their_mean_and_std() -> None:
     outside = PuzzleMix(adv_prob=0.5, mean=mean, std=std)
     for case in inside.cases:
         draw = draw_case(inside, case, 6)
-        one = inside.apply(Normalised().double(), x, y, draw)
+        one = inside.apply(Normalized().double(), x, y, draw)
         two = outside.apply(TinyNet().double(), (x - m) / s, y, draw)
         torch.testing.assert_close(two.logits, one.logits)
         assert torch.equal(two.targets, one.targets)

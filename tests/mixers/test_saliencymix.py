@@ -102,22 +102,22 @@ def test_it_is_cutmix_with_the_box_at_the_peak() -> None:
     x, y = images(6), labels(6)
     draw = cut([4, 3, 5, 0, 1, 2], 0.55)
     peak = saliency_peak(fine_grained_saliency(x[draw.perm]))
-    for saliency, centre in (("first", peak[0]), ("per_sample", peak)):
+    for saliency, center in (("first", peak[0]), ("per_sample", peak)):
         ours = SaliencyMix(saliency=saliency).apply(TinyNet(), x, y, draw)
-        at = BoxDraw("cut", draw.perm, draw.lam, centre=(centre + 0.5) / SIZE)
+        at = BoxDraw("cut", draw.perm, draw.lam, center=(center + 0.5) / SIZE)
         other = CutMix().apply(TinyNet(), x, y, at)
         assert torch.equal(ours.logits, other.logits)
         assert torch.equal(ours.targets, other.targets)
 
 
-def test_normalised_images_get_the_boxes_of_their_pixels() -> None:
+def test_normalized_images_get_the_boxes_of_their_pixels() -> None:
     mean, std = (0.49, 0.48, 0.45), (0.25, 0.24, 0.26)
     x, draw = (images(6) * 255).round() / 255, cut([4, 3, 5, 0, 1, 2], 0.4)
-    normalised = (x - torch.tensor(mean).view(3, 1, 1)) / torch.tensor(std).view(3, 1, 1)
+    normalized = (x - torch.tensor(mean).view(3, 1, 1)) / torch.tensor(std).view(3, 1, 1)
     plain, scaled = Seen(5), Seen(5)
     SaliencyMix(saliency="per_sample").apply(plain, x, labels(6), draw)
     SaliencyMix(saliency="per_sample", mean=mean, std=std).apply(
-        scaled, normalised, labels(6), draw
+        scaled, normalized, labels(6), draw
     )
     restored = scaled.image * torch.tensor(std).view(3, 1, 1) + torch.tensor(mean).view(3, 1, 1)
     torch.testing.assert_close(restored, plain.image)

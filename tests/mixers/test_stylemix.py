@@ -260,7 +260,7 @@ def mixing_draw(mixer: StyleMixer, seed: int = 0) -> Draw:
 
 
 @pytest.mark.parametrize("kind", MIXERS)
-def test_normalised_images_are_mixed_as_their_pixels(kind: type[StyleMixer], weights: str) -> None:
+def test_normalized_images_are_mixed_as_their_pixels(kind: type[StyleMixer], weights: str) -> None:
     mean, std = (0.49, 0.48, 0.45), (0.25, 0.24, 0.26)
     m, s = (torch.tensor(v).view(3, 1, 1) for v in (mean, std))
     plain, scaled, x = Seen(), Seen(), images(6)

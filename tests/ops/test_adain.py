@@ -101,9 +101,9 @@ def reference_files(folder: Path) -> dict[str, Tensor]:
         else torch.randn(shape, generator=generator(i)) * 0.1
         for i, (name, shape) in enumerate(shapes.items())
     }
-    for prefix, stem in (("encoder.", "vgg_normalised"), ("decoder.", "decoder")):
+    for prefix, stem in (("encoder.", "vgg_normalized"), ("decoder.", "decoder")):
         mine = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
-        if stem == "vgg_normalised":
+        if stem == "vgg_normalized":
             mine["32.weight"] = torch.zeros(1)  # relu4_2 and what follows: not used
         torch.save(mine, folder / f"{stem}.pth")
     return tensors
@@ -143,7 +143,7 @@ def test_reference_files_make_the_reference_network(tmp_path: Path) -> None:
     assert layers[-1].shape[2:] == (28, 28)  # images of any size are seen at 224
 
     found = find_weights(str(tmp_path))
-    both = (tmp_path / "vgg_normalised.pth").read_bytes() + (tmp_path / "decoder.pth").read_bytes()
+    both = (tmp_path / "vgg_normalized.pth").read_bytes() + (tmp_path / "decoder.pth").read_bytes()
     assert (found.kind, found.sha256) == ("reference", hashlib.sha256(both).hexdigest())
 
     one_file = tmp_path / "one.safetensors"
@@ -230,7 +230,7 @@ def test_what_is_no_weights_is_named(tmp_path: Path) -> None:
         find_weights("")
     with pytest.raises(FileNotFoundError, match=r"no AdaIN weights at .*nowhere.safetensors"):
         load_adain(str(tmp_path / "nowhere.safetensors"))
-    with pytest.raises(FileNotFoundError, match=r"contains none of .*vgg_normalised.safetensors"):
+    with pytest.raises(FileNotFoundError, match=r"contains none of .*vgg_normalized.safetensors"):
         load_adain(str(tmp_path))
     (tmp_path / "a.pth").write_bytes(b"")
     with pytest.raises(ValueError, match=r"a.pth is not a .safetensors file; .* pass the folder"):
@@ -245,9 +245,9 @@ def test_what_is_no_weights_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", [b"", b"x" * 200, b"PK\x03\x04 a broken archive"])
 @pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
 def test_damaged_reference_files_are_named(tmp_path: Path, suffix: str, content: bytes) -> None:
-    for stem in ("vgg_normalised", "decoder"):
+    for stem in ("vgg_normalized", "decoder"):
         (tmp_path / f"{stem}{suffix}").write_bytes(content)
-    message = rf"vgg_normalised{suffix} is damaged, or contains more .* download it again"
+    message = rf"vgg_normalized{suffix} is damaged, or contains more .* download it again"
     with pytest.raises(ValueError, match=message):
         load_adain(str(tmp_path))
 
@@ -261,7 +261,7 @@ def test_a_network_in_the_place_of_its_tensors_is_named(tmp_path: Path) -> None:
 
 def test_half_precision_weights_become_float32(tmp_path: Path) -> None:
     tensors = reference_files(tmp_path)
-    for stem in ("vgg_normalised", "decoder"):
+    for stem in ("vgg_normalized", "decoder"):
         kept = torch.load(tmp_path / f"{stem}.pth", weights_only=True)
         torch.save({k: v.half() for k, v in kept.items()}, tmp_path / f"{stem}.pth")
     net = load_adain(str(tmp_path))
@@ -374,7 +374,7 @@ def test_distances_are_those_of_a_loop() -> None:
             assert float(distances[i, j]) == pytest.approx(float(expected), rel=1e-4, abs=1e-9)
 
 
-def test_classes_of_another_colour_are_further_apart() -> None:
+def test_classes_of_another_color_are_further_apart() -> None:
     """Class 1 is class 0 in other pictures of the same kind; class 2 is much darker."""
     x, labels = pictures(60), torch.arange(60) % 3
     x[labels == 2] *= 0.3

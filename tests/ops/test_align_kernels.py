@@ -140,7 +140,7 @@ def test_the_plan_keeps_the_mean_over_positions(n: int) -> None:
 @pytest.mark.parametrize("n", [16, 65])
 def test_costs_of_features_far_from_the_origin(n: int, dtype: torch.dtype, rtol: float) -> None:
     # |a|^2 is about 2000 and distances are about 200, so in float32 the sum of squares is off by
-    # 2000 * 2^-24 and more. Centred, a cost must be good to a hundredth of eps.
+    # 2000 * 2^-24 and more. Centerd, a cost must be good to a hundredth of eps.
     eps, c = 0.1, 200
     features = (random_features(3, n, c) + 3).to(dtype)
     plan = _align_mix(features, PERM, LAM, False, eps, 0, 0.0, "columns", "triton")[1]

@@ -19,11 +19,11 @@ NEIGHBOURHOODS = (12, 24, 48, 28, 56, 112)
 # ---- the oracle: OpenCV's algorithm, pixel by pixel ----------------------------------------------
 
 
-def saliency_by_loop(grey: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """The steps of OpenCV's implementation on a blurred grey image, before its last 8-bit cast."""
-    h, w = grey.shape
+def saliency_by_loop(gray: NDArray[np.uint8]) -> NDArray[np.int64]:
+    """The steps of OpenCV's implementation on a blurred gray image, before its last 8-bit cast."""
+    h, w = gray.shape
     integral = np.zeros((h + 1, w + 1), np.float32)
-    integral[1:, 1:] = grey.astype(np.int64).cumsum(0).cumsum(1)
+    integral[1:, 1:] = gray.astype(np.int64).cumsum(0).cumsum(1)
     on, off = np.zeros((h, w), np.int64), np.zeros((h, w), np.int64)
     for n in NEIGHBOURHOODS:
         for y in range(h):
@@ -32,9 +32,9 @@ def saliency_by_loop(grey: NDArray[np.uint8]) -> NDArray[np.int64]:
                 left, right = max(x - n + 1, 0), min(x + n + 1, w)
                 corners = integral[bottom, right] + integral[top, left]
                 total = corners - integral[bottom, left] - integral[top, right]
-                centre = np.float32(grey[y, x])
+                center = np.float32(gray[y, x])
                 others = np.float32((bottom - top) * (right - left) - 1)
-                difference = centre - np.float32((total - centre) / others)
+                difference = center - np.float32((total - center) / others)
                 on[y, x] += int(max(difference, 0))
                 off[y, x] += int(max(-difference, 0))
     return sum(to_255(t) for t in (on, off))
@@ -46,17 +46,17 @@ def to_255(total: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def blurred_gray(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """An image [h, w, 3] in fixed-point grey, blurred twice."""
+    """An image [h, w, 3] in fixed-point gray, blurred twice."""
     r, g, b = (image[..., c].astype(np.int64) for c in range(3))
-    grey = (9798 * r + 19235 * g + 3735 * b + (1 << 14)) >> 15
+    gray = (9798 * r + 19235 * g + 3735 * b + (1 << 14)) >> 15
     for _ in range(2):
-        wide, total = np.pad(grey, 1, mode="reflect"), np.zeros_like(grey)
+        wide, total = np.pad(gray, 1, mode="reflect"), np.zeros_like(gray)
         for i, row_weight in enumerate((1, 2, 1)):
             for j, weight in enumerate((1, 2, 1)):
-                part = wide[i : i + grey.shape[0], j : j + grey.shape[1]]
+                part = wide[i : i + gray.shape[0], j : j + gray.shape[1]]
                 total += row_weight * weight * part
-        grey = (total + 8) >> 4
-    return grey.astype(np.uint8)
+        gray = (total + 8) >> 4
+    return gray.astype(np.uint8)
 
 
 def to_batch(images: NDArray[np.uint8]) -> Tensor:
@@ -116,9 +116,9 @@ def test_gray_and_blur_are_opencvs() -> None:
     images = np.concatenate(
         [natural_crops(8, 32), np.random.default_rng(0).integers(0, 256, (8, 32, 32, 3), np.uint8)]
     )
-    grey = _gray(to_batch(images))
-    blurred = _blur(grey)
-    for image, one, other in zip(images, grey, blurred, strict=True):
+    gray = _gray(to_batch(images))
+    blurred = _blur(gray)
+    for image, one, other in zip(images, gray, blurred, strict=True):
         expected = cv2.cvtColor(image, cv2.COLOR_RGB2GRAY)
         np.testing.assert_array_equal(one.numpy(), expected)
         np.testing.assert_array_equal(other.numpy(), cv2.GaussianBlur(expected, (3, 3), 0))
@@ -187,9 +187,9 @@ def test_nothing_is_more_salient_than_a_spot(spot: float, ground: float) -> None
 
 
 def test_a_gray_image_is_its_rgb_twin() -> None:
-    grey = to_batch(natural_crops(4, 32))[:, :1]
+    gray = to_batch(natural_crops(4, 32))[:, :1]
     assert torch.equal(
-        fine_grained_saliency(grey), fine_grained_saliency(grey.expand(-1, 3, -1, -1))
+        fine_grained_saliency(gray), fine_grained_saliency(gray.expand(-1, 3, -1, -1))
     )
 
 

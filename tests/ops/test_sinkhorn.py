@@ -104,7 +104,7 @@ def test_a_transposed_cost_gives_the_transposed_plan(
 def test_a_constant_changes_nothing(n, m, batch, scale, num_iters, last, seed) -> None:
     """Nor does one for each row where rows are scaled first, or for each column where columns are.
 
-    Without iterations there is only the side that is normalised.
+    Without iterations there is only the side that is normalized.
     """
     cost = random_cost(*batch, n, m, seed=seed, scale=scale)
     plan = solve(cost, num_iters=num_iters, last=last).plan
@@ -131,7 +131,7 @@ def test_only_the_ratio_of_cost_and_eps_counts(n: int, m: int, scale: float, see
     assert_close(solve(scale * cost, eps=scale * 0.1, num_iters=20).plan, plan, atol=1e-11)
 
 
-def test_the_plan_minimises_what_it_should() -> None:
+def test_the_plan_minimizes_what_it_should() -> None:
     """<P, C> - eps H(P) is least at the plan among plans of the same marginals."""
     cost, eps = random_cost(6, 6), 0.2
     plan = solve(cost, eps=eps, num_iters=2000).plan
@@ -201,7 +201,7 @@ def test_any_leading_shape_is_a_loop(batch: tuple[int, ...], num_iters: int) -> 
 
 
 @both_sides
-def test_without_iterations_one_side_is_normalised_once(last: str) -> None:
+def test_without_iterations_one_side_is_normalized_once(last: str) -> None:
     cost = random_cost(2, 5, 7)
     transport = solve(cost, eps=0.3, num_iters=0, last=last)
     expected = (-cost / 0.3).softmax(-1) / 5 if last == "rows" else (-cost / 0.3).softmax(-2) / 7
@@ -365,7 +365,7 @@ def test_tol_stops_each_sample_at_the_first_iteration_that_is_good_enough(
 
 
 @both_sides
-def test_tol_does_not_see_the_neighbours(last: str) -> None:
+def test_tol_does_not_see_the_neighbors(last: str) -> None:
     cost = random_cost(6, 5, 8) * torch.tensor([0.1, 300.0, 0.3, 1.0, 3.0, 0.0])[:, None, None]
     together = solve(cost, num_iters=200, tol=1e-4, last=last)
     for i in range(6):

@@ -11,7 +11,7 @@ from alignmixup import models
 from alignmixup.contracts import RecipeKey, Result
 from alignmixup.models.autoencoder import AutoencodingClassifier
 from alignmixup.ops.align import align_mix
-from alignmixup.recipes.catalogue import find_recipe, recipe_names
+from alignmixup.recipes.catalog import find_recipe, recipe_names
 from alignmixup.recipes.schema import on_data
 from alignmixup.report.paper import cell_beside
 from alignmixup.report.tables import table

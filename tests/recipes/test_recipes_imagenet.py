@@ -16,7 +16,7 @@ from alignmixup.experiments import styling
 from alignmixup.experiments.batches import eval_batches, load_split, side_of, train_batches
 from alignmixup.experiments.run import train
 from alignmixup.experiments.scoring import evaluate
-from alignmixup.recipes.catalogue import find_recipe, recipe_names
+from alignmixup.recipes.catalog import find_recipe, recipe_names
 from alignmixup.recipes.schema import changed
 from alignmixup.registry import DATASETS
 from alignmixup.report import paper
@@ -200,7 +200,7 @@ def test_batches_are_streamed_at_the_recipes_size(root):
     (first,), (second,) = list(batches), list(batches)
     assert torch.equal(first[0], second[0])
     assert first[1].tolist() == [0, 0, 1, 1]
-    # 64 pixels from the centre of 70 * 64/73.14: the shorter side of 70 shows its 7/8.
+    # 64 pixels from the center of 70 * 64/73.14: the shorter side of 70 shows its 7/8.
     image = Image.open(files["test"].paths[3]).convert("RGB")
     box = (45 - 30.625, 35 - 30.625, 45 + 30.625, 35 + 30.625)
     expected = image.resize((64, 64), Image.Resampling.BILINEAR, box=box)

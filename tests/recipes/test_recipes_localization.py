@@ -1,4 +1,4 @@
-"""The localisation table: its settings, and a run on a small CUB from training to boxes."""
+"""The localization table: its settings, and a run on a small CUB from training to boxes."""
 
 import dataclasses
 from functools import partial
@@ -15,7 +15,7 @@ from alignmixup.experiments.batches import load_split, train_batches
 from alignmixup.experiments.run import train
 from alignmixup.experiments.scoring import evaluate
 from alignmixup.models.zoo import build
-from alignmixup.recipes.catalogue import find_recipe, recipe_names
+from alignmixup.recipes.catalog import find_recipe, recipe_names
 from alignmixup.recipes.schema import Recipe, changed
 from alignmixup.registry import DATASETS
 from alignmixup.report.paper import cell_beside
@@ -107,13 +107,13 @@ def test_images_are_squashed_and_cropped_in_training(root):
             for top in range(0, 33, 4)
             for left in range(0, 33, 4)
         ]  # fmt: skip
-        # Every window has a neighbour on this grid two pixels off at most: nearly the same image.
+        # Every window has a neighbor on this grid two pixels off at most: nearly the same image.
         nearest = min(float((w - image).abs().mean()) for w in windows)
         assert nearest < 0.03, int(label)
 
 
 @pytest.mark.parametrize("name", ["cub200-vgg-acol", "cub200-r50-adl", "cub200-vgg-alignmixup"])
-def test_a_run_goes_from_files_to_localised_birds(name, root):
+def test_a_run_goes_from_files_to_localized_birds(name, root):
     small = {"data.image_size": 64, "data.resize": 72, "data.eval_resize": 64}
     recipe = changed(find_recipe(name).shrunk(), {**small, "train.seed": 3})
     assert Recipe.from_json(recipe.to_json()) == recipe

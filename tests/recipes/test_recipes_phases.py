@@ -13,7 +13,7 @@ from alignmixup.cli.training import parse_train
 from alignmixup.experiments import run as running
 from alignmixup.experiments.run import train
 from alignmixup.mixers.puzzlemix import PuzzleMix
-from alignmixup.recipes.catalogue import find_recipe
+from alignmixup.recipes.catalog import find_recipe
 from alignmixup.recipes.schema import Phase, Recipe, changed, on_data
 from alignmixup.training.checkpoint import load_checkpoint
 

@@ -8,7 +8,7 @@ from alignmixup.datasets import shapes
 from alignmixup.experiments.data_record import Sets
 from alignmixup.experiments.load import load_run
 from alignmixup.experiments.run import train
-from alignmixup.recipes.catalogue import find_recipe
+from alignmixup.recipes.catalog import find_recipe
 from alignmixup.registry import MIXERS, RECIPES, import_plugin
 
 FILE = """

@@ -19,7 +19,7 @@ from alignmixup.mixers.saliencymix import SaliencyMix
 from alignmixup.mixers.stylecutmix import StyleCutMix
 from alignmixup.mixers.stylemix import StyleMix
 from alignmixup.models.wsol import ErasingLoss
-from alignmixup.recipes.catalogue import find_recipe, recipe_names
+from alignmixup.recipes.catalog import find_recipe, recipe_names
 from alignmixup.registry import TASKS
 from alignmixup.report import paper
 from alignmixup.report.reproduce import steps_of

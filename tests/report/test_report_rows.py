@@ -5,7 +5,7 @@ import pytest
 from alignmixup.cli import main
 from alignmixup.contracts import RecipeKey, Result
 from alignmixup.experiments.provenance import origin, recipe_settings
-from alignmixup.recipes.catalogue import find_recipe, recipe_names
+from alignmixup.recipes.catalog import find_recipe, recipe_names
 from alignmixup.recipes.schema import changed, on_data
 from alignmixup.report.folding import SHORT
 from alignmixup.report.measures import KINDS, kinds_in

@@ -111,7 +111,7 @@ def test_torn_in_the_middle_of_a_letter(tmp_path):
         ('{"task": "a", "metric": "b", "value": 3, "settings": 4}', "settings must be an object"),
         ('{"task": "a", "metric": "b", "value": 3, "seed": [1]}', "seed must be an integer"),
         ('{"task": null, "metric": "b", "value": 3}', "task must be a string"),
-        ('{"task": "a", "metric": "b", "value": 3, "colour": 1}', "colour"),
+        ('{"task": "a", "metric": "b", "value": 3, "color": 1}', "color"),
         ('{"task": "a", "metric": "b", "value": 3, "key": "x"}', "key must be an object or null"),
         ('{"task": "a", "metric": "b", "value": 3, "key": {"x": 1}}', "unexpected keyword"),
         ("[1, 2]", "expected a JSON object"),

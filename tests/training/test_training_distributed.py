@@ -11,7 +11,7 @@ import torch
 
 from alignmixup.datasets import shapes
 from alignmixup.experiments.run import Sets, train
-from alignmixup.recipes.catalogue import find_recipe
+from alignmixup.recipes.catalog import find_recipe
 from alignmixup.recipes.schema import changed
 from alignmixup.training.checkpoint import load_checkpoint
 from alignmixup.training.distributed import Team
@@ -24,7 +24,7 @@ import torch
 from torch import nn
 from alignmixup.datasets import DeviceLoader, shapes
 from alignmixup.mixers.input_mixup import InputMixup
-from alignmixup.training import Stopped, TrainSettings, fit, join_team, summarise
+from alignmixup.training import Stopped, TrainSettings, fit, join_team, summarize
 
 torch.set_num_threads(1)
 out, epochs = Path(sys.argv[1]), int(sys.argv[2])
@@ -52,7 +52,7 @@ try:
     fit(net, Pairs(), loader, half, settings, out, quiet=True, team=team)
 except Stopped:
     pass
-summary = summarise(out)
+summary = summarize(out)
 print(summary.epochs, summary.is_complete, float(net[2].weight.double().norm()), flush=True)
 """
 
@@ -61,7 +61,7 @@ import sys
 import torch
 from pathlib import Path
 from alignmixup.datasets import shapes
-from alignmixup.recipes.catalogue import find_recipe
+from alignmixup.recipes.catalog import find_recipe
 from alignmixup.experiments.run import Sets, train
 from alignmixup.recipes.schema import changed
 
@@ -80,7 +80,7 @@ from pathlib import Path
 import torch
 from alignmixup.datasets import DeviceLoader, shapes
 from alignmixup.models.zoo import NetSpec, build
-from alignmixup.recipes.catalogue import find_recipe
+from alignmixup.recipes.catalog import find_recipe
 from alignmixup.training import TrainSettings, fit, join_team
 
 torch.set_num_threads(1)

@@ -12,7 +12,7 @@ from alignmixup.experiments.data_record import Sets
 from alignmixup.experiments.load import load_run
 from alignmixup.mixers.input_mixup import InputMixup
 from alignmixup.mixers.nomix import NoMix
-from alignmixup.training import TrainSettings, fit, summarise
+from alignmixup.training import TrainSettings, fit, summarize
 from alignmixup.training.checkpoint import CHECKPOINT, load_checkpoint
 from alignmixup.training.ledger import LEDGER, read_ledger
 from alignmixup.training.optim import EMA, make_optimizer
@@ -64,7 +64,7 @@ def test_both_networks_are_scored_and_the_average_is_what_the_summary_shows(tmp_
         expected = float(checkpoint.part(part)["4.weight"].abs().sum())
         assert last[name] == {"top1": pytest.approx(expected, rel=1e-6)}
     assert last["test"] != last["test_raw"]
-    assert summarise(tmp_path).last == last["test"]["top1"]
+    assert summarize(tmp_path).last == last["test"]["top1"]
 
 
 def test_training_itself_is_the_same_with_and_without_an_average(tmp_path):

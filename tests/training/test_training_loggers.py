@@ -13,7 +13,7 @@ from alignmixup.datasets import DeviceLoader, shapes
 from alignmixup.experiments.run import Sets
 from alignmixup.mixers.input_mixup import InputMixup
 from alignmixup.mixers.nomix import NoMix
-from alignmixup.recipes.catalogue import find_recipe
+from alignmixup.recipes.catalog import find_recipe
 from alignmixup.registry import LOGGERS, import_plugin
 from alignmixup.training import TrainSettings, fit
 from alignmixup.training.checkpoint import CHECKPOINT

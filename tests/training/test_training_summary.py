@@ -2,7 +2,7 @@
 
 import pytest
 
-from alignmixup.training import summarise
+from alignmixup.training import summarize
 from alignmixup.training.ledger import LEDGER, Ledger
 
 
@@ -13,7 +13,7 @@ def test_a_median_of_ten_is_given_from_thirty_epochs_on(tmp_path, epochs, median
     ledger.append("start", {"settings": {"epochs": epochs}})
     for epoch in range(epochs):
         ledger.append("epoch", {"epoch": epoch + 1, "test": {"top1": float(epoch)}})
-    summary = summarise(tmp_path)
+    summary = summarize(tmp_path)
     assert summary.median10 == median
     assert (summary.last, summary.best) == (epochs - 1, epochs - 1)
     assert ("median" in str(summary)) == (median is not None)

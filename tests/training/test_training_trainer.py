@@ -21,7 +21,7 @@ from alignmixup.training import (
     Stopped,
     TrainSettings,
     fit,
-    summarise,
+    summarize,
 )
 from alignmixup.training.checkpoint import CHECKPOINT, Checkpoint, CheckpointWriter, load_checkpoint
 from alignmixup.training.ledger import LEDGER, read_ledger
@@ -172,7 +172,7 @@ def test_a_signal_saves_and_ends_cleanly_and_the_run_goes_on(tmp_path, number):
     with pytest.raises(Stopped, match=r"in epoch 2 of 3, saved in .*part; run again") as stop:
         run(tmp_path / "part", evaluate=Interrupting(number))
     assert stop.value.number == number
-    part = summarise(tmp_path / "part")
+    part = summarize(tmp_path / "part")
     assert (part.epochs, part.is_complete) == (1, False)
     assert signal.getsignal(number) is not None
     rest = run(tmp_path / "part")
@@ -328,7 +328,7 @@ def test_a_signal_at_the_very_end_stops_what_comes_behind_the_run(tmp_path):
     once = dataclasses.replace(SETTINGS, epochs=1)
     with pytest.raises(Stopped, match=r"after the last epoch; the run in .* is complete"):
         run(tmp_path, once, evaluate=Interrupting(signal.SIGTERM))
-    assert summarise(tmp_path).is_complete
+    assert summarize(tmp_path).is_complete
 
 
 class Spoiling(NoMix):
@@ -408,7 +408,7 @@ def test_best_last_and_median_are_those_of_the_epochs(tmp_path):
     assert summary.last == 70
     assert summary.median10 == 65.5
     assert summary.is_complete
-    assert summarise(tmp_path) == summary
+    assert summarize(tmp_path) == summary
     assert "median of the last ten 65.50" in str(summary)
 
 
@@ -424,12 +424,12 @@ def test_the_ledger_says_what_ran(tmp_path):
 
 
 def test_training_learns(tmp_path):
-    """Classes that are plain colours: mixing must not keep a network from telling them apart."""
-    colours = torch.randint(256, (10, 3, 1, 1), generator=torch.Generator().manual_seed(1))
+    """Classes that are plain colors: mixing must not keep a network from telling them apart."""
+    colors = torch.randint(256, (10, 3, 1, 1), generator=torch.Generator().manual_seed(1))
     labels = torch.arange(200) % 10
-    images = colours[labels].expand(-1, -1, 32, 32).to(torch.uint8).contiguous()
+    images = colors[labels].expand(-1, -1, 32, 32).to(torch.uint8).contiguous()
     half = (0.5, 0.5, 0.5)
-    plain = ImageSet("colours", "train", images, labels, tuple("0123456789"), half, half)
+    plain = ImageSet("colors", "train", images, labels, tuple("0123456789"), half, half)
     net, _ = make()
     loader = DeviceLoader(plain, 16, 0)
 

@@ -27,7 +27,7 @@ class Bench:
 
     def __call__(self) -> None:
         from alignmixup.experiments.bench import check_rows
-        from alignmixup.recipes.catalogue import recipe_names
+        from alignmixup.recipes.catalog import recipe_names
 
         names = recipe_names(self.pattern)
         if not names:

@@ -35,7 +35,7 @@ class Adain:
     out: Path
     """The .safetensors file to write."""
     weights: str = ""
-    """Do not train: take these (a folder of vgg_normalised and decoder, or a file of ours) and add
+    """Do not train: take these (a folder of vgg_normalized and decoder, or a file of ours) and add
     the class distances of the data set."""
     steps: int = 4000
     images: int = 10_000

@@ -47,7 +47,7 @@ class Recipes:
     """A table of the paper instead: each of its figures with the commands that measure it."""
 
     def __call__(self) -> None:
-        from alignmixup.recipes.catalogue import find_recipe, recipe_names
+        from alignmixup.recipes.catalog import find_recipe, recipe_names
         from alignmixup.report import paper
 
         if self.table is not None:
@@ -76,7 +76,7 @@ class Recipes:
 
 
 def _print_paper_table(name: str, pattern: str) -> None:
-    from alignmixup.recipes.catalogue import recipe_names
+    from alignmixup.recipes.catalog import recipe_names
     from alignmixup.report import paper
     from alignmixup.report.reproduce import steps_of
 

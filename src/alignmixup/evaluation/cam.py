@@ -55,21 +55,21 @@ def class_maps(
     classes: Int[Tensor, " b"] | None = None,
     *,
     head: PoolHead | None = None,
-    normalised_by: Normalization | None = None,
+    normalized_by: Normalization | None = None,
     amp_dtype: torch.dtype | None = None,
 ) -> ClassMaps:
     """Return the map of ``classes``, or of the predicted classes, for pixels ``x`` in [0, 1].
 
-    ``head`` names the layers; by default they are found. ``normalised_by`` is the mean and std by
+    ``head`` names the layers; by default they are found. ``normalized_by`` is the mean and std by
     which images are normalized for the model, if it does not normalize them itself.
     """
     model = _plain(model)
-    forward = Forward(model, normalised_by, amp_dtype)
+    forward = Forward(model, normalized_by, amp_dtype)
     with evaluating(model), torch.no_grad():
         own = getattr(model, "class_maps", None)
         if own is not None and head is None:
             return _own_maps(own, forward, x, classes)
-        head = head or find_pool_head(model, x, normalised_by=normalised_by)
+        head = head or find_pool_head(model, x, normalized_by=normalized_by)
         layer, linear = _named(model, head.layer, None), _linear(model, head.classifier)
         seen: dict[str, Tensor] = {}
         with contextlib.ExitStack() as hooks:
@@ -88,7 +88,7 @@ def find_pool_head(
     *,
     layer: str | None = None,
     classifier: str | None = None,
-    normalised_by: Normalization | None = None,
+    normalized_by: Normalization | None = None,
 ) -> PoolHead:
     """Find the two layers by a forward pass of the first image; a given name is kept."""
     model = _plain(model)
@@ -100,7 +100,7 @@ def find_pool_head(
     with evaluating(model), torch.no_grad(), contextlib.ExitStack() as hooks:
         for name, module in model.named_modules():
             hooks.enter_context(_watch(module, trace.recorder(name, module)))
-        logits = Forward(model, normalised_by)(x[:1])
+        logits = Forward(model, normalized_by)(x[:1])
     classifier = classifier or trace.find_classifier(logits)
     _linear(model, classifier)
     if classifier not in trace.linear_inputs:

@@ -74,7 +74,7 @@ def evaluate(
     options: Mapping[str, Mapping[str, object]] | None = None,
     ood: Sequence[str] = ("all",),
     boxes: Sequence[Tensor] | None = None,
-    normalised_by: Normalization | None = None,
+    normalized_by: Normalization | None = None,
     data_root: Path | str | None = None,
     batch_size: int = 500,
     seed: int = 0,
@@ -94,7 +94,7 @@ def evaluate(
         options: Settings of tasks that differ from the defaults, ``{"pgd": {"num_steps": 40}}``.
         ood: Out-of-distribution sources; ``["all"]`` for those that are available.
         boxes: True boxes ``[k, 4]`` of each image of the batches, for localization.
-        normalised_by: ``(mean, std)`` that the module expects images to be normalized by, and that
+        normalized_by: ``(mean, std)`` that the module expects images to be normalized by, and that
             batches are normalized by.
         data_root: Folder of the data sets; defaults to ALIGNMIXUP_DATA, then ``./datasets``.
         batch_size: Images per forward pass, for images in memory.
@@ -121,14 +121,14 @@ def evaluate(
     names, options = task_names(tasks), options or {}
     check_options(options, names)
     check_sources(ood, names)
-    normalised_by = None if normalised_by is None else Pixels.of(normalised_by)
+    normalized_by = None if normalized_by is None else Pixels.of(normalized_by)
     subject = open_subject(run, images, data_root, device, model)
-    shown = eval_images(subject, boxes, normalised_by, batch_size)
+    shown = eval_images(subject, boxes, normalized_by, batch_size)
     scores = Scores([], {"detection": DETECTION} if "all" in tasks else {})
     needed: dict[str, Any] = {
         "seed": seed,
         "amp_dtype": amp_dtype,
-        "normalised_by": normalised_by,
+        "normalized_by": normalized_by,
         "mixer": subject.mixer,
         "boxes": shown.boxes,
     }
@@ -171,7 +171,7 @@ def task_names(tasks: Sequence[str]) -> list[str]:
 
 
 # The arguments of a task that evaluate passes; all others are options.
-NEEDS = frozenset({"seed", "amp_dtype", "normalised_by", "mixer", "boxes", "outliers", "on_images"})
+NEEDS = frozenset({"seed", "amp_dtype", "normalized_by", "mixer", "boxes", "outliers", "on_images"})
 
 
 def task_options(name: str) -> dict[str, Any]:

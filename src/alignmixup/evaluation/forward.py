@@ -1,6 +1,6 @@
 """What every evaluation shares: batches of checked pixels, and the model as a function of them.
 
-Inside a task images are pixels in [0, 1]. For a loader that normalizes, ``normalised_by`` is its
+Inside a task images are pixels in [0, 1]. For a loader that normalizes, ``normalized_by`` is its
 mean and std: the task undoes the normalization of each batch and applies it again before the model.
 Symbols: b images of a batch, n images in all, k classes.
 """
@@ -31,7 +31,7 @@ class Skipped(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class PixelBatches:
-    """Batches of pixels in [0, 1], whatever ``normalised_by`` says; each iteration makes them."""
+    """Batches of pixels in [0, 1], whatever ``normalized_by`` says; each iteration makes them."""
 
     make: Callable[[], Iterator[Any]]
 
@@ -46,14 +46,14 @@ class Pixels(NamedTuple):
     std: Sequence[float]
 
     @classmethod
-    def of(cls, normalised_by: Normalization) -> Pixels:
+    def of(cls, normalized_by: Normalization) -> Pixels:
         """Convert the pair of a user, or raise with an example."""
         try:
-            mean, std = (tuple(float(v) for v in part) for part in normalised_by)
+            mean, std = (tuple(float(v) for v in part) for part in normalized_by)
         except (TypeError, ValueError):
             raise ValueError(
-                "normalised_by must be (mean, std), each with one number per channel, such as "
-                f"((0.5, 0.5, 0.5), (0.25, 0.25, 0.25)); got {normalised_by!r}"
+                "normalized_by must be (mean, std), each with one number per channel, such as "
+                f"((0.5, 0.5, 0.5), (0.25, 0.25, 0.25)); got {normalized_by!r}"
             ) from None
         return cls(mean, std)
 
@@ -77,19 +77,19 @@ class Pixels(NamedTuple):
         leads_out = any(m > 0 or 1 - m > s for m, s in zip(self.mean, self.std, strict=True))
         if leads_out and low >= 0 and high <= 1 and high - low > 0.5:
             raise ValueError(
-                "normalised_by is given, but all values of the images lie in [0, 1], like pixels: "
-                "pass the images as your normalizing loader returns them, or leave normalised_by "
+                "normalized_by is given, but all values of the images lie in [0, 1], like pixels: "
+                "pass the images as your normalizing loader returns them, or leave normalized_by "
                 "out"
             )
 
     def _as_maps(self, x: Tensor) -> tuple[Tensor, Tensor]:
         if not len(self.mean) == len(self.std) == x.shape[1]:
             raise ValueError(
-                f"normalised_by needs one mean and one std for each of {x.shape[1]} channels, "
+                f"normalized_by needs one mean and one std for each of {x.shape[1]} channels, "
                 f"got {len(self.mean)} and {len(self.std)}"
             )
         if min(self.std) <= 0:
-            raise ValueError(f"normalised_by needs a positive std, got {list(self.std)}")
+            raise ValueError(f"normalized_by needs a positive std, got {list(self.std)}")
         mean, std = (
             torch.as_tensor(v, dtype=x.dtype, device=x.device).view(-1, 1, 1) for v in self
         )
@@ -120,13 +120,13 @@ class Forward:
     """The model as a function from pixels to logits in float32 or better."""
 
     model: nn.Module
-    normalised_by: Normalization | None = None
+    normalized_by: Normalization | None = None
     amp_dtype: torch.dtype | None = None
 
     def prepared(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c h w"]:
         """Return pixels as the model expects them: normalized, in the dtype of its weights."""
-        if self.normalised_by is not None:
-            x = Pixels.of(self.normalised_by).normalize(x)
+        if self.normalized_by is not None:
+            x = Pixels.of(self.normalized_by).normalize(x)
         return x.to(model_dtype(self.model) or x.dtype)
 
     def __call__(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b k"]:
@@ -145,17 +145,17 @@ def collect_logits(
     model: nn.Module,
     batches: Batches,
     *,
-    normalised_by: Normalization | None = None,
+    normalized_by: Normalization | None = None,
     amp_dtype: torch.dtype | None = None,
 ) -> Predictions:
     """Run the model in eval mode, without gradients, over all labeled images.
 
     The logits stay on the model's device. Labels out of range and logits that are not finite raise.
     """
-    forward = Forward(model, normalised_by, amp_dtype)
+    forward = Forward(model, normalized_by, amp_dtype)
     logits, labels = [], []
     with evaluating(model), torch.no_grad():
-        for x, y in labeled_pixels(batches, normalised_by, model_device(model)):
+        for x, y in labeled_pixels(batches, normalized_by, model_device(model)):
             logits.append(forward(x))
             labels.append(y)
     whole = Predictions(torch.cat(logits), torch.cat(labels))
@@ -168,23 +168,23 @@ def predict(
     model: nn.Module,
     batches: ImageBatches,
     *,
-    normalised_by: Normalization | None = None,
+    normalized_by: Normalization | None = None,
     amp_dtype: torch.dtype | None = None,
 ) -> Float[Tensor, "n k"]:
     """Return the logits of images with or without labels; labels are ignored."""
-    forward = Forward(model, normalised_by, amp_dtype)
+    forward = Forward(model, normalized_by, amp_dtype)
     with evaluating(model), torch.no_grad():
-        images = pixel_batches(batches, normalised_by, model_device(model))
+        images = pixel_batches(batches, normalized_by, model_device(model))
         logits = torch.cat([forward(x) for x, _ in images])
     check_finite(logits)
     return logits
 
 
 def labeled_pixels(
-    batches: Batches, normalised_by: Normalization | None, device: torch.device | None
+    batches: Batches, normalized_by: Normalization | None, device: torch.device | None
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield (pixels, labels) on ``device``; raise for a batch without integer labels."""
-    for x, y in pixel_batches(batches, normalised_by, device):
+    for x, y in pixel_batches(batches, normalized_by, device):
         if y is None:
             raise ValueError("batches must be pairs (images, labels), got images alone")
         if y.shape != x.shape[:1] or y.is_floating_point():
@@ -197,13 +197,13 @@ def labeled_pixels(
 
 def pixel_batches(
     batches: ImageBatches | Batches,
-    normalised_by: Normalization | None,
+    normalized_by: Normalization | None,
     device: torch.device | None,
 ) -> Iterator[tuple[Tensor, Tensor | None]]:
     """Yield each batch as pixels in [0, 1], in float32 or better, with its labels if it has any.
 
     Without a ``device`` the images stay on theirs. Raises if there is no image, or if the images
-    are pixels although ``normalised_by`` is given.
+    are pixels although ``normalized_by`` is given.
     """
     if isinstance(batches, Tensor):
         raise ValueError(
@@ -211,8 +211,8 @@ def pixel_batches(
             f"{list(batches.shape)}; pass tensor.split(256)"
         )
     undo = None
-    if normalised_by is not None and not isinstance(batches, PixelBatches):
-        undo = Pixels.of(normalised_by)
+    if normalized_by is not None and not isinstance(batches, PixelBatches):
+        undo = Pixels.of(normalized_by)
     num_images = 0
     ranges = []
     for batch in batches:
@@ -262,10 +262,10 @@ def model_dtype(model: nn.Module) -> torch.dtype | None:
 
 def _checked_pixels(x: Tensor, pixels: Pixels | None) -> Tensor:
     """Return pixels in [0, 1], or raise for values outside of it and for NaN."""
-    remedy = "if your loader normalizes, pass its normalised_by=(mean, std)"
+    remedy = "if your loader normalizes, pass its normalized_by=(mean, std)"
     if pixels is not None:
         x = pixels.restore(x)
-        remedy = "after undoing normalised_by: are mean and std those of your loader?"
+        remedy = "after undoing normalized_by: are mean and std those of your loader?"
     check_range(x, remedy)
     return x.clamp(0, 1)
 

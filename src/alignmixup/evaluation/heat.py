@@ -48,7 +48,7 @@ class Scan:
     boxes: Sequence[Tensor]
     layer: str | None
     classifier: str | None
-    normalised_by: Normalization | None
+    normalized_by: Normalization | None
     amp_dtype: torch.dtype | None
     head: PoolHead | None = None
 
@@ -60,7 +60,7 @@ class Scan:
         """Yield each image that has a box, with the map of its true or of its predicted class."""
         check_boxes(self.boxes)
         number = 0
-        for x, y in labeled_pixels(batches, self.normalised_by, model_device(self.model)):
+        for x, y in labeled_pixels(batches, self.normalized_by, model_device(self.model)):
             truth = self.boxes[number : number + len(x)]
             if len(truth) < len(x):
                 raise ValueError(
@@ -82,12 +82,12 @@ class Scan:
     def _maps(
         self, x: Tensor, y: Tensor, of_predicted: bool
     ) -> tuple[UInt8[np.ndarray, "b h w"], Float[np.ndarray, "b h w"], list[int]]:
-        means = self.normalised_by
+        means = self.normalized_by
         has_own = hasattr(self.model, "class_maps") and not (self.layer or self.classifier)
         if self.head is None and not has_own:
             try:
                 self.head = find_pool_head(
-                    self.model, x, layer=self.layer, classifier=self.classifier, normalised_by=means
+                    self.model, x, layer=self.layer, classifier=self.classifier, normalized_by=means
                 )
             except ValueError as error:
                 if self.layer or self.classifier:
@@ -95,7 +95,7 @@ class Scan:
                 raise Skipped(f"no class activation maps: {error}") from error
         classes = None if of_predicted else y
         found = class_maps(
-            self.model, x, classes, head=self.head, normalised_by=means, amp_dtype=self.amp_dtype
+            self.model, x, classes, head=self.head, normalized_by=means, amp_dtype=self.amp_dtype
         )
         check_labels(y, found.logits.shape[1])
         heat, order = heat_maps(found.maps, (x.shape[2], x.shape[3]))

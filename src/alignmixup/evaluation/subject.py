@@ -69,7 +69,7 @@ def open_subject(
 def eval_images(
     subject: Subject,
     boxes: Sequence[Tensor] | None,
-    normalised_by: Normalization | None,
+    normalized_by: Normalization | None,
     batch_size: int,
 ) -> EvalImages:
     """Return the images as batches of pixels that can be read again."""
@@ -89,8 +89,8 @@ def eval_images(
         raise ValueError("pass an ImageSet or batches (x, y), such as a DataLoader returns")
     check_image_batch(first[0])
     batches: Batches = images
-    if normalised_by is not None:
-        batches = PixelBatches(lambda: labeled_pixels(images, normalised_by, device))
+    if normalized_by is not None:
+        batches = PixelBatches(lambda: labeled_pixels(images, normalized_by, device))
     return EvalImages(batches, "images", _shape(first[0]), boxes=boxes)
 
 

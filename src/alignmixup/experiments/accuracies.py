@@ -17,7 +17,7 @@ from alignmixup.experiments.batches import eval_batches
 from alignmixup.experiments.provenance import origin, provenance
 from alignmixup.experiments.run_folder import RESULTS, append_results, whole_lines
 from alignmixup.recipes.schema import Recipe
-from alignmixup.training import summarise
+from alignmixup.training import summarize
 from alignmixup.training.ledger import LEDGER
 
 
@@ -36,7 +36,7 @@ class Evaluator:
 
 def record_accuracy(recipe: Recipe, folder: Path) -> None:
     """Append best, last and median of the last ten of a complete run, each once."""
-    if not (folder / LEDGER).exists() or not (summary := summarise(folder)).is_complete:
+    if not (folder / LEDGER).exists() or not (summary := summarize(folder)).is_complete:
         return
     where = origin(recipe, summary.epochs, folder)
     there = set(_recorded(folder))

@@ -33,7 +33,7 @@ from alignmixup.experiments.provenance import provenance
 from alignmixup.mixers.stylecutmix import StyleCutMix
 from alignmixup.mixers.stylemix import StyleMix
 from alignmixup.ops.adain import save_adain, small_adain
-from alignmixup.recipes.catalogue import find_recipe
+from alignmixup.recipes.catalog import find_recipe
 from alignmixup.recipes.schema import Recipe, changed
 from alignmixup.training.optim import make_optimizer
 from alignmixup.training.steps import WARM_UP_STEPS, PlainStep, Step, make_step, prepared

@@ -26,7 +26,7 @@ from alignmixup.mixers.alignmixup_ae import AlignMixupAE
 from alignmixup.mixers.nomix import NoMix
 from alignmixup.models.zoo import NetSpec
 from alignmixup.recipes.schema import DataSpec, Recipe
-from alignmixup.training import TrainSettings, summarise
+from alignmixup.training import TrainSettings, summarize
 from alignmixup.training.ledger import LEDGER
 
 
@@ -91,7 +91,7 @@ def train_built_in(recipe: Recipe, out: Path, sets: Sets) -> Path:
     what = [recipe.to_json(), *((s.name, s.split, len(s)) for s in (sets.train, sets.test))]
     key = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:10]
     folder = out / "built-in" / f"{recipe.name}-{key}"
-    if (folder / LEDGER).exists() and summarise(folder).is_complete:
+    if (folder / LEDGER).exists() and summarize(folder).is_complete:
         return folder
     print(f"training a small network on the built-in shapes, once, in {folder}", file=sys.stderr)
     if not train(recipe, folder, sets=sets).summary.is_complete:

@@ -16,7 +16,7 @@ from alignmixup.experiments.export import MODULE, Format, export
 from alignmixup.experiments.predict import Prediction, predict
 from alignmixup.experiments.run_folder import read_run
 from alignmixup.recipes.schema import Recipe
-from alignmixup.training import Summary, summarise
+from alignmixup.training import Summary, summarize
 from alignmixup.training.checkpoint import CHECKPOINT, load_weights
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class Run:
     @property
     def summary(self) -> Summary:
         """Last, best and median test accuracy, and whether the run is complete."""
-        return summarise(self.folder)
+        return summarize(self.folder)
 
     def predict(self, images: Sources, *, batch_size: int = 256) -> Prediction:
         """Classify images.

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from alignmixup.recipes.catalogue import find_recipe
+from alignmixup.recipes.catalog import find_recipe
 from alignmixup.recipes.schema import Recipe
 from alignmixup.registry import import_plugin, imported_plugins, plugin_module, suggestion
 
 
 def open_recipe(name: str) -> Recipe:
-    """Return a recipe of the catalogue, or that of a user's file: ``my_recipes.py:my_recipe``.
+    """Return a recipe of the catalog, or that of a user's file: ``my_recipes.py:my_recipe``.
 
     The file is imported as a plugin; the name behind the colon is a function without arguments that
     returns a ``Recipe``.

@@ -108,7 +108,7 @@ def _stacked(images: Iterator[Image.Image], spec: DataSpec, size: int) -> Tensor
 
 
 def _square(image: Image.Image, spec: DataSpec, size: int) -> Image.Image:
-    """The part of the image that evaluation shows: all of its centre, or as streamed files are."""
+    """The part of the image that evaluation shows: all of its center, or as streamed files are."""
     from PIL import Image
 
     if not spec.stream:

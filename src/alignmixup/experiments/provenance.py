@@ -20,7 +20,7 @@ from alignmixup.device import hardware
 from alignmixup.experiments.run_folder import read_run
 from alignmixup.mixers.stylecutmix import StyleCutMix
 from alignmixup.mixers.stylemix import StyleMix
-from alignmixup.recipes.catalogue import find_recipe, recipe_names
+from alignmixup.recipes.catalog import find_recipe, recipe_names
 from alignmixup.recipes.schema import Recipe
 from alignmixup.training.ledger import LEDGER, read_ledger
 

@@ -27,12 +27,12 @@ from alignmixup.experiments.plugins import open_recipe, plugins_of
 from alignmixup.experiments.run import train
 from alignmixup.experiments.run_folder import write_json
 from alignmixup.experiments.scoring import evaluate, task_names
-from alignmixup.recipes.catalogue import recipe_names
+from alignmixup.recipes.catalog import recipe_names
 from alignmixup.recipes.schema import Recipe, changed, on_data
 from alignmixup.registry import import_plugin
 from alignmixup.training.ledger import LEDGER
 from alignmixup.training.signals import Stopped, stop_signals
-from alignmixup.training.summary import summarise
+from alignmixup.training.summary import summarize
 
 SCORED = "scored.json"
 POLL_SECONDS = 0.2
@@ -271,6 +271,6 @@ def _outcome(job: Job, shared: _Shared, exit_code: int | None) -> str:
     # Ctrl-C on a terminal reaches a run that has not begun to train, too.
     if exit_code not in (0, -signal.SIGTERM, -signal.SIGINT):
         return f"failed: exit code {exit_code}"
-    is_trained = (job.folder / LEDGER).exists() and summarise(job.folder).is_complete
+    is_trained = (job.folder / LEDGER).exists() and summarize(job.folder).is_complete
     is_scored = set(shared.tasks) <= set(_scored(job))
     return "done" if is_trained and is_scored else "stopped"

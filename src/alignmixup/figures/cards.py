@@ -144,15 +144,15 @@ def cutout(pair: Pair) -> Card:
     side = pair.images.images.shape[-1]
     mixer = Cutout(side // 2, pair.images.mean)
     holes = [pair.mixed(mixer, f"draw {k}", seed=k) for k in range(1, 5)]
-    note = f"A square of half the side, its centre anywhere in the image. {LABEL}"
+    note = f"A square of half the side, its center anywhere in the image. {LABEL}"
     return Card("Cutout: a square is removed, the label stays", [pair.clean()[0], *holes], note)
 
 
 def cutmix(pair: Pair) -> Card:
     boxes = ((0.8, [0.5, 0.35]), (0.6, [0.35, 0.6]), (0.3, [0.6, 0.55]))
     mixed = [
-        pair.mixed(CutMix(prob=1.0), f"lam = {lam:g} drawn", {"lam": lam, "centre": centre})
-        for lam, centre in boxes
+        pair.mixed(CutMix(prob=1.0), f"lam = {lam:g} drawn", {"lam": lam, "center": center})
+        for lam, center in boxes
     ]
     note = "The label is the share of the pixels: a box that is cut off at the border counts less."
     return Card("CutMix: a box of the partner is pasted", [*pair.clean(), *mixed], note)
@@ -222,7 +222,7 @@ def stylemix(pair: Pair) -> Card:
         save_adain(pair.style, weights)
         mix, cut = StyleMix(weights=weights, prob=1.0), StyleCutMix(weights=weights, prob=1.0)
         lam = 0.8 * mix.content_weight + 0.3 * (1 - mix.content_weight)
-        box = {"lam": SHARE, "centre": [0.5, 0.35], "style": 0.3, "gamma": 0.2}
+        box = {"lam": SHARE, "center": [0.5, 0.35], "style": 0.3, "gamma": 0.2}
         mixed = [
             pair.mixed(mix, "StyleMix", {"content": 0.8, "style": 0.3, "joint": 0.5, "lam": lam}),
             pair.mixed(cut, "StyleCutMix", box),
@@ -249,8 +249,8 @@ CARDS: Mapping[str, Callable[[Pair], Card]] = {
 
 
 def heat_maps(maps: Float[Tensor, "k h w"]) -> NDArray[np.float32]:
-    """Numbers from 0 to 1 as colours from black over red and yellow to white."""
+    """Numbers from 0 to 1 as colors from black over red and yellow to white."""
     levels = 3 * maps.detach().cpu().clamp(0, 1)
-    colours = torch.stack([levels, levels - 1, levels - 2], dim=-1).clamp(0, 1)
-    heat: NDArray[np.float32] = colours.float().numpy()
+    colors = torch.stack([levels, levels - 1, levels - 2], dim=-1).clamp(0, 1)
+    heat: NDArray[np.float32] = colors.float().numpy()
     return heat

@@ -89,30 +89,30 @@ def aligned_pair(
         "A' aligned to A": mixed(0.0),
         "half and half": mixed(0.5),
     }
-    colours = _principal_colours(torch.stack(list(maps.values())))
-    pictures = dict(zip(maps, colours, strict=True))
+    colors = _principal_colors(torch.stack(list(maps.values())))
+    pictures = dict(zip(maps, colors, strict=True))
     assignment = (plan[0] * plan.shape[-1]).numpy()
     return AlignedPair(shown(x[0]), shown(x[1]), assignment, pictures)
 
 
-def _principal_colours(maps: Float[Tensor, "k c h w"]) -> NDArray[np.float32]:
+def _principal_colors(maps: Float[Tensor, "k c h w"]) -> NDArray[np.float32]:
     """Feature maps as pictures [k, h, w, 3]: their first three principal axes."""
     points = maps.permute(0, 2, 3, 1).flatten(0, 2)
-    centred = points - points.mean(0)
-    _, _, axes = torch.linalg.svd(centred, full_matrices=False)
-    scores = centred @ axes[:3].T
+    centerd = points - points.mean(0)
+    _, _, axes = torch.linalg.svd(centerd, full_matrices=False)
+    scores = centerd @ axes[:3].T
     low, high = scores.amin(0), scores.amax(0)
     k, _, h, w = maps.shape
-    colours: NDArray[np.float32] = (
+    colors: NDArray[np.float32] = (
         ((scores - low) / (high - low).clamp(min=1e-6)).view(k, h, w, 3).numpy()
     )
-    return colours
+    return colors
 
 
 def draw_pairs(pairs: Sequence[AlignedPair], title: str) -> Figure:
     """One row a pair: the images with their correspondences as lines, then the feature maps.
 
-    Each position of the first image is joined to the one it is assigned to most, in its own colour;
+    Each position of the first image is joined to the one it is assigned to most, in its own color;
     a faint line is a spread assignment.
     """
     titles = list(pairs[0].maps)
@@ -138,12 +138,12 @@ def _draw_lines(axes: Any, pair: AlignedPair) -> None:
     side = round(r**0.5)
     if side * side != r:
         raise ValueError(f"correspondences are drawn for square maps, got {r} positions")
-    centres = (np.arange(side) + 0.5) * width / side - 0.5
+    centers = (np.arange(side) + 0.5) * width / side - 0.5
     for i in range(r):
         j = int(pair.assignment[i].argmax())
-        colour = colormaps["viridis"](i / r)
-        start = centres[i % side], centres[i // side]
-        end = centres[j % side] + width + gap, centres[j // side]
+        color = colormaps["viridis"](i / r)
+        start = centers[i % side], centers[i // side]
+        end = centers[j % side] + width + gap, centers[j // side]
         strength = float(np.clip(pair.assignment[i, j], 0.3, 1.0))
-        axes.plot(*zip(start, end, strict=True), color=colour, linewidth=1.0, alpha=strength)
-        axes.plot(*start, marker="o", markersize=2.5, color=colour)
+        axes.plot(*zip(start, end, strict=True), color=color, linewidth=1.0, alpha=strength)
+        axes.plot(*start, marker="o", markersize=2.5, color=color)

@@ -82,10 +82,10 @@ def draw_effects(networks: Mapping[str, Sequence[Effect]], title: str) -> Figure
     for column, (name, effects) in enumerate(networks.items()):
         where = np.arange(len(effects))
         top, bottom = grid[0, column], grid[1, column]
-        for k, (part, colour) in enumerate(PARTS.items()):
+        for k, (part, color) in enumerate(PARTS.items()):
             values = [max(getattr(each, part), SMALLEST) for each in effects]
             label = "mean over positions" if part == "pooled" else part
-            top.bar(where + 0.27 * (k - 1), values, 0.25, color=colour, label=label)
+            top.bar(where + 0.27 * (k - 1), values, 0.25, color=color, label=label)
         top.axhline(NEXT_TO_NOTHING, color="0.3", linewidth=0.8, linestyle="--")
         top.set_yscale("log")
         top.set_ylim(SMALLEST, 10)

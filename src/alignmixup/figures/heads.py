@@ -22,7 +22,7 @@ from alignmixup.mixers.alignmixup import AlignMixup
 from alignmixup.mixers.alignmixup_ae import AlignMixupAE
 from alignmixup.models.zoo import NetSpec
 from alignmixup.recipes.schema import Recipe
-from alignmixup.training import summarise
+from alignmixup.training import summarize
 
 __all__ = ["heads"]
 
@@ -66,7 +66,7 @@ def _measured_effects(
     folder = train_built_in(recipe, out, sets)
     x = floats(sets.test, list(range(min(NUM_IMAGES, len(sets.test)))))
     net = load_run(folder, device="cpu").model
-    return [alignment_effect(net, layer, x) for layer in layers], summarise(folder).last
+    return [alignment_effect(net, layer, x) for layer in layers], summarize(folder).last
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 NUM_PICTURES, COLUMNS = 8, 4
-PREDICTED, TRUE = (ORANGE, "-"), (SKY, "--")  # by colour and by line
+PREDICTED, TRUE = (ORANGE, "-"), (SKY, "--")  # by color and by line
 Box = tuple[float, float, float, float]
 
 
@@ -64,7 +64,7 @@ def localization(
         f"{settings.cam_threshold:g} of its range; dashed, blue: true boxes. The map is that of "
         "the predicted class. Images drawn at random."
     )
-    title = f"Localisation by class activation maps: {source.what}"
+    title = f"Localization by class activation maps: {source.what}"
     return save(draw_localization(pictures, title, note), out / "localization")
 
 
@@ -89,7 +89,7 @@ def localized_pictures(
     seed: int = 0,
     settings: LocalizationSettings | None = None,
 ) -> list[LocalizedPicture]:
-    """Localise in images drawn at random among those that have a box."""
+    """Localize in images drawn at random among those that have a box."""
     boxes = images.boxes or ()
     boxed = [i for i, of_image in enumerate(boxes) if len(of_image)]
     if not boxed:
@@ -135,9 +135,9 @@ def _draw_localized(axes: Any, picture: LocalizedPicture) -> None:
     height, width = picture.image.shape[:2]
     gap = max(1, width // 16)
     canvas = np.ones((height, 2 * width + gap, 3))
-    colours = colormaps["cividis"](np.clip(picture.heat, 0, 1))[..., :3]
+    colors = colormaps["cividis"](np.clip(picture.heat, 0, 1))[..., :3]
     canvas[:, :width] = picture.image
-    canvas[:, width + gap :] = 0.5 * picture.image + 0.5 * colours
+    canvas[:, width + gap :] = 0.5 * picture.image + 0.5 * colors
     axes.imshow(np.clip(canvas, 0, 1), interpolation="nearest")
     for shift in (0, width + gap):
         for box in picture.true_boxes:
@@ -148,13 +148,13 @@ def _draw_localized(axes: Any, picture: LocalizedPicture) -> None:
     axes.set_title(f"{picture.caption}\n{found}", fontsize=8)
 
 
-def _draw_box(axes: Any, box: Box, colour: str, line: str, shift: float) -> None:
+def _draw_box(axes: Any, box: Box, color: str, line: str, shift: float) -> None:
     from matplotlib.patches import Rectangle
     from matplotlib.patheffects import withStroke
 
     x0, y0, x1, y1 = box
     # A pixel is drawn around its number: the first begins half a pixel before.
     corner = (x0 + shift - 0.5, y0 - 0.5)
-    frame = Rectangle(corner, x1 - x0, y1 - y0, fill=False, edgecolor=colour, lw=1.4, ls=line)
+    frame = Rectangle(corner, x1 - x0, y1 - y0, fill=False, edgecolor=color, lw=1.4, ls=line)
     frame.set_path_effects([withStroke(linewidth=2.4, foreground="black")])
     axes.add_patch(frame)

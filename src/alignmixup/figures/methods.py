@@ -167,7 +167,7 @@ class FixedDraw:
 def _gallery(images: ImageSet, weights: str) -> dict[str, FixedDraw]:
     """The methods by their titles; draws are set where chance would hide what a method does."""
     side = images.images.shape[-1]
-    box = {"lam": SHARE, "centre": CENTRE}
+    box = {"lam": SHARE, "center": CENTRE}
     # Content of the anchor, style of the partner: the case that tells the two apart.
     style = StyleMix(weights=weights, prob=1.0)
     lam = 0.9 * style.content_weight + 0.1 * (1 - style.content_weight)

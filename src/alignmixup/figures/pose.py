@@ -110,11 +110,11 @@ def draw_pose(
     figure = new_figure(5.0 + 0.95 * len(names), 5.2)
     halves: Any = figure.subfigures(1, 2, width_ratios=(5.0, 0.95 * len(names)))
     axes = halves[0].subplots()
-    for plan, colour in COLOURS.items():
+    for plan, color in COLOURS.items():
         way = sorted((p for p in points if p.plan == plan), key=lambda p: -p.kept_share)
         appearance, poses = [p.appearance for p in way], [p.pose for p in way]
-        axes.plot(appearance, poses, marker="o", markersize=4, color=colour, label=plan)
-        axes.plot(appearance[-1:], poses[-1:], marker="D", markersize=7, color=colour)
+        axes.plot(appearance, poses, marker="o", markersize=4, color=color, label=plan)
+        axes.plot(appearance[-1:], poses[-1:], marker="D", markersize=7, color=color)
     axes.axhline(0, color="0.7", linewidth=0.8, linestyle="--")
     axes.set_xlabel("appearance: 0 the kept image's, 1 the other's")
     axes.set_ylabel("pose: 1 the kept image's, 0 a stranger's")

@@ -1,10 +1,10 @@
 """Does pose follow the image whose positions are kept, and appearance the other? Measured.
 
-The paper shows it in pictures. On the built-in shapes the silhouette and the colours of every image
+The paper shows it in pictures. On the built-in shapes the silhouette and the colors of every image
 are known, so decoded mixes can be measured against them:
 
     overlap     of the decoded image's own silhouette with the true one of either image (IoU)
-    colour      s = <c - c_kept, c_other - c_kept> / |c_other - c_kept|^2, c the mean colour inside
+    color      s = <c - c_kept, c_other - c_kept> / |c_other - c_kept|^2, c the mean color inside
                 (outside) that silhouette: 0 the kept image's, 1 the other's; sums over all pairs
 
 Without alignment a mix whose kept share is 0 is simply the other image: its appearance and its pose
@@ -13,7 +13,7 @@ kept where the appearance has become the other's. Both are put on the scale of w
 makes of the two images themselves, which is where every way begins and the unaligned one ends:
 
     pose        (overlap with kept - that of the other image) / (that of the kept image - ...)
-    appearance  likewise from the colours, foreground and background together
+    appearance  likewise from the colors, foreground and background together
 
 The plans that carry features over are those of ``pose_plans``.
 """
@@ -39,12 +39,12 @@ from alignmixup.ops.blend import blend
 __all__ = [
     "SHARES",
     "PosePoint",
-    "other_colour",
+    "other_color",
     "overlap",
     "pose_at_half",
     "pose_points",
     "pose_results",
-    "region_colours",
+    "region_colors",
     "silhouettes",
 ]
 
@@ -74,7 +74,7 @@ class PosePoint:
 def silhouettes(images: Float[Tensor, "n 3 h w"]) -> Bool[Tensor, "n h w"]:
     """The object in each image, found without knowing what was drawn.
 
-    Shapes never touch the border, so the border's median colour is the background's; what is
+    Shapes never touch the border, so the border's median color is the background's; what is
     farther from it than the threshold of Otsu (the split of largest variance between the two sides)
     is the object. A constant image has none.
     """
@@ -99,10 +99,10 @@ def overlap(a: Bool[Tensor, "n h w"], b: Bool[Tensor, "n h w"]) -> Float[Tensor,
     return (a & b).sum((1, 2)) / union.clamp(min=1)
 
 
-def region_colours(
+def region_colors(
     images: Float[Tensor, "n 3 h w"], masks: Bool[Tensor, "n h w"]
 ) -> Float[Tensor, "n 2 3"]:
-    """Mean colour inside and outside each mask; of the whole image where a side is empty."""
+    """Mean color inside and outside each mask; of the whole image where a side is empty."""
     sides = torch.stack([masks, ~masks], dim=1)
     empty = ~sides.flatten(2).any(2)
     weights = (sides | empty[:, :, None, None]).to(images.dtype)
@@ -110,12 +110,12 @@ def region_colours(
     return sums / weights.sum((2, 3))[:, :, None]
 
 
-def other_colour(
-    colour: Float[Tensor, "n 3"], kept: Float[Tensor, "n 3"], other: Float[Tensor, "n 3"]
+def other_color(
+    color: Float[Tensor, "n 3"], kept: Float[Tensor, "n 3"], other: Float[Tensor, "n 3"]
 ) -> float:
-    """How far colours have gone from the kept images' (0) to the others' (1), over all pairs."""
+    """How far colors have gone from the kept images' (0) to the others' (1), over all pairs."""
     way = other - kept
-    return float(((colour - kept) * way).sum() / way.square().sum().clamp(min=1e-12))
+    return float(((color - kept) * way).sum() / way.square().sum().clamp(min=1e-12))
 
 
 @torch.no_grad()
@@ -139,7 +139,7 @@ def pose_points(
     chosen = [*(i for i, _ in pairs), *(j for _, j in pairs)]
     x = drawing.image_set.images[chosen].to(device) / 255
     masks = drawing.truth.masks[chosen].to(device)
-    colours = region_colours(x, masks)
+    colors = region_colors(x, masks)
     features = painter.features(x)
     perm = torch.arange(len(x), device=device).roll(len(pairs))
     raw = {}
@@ -148,7 +148,7 @@ def pose_points(
         moved, match = carried(features, perm, R), object_match(masks, perm, R)
         for share in sorted({0.0, 1.0, *shares}):
             mixed = blend(features, moved, torch.tensor(share))
-            raw[plan, share] = _measure(painter.paint(mixed), masks, colours, perm, match)
+            raw[plan, share] = _measure(painter.paint(mixed), masks, colors, perm, match)
     # What this decoder makes of the kept image, and of the other one.
     begin, end = raw["unaligned", 1.0], raw["unaligned", 0.0]
     return [
@@ -157,7 +157,7 @@ def pose_points(
             share,
             **asdict(found),
             pose=_between(found.overlap_kept, end.overlap_kept, begin.overlap_kept),
-            appearance=_between(found.colour, begin.colour, end.colour),
+            appearance=_between(found.color, begin.color, end.color),
         )
         for (plan, share), found in raw.items()
         if share in shares
@@ -176,28 +176,28 @@ class _Raw:
     object_match: float
 
     @property
-    def colour(self) -> float:
+    def color(self) -> float:
         return (self.other_foreground + self.other_background) / 2
 
 
 def _measure(
     painted: Float[Tensor, "n 3 h w"],
     masks: Bool[Tensor, "n h w"],
-    colours: Float[Tensor, "n 2 3"],
+    colors: Float[Tensor, "n 2 3"],
     perm: Int[Tensor, " n"],
     match: float,
 ) -> _Raw:
     painted = painted.clamp(0, 1)
     found = silhouettes(painted)
-    seen = region_colours(painted, found)
-    theirs = colours[perm]
+    seen = region_colors(painted, found)
+    theirs = colors[perm]
     foreground = seen[:, 0]
     is_swapped = (foreground - theirs[:, 1]).norm(dim=1) < (foreground - theirs[:, 0]).norm(dim=1)
     return _Raw(
         overlap_kept=float(overlap(found, masks).mean()),
         overlap_other=float(overlap(found, masks[perm]).mean()),
-        other_foreground=other_colour(foreground, colours[:, 0], theirs[:, 0]),
-        other_background=other_colour(seen[:, 1], colours[:, 1], theirs[:, 1]),
+        other_foreground=other_color(foreground, colors[:, 0], theirs[:, 0]),
+        other_background=other_color(seen[:, 1], colors[:, 1], theirs[:, 1]),
         swapped=float(is_swapped.float().mean()),
         object_match=match,
     )

@@ -117,8 +117,8 @@ def _draw_bins(axes: Any, bins: Reliability) -> None:
         if not count:
             continue
         axes.bar(left, accuracy, width, align="edge", color="0.8", edgecolor="0.35", linewidth=0.7)
-        colour = VERMILLION if confidence > accuracy else BLUE
-        gap = {"bottom": accuracy, "align": "edge", "color": colour, "edgecolor": colour}
+        color = VERMILLION if confidence > accuracy else BLUE
+        gap = {"bottom": accuracy, "align": "edge", "color": color, "edgecolor": color}
         axes.bar(left, confidence - accuracy, width, alpha=0.45, hatch="///", linewidth=0.0, **gap)
         # Where in the bin its confidences lie, on average.
         axes.plot(confidence, accuracy, marker="o", markersize=3.2, color="black")

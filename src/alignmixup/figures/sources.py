@@ -82,6 +82,6 @@ def floats(images: ImageSet, indices: list[int]) -> Float[Tensor, "b 3 h w"]:
 
 
 def shown(image: Float[Tensor, "3 h w"]) -> NDArray[np.float32]:
-    """An image as matplotlib wants it: rows, columns, colours."""
+    """An image as matplotlib wants it: rows, columns, colors."""
     picture: NDArray[np.float32] = image.detach().cpu().permute(1, 2, 0).numpy()
     return picture

@@ -20,7 +20,7 @@ __all__ = ["PALETTE", "Image", "Picture", "gallery", "new_figure", "save", "show
 
 Image = NDArray[np.floating[Any]]
 
-# The palette of Okabe and Ito: its colours stay apart for colour-blind readers.
+# The palette of Okabe and Ito: its colors stay apart for color-blind readers.
 ORANGE, SKY, GREEN, YELLOW = "#e69f00", "#56b4e9", "#009e73", "#f0e442"
 BLUE, VERMILLION, PURPLE, BLACK = "#0072b2", "#d55e00", "#cc79a7", "#000000"
 PALETTE = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, BLACK, YELLOW)

@@ -65,7 +65,7 @@ def teaser_pictures(
     first, second = (class_names[int(label)] for label in labels)
     methods = {
         "Input mixup": FixedDraw(InputMixup(), {"lam": SHARE}),
-        "CutMix": FixedDraw(CutMix(prob=1.0), {"lam": SHARE, "centre": CENTRE}),
+        "CutMix": FixedDraw(CutMix(prob=1.0), {"lam": SHARE, "center": CENTRE}),
     }
     outputs = {
         title: method.output(painter.net, pair.to(device), labels.to(device), torch.Generator())

@@ -72,7 +72,7 @@ def toy_alignment(seed: int = 0) -> ToyAlignment:
     rng = torch.Generator().manual_seed(seed)
     points = 0.6 * torch.randn(2, NUM_POINTS, 2, generator=rng, dtype=torch.float64)
     points = points + torch.tensor([[[-0.4, -0.2]], [[0.4, 0.2]]], dtype=torch.float64)
-    # From left to right, so that neighbours in a matrix are near each other in the plane.
+    # From left to right, so that neighbors in a matrix are near each other in the plane.
     A, B = (group[group[:, 0].argsort()] for group in points)
     cost = pairwise_cost(A.T, B.T)
     plan = sinkhorn(cost, eps=EPS, num_iters=NUM_ITERS).plan
@@ -118,10 +118,10 @@ def draw_toy(toy: ToyAlignment, title: str) -> Figure:
         (toy.keep_first, PURPLE, "^", r"$\lambda A + (1 - \lambda) \tilde{A}$"),
         (toy.keep_second, GREEN, "v", r"$\lambda \tilde{A}' + (1 - \lambda) A'$"),
     )
-    for row, (mixes, colour, marker, formula) in enumerate(rows, start=1):
+    for row, (mixes, color, marker, formula) in enumerate(rows, start=1):
         for column, (share, mix) in enumerate(zip(toy.shares, mixes, strict=True)):
             name = rf"{formula}, $\lambda$ = {share:g}"
-            _draw_points(grid[row, column], {"mix": (mix, colour, marker)}, name, toy)
+            _draw_points(grid[row, column], {"mix": (mix, color, marker)}, name, toy)
     return write_titles(figure, title, size=12)
 
 
@@ -132,8 +132,8 @@ def _draw_points(
     axes.set_axis_on()
     axes.scatter(*toy.first.T, s=16, color=BLUE, alpha=0.3, linewidths=0)
     axes.scatter(*toy.second.T, s=16, color=VERMILLION, alpha=0.3, marker="s", linewidths=0)
-    for name, (positions, colour, marker) in points.items():
-        axes.scatter(*positions.T, s=22, color=colour, marker=marker, label=name)
+    for name, (positions, color, marker) in points.items():
+        axes.scatter(*positions.T, s=22, color=color, marker=marker, label=name)
     both = np.concatenate([toy.first, toy.second])
     low, high = both.min(0) - 0.25, both.max(0) + 0.25
     axes.set(xlim=(low[0], high[0]), ylim=(low[1], high[1]), aspect="equal", xticks=[], yticks=[])
@@ -147,9 +147,9 @@ def _draw_moves(axes: Any, start: Image, end: Image, width: float = 0.7) -> None
         axes.plot(*pair.T, color="0.5", linewidth=width, zorder=0)
 
 
-def _draw_matrix(figure: Figure, axes: Any, matrix: Image, title: str, colours: str) -> None:
+def _draw_matrix(figure: Figure, axes: Any, matrix: Image, title: str, colors: str) -> None:
     axes.set_axis_on()
-    shown = axes.imshow(matrix, cmap=colours, interpolation="nearest")
+    shown = axes.imshow(matrix, cmap=colors, interpolation="nearest")
     axes.set(xticks=[], yticks=[])
     axes.set_title(title, fontsize=9)
     # Below, so that all columns of the figure stay equally wide.

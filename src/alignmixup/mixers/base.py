@@ -250,7 +250,7 @@ def clean_draw(batch_size: int, rng: torch.Generator) -> Draw:
 class BoxDraw(Draw):
     """A draw with the center of a box, (row, column) in [0, 1): one per batch or per sample."""
 
-    centre: Float[Tensor, "*boxes 2"]
+    center: Float[Tensor, "*boxes 2"]
 
 
 def box_mask(

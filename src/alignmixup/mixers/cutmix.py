@@ -70,10 +70,10 @@ class CutMix(Method):
     def draw(self, batch_size: int, rng: torch.Generator) -> Draw:
         case = sample_case(self.cases, rng)
         lam = sample_share(self.alpha, None, rng)
-        return BoxDraw(case, sample_perm(batch_size, rng), lam, centre=sample_unit((2,), rng))
+        return BoxDraw(case, sample_perm(batch_size, rng), lam, center=sample_unit((2,), rng))
 
     def _mix(self, net: nn.Module, x: Tensor, y: Tensor, draw: Draw) -> Mixed:
         draw = require(draw, BoxDraw, self)
-        box = share_mask(draw.centre, draw.lam, image_size(x))
+        box = share_mask(draw.center, draw.lam, image_size(x))
         lam = shown_share(box) if self.correct_lam else draw.lam
         return self._mixed(net(paste(x, x[draw.perm], box)), y, draw, lam)

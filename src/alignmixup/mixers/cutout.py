@@ -69,10 +69,10 @@ class Cutout(Method):
 
     def draw(self, batch_size: int, rng: torch.Generator) -> Draw:
         clean = clean_draw(batch_size, rng)
-        return BoxDraw("cut", clean.perm, clean.lam, centre=sample_unit((batch_size, 2), rng))
+        return BoxDraw("cut", clean.perm, clean.lam, center=sample_unit((batch_size, 2), rng))
 
     def _mix(self, net: nn.Module, x: Tensor, y: Tensor, draw: Draw) -> Mixed:
         draw = require(draw, BoxDraw, self)
-        hole = box_mask(draw.centre, self.length, self.length, image_size(x))
+        hole = box_mask(draw.center, self.length, self.length, image_size(x))
         images = torch.where(hole.unsqueeze(1), channel_values(self.fill, x), x)
         return self._mixed(net(images), y, draw)

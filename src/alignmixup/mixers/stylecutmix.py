@@ -121,8 +121,8 @@ class StyleCutMix(StyleMixer):
         case = sample_case(self.cases, rng)
         perm = sample_perm(batch_size, rng)
         lam, style = (sample_share(self.alpha, None, rng) for _ in range(2))
-        gamma, centre = sample_share(self.gamma_alpha, None, rng), sample_unit((2,), rng)
-        return StyleCutDraw(case, perm, lam, centre, style, gamma)
+        gamma, center = sample_share(self.gamma_alpha, None, rng), sample_unit((2,), rng)
+        return StyleCutDraw(case, perm, lam, center, style, gamma)
 
     def network(self, device: torch.device) -> AdaIN:
         style = super().network(device)
@@ -138,7 +138,7 @@ class StyleCutMix(StyleMixer):
         with torch.no_grad():
             style = self.network(x.device)
             gamma = draw.gamma if self.gamma == "beta" else self._auto_gamma(style, y, draw.perm)
-            box = share_mask(draw.centre, draw.lam, image_size(x))
+            box = share_mask(draw.center, draw.lam, image_size(x))
             image = self._mix_images(style, x, draw, gamma, box)
             content = shown_share(box)
             in_style = gamma * content + (1 - gamma) * draw.style

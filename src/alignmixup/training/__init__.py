@@ -4,7 +4,7 @@ from alignmixup.training.distributed import Team, join_team
 from alignmixup.training.losses import NonFiniteLoss
 from alignmixup.training.settings import TrainSettings
 from alignmixup.training.signals import Stopped
-from alignmixup.training.summary import Summary, summarise
+from alignmixup.training.summary import Summary, summarize
 from alignmixup.training.trainer import fit
 
 __all__ = [
@@ -15,5 +15,5 @@ __all__ = [
     "TrainSettings",
     "fit",
     "join_team",
-    "summarise",
+    "summarize",
 ]

@@ -39,7 +39,7 @@ class Summary:
         )
 
 
-def summarise(out: Path) -> Summary:
+def summarize(out: Path) -> Summary:
     """Read best, last and median of the last ten epochs from a run's ledger."""
     events = cast(list[dict[str, Any]], read_ledger(out / LEDGER))
     # The last of them: a run that was extended has another length since.

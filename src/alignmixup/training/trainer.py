@@ -39,7 +39,7 @@ from alignmixup.training.settings import TrainSettings
 from alignmixup.training.signals import Stopped, stop_signals
 from alignmixup.training.state import Evaluate, TrainState
 from alignmixup.training.steps import Batches, Loader, PlainStep, Step, make_step, prepared
-from alignmixup.training.summary import Summary, summarise
+from alignmixup.training.summary import Summary, summarize
 
 
 def fit(
@@ -100,7 +100,7 @@ def fit(
     if stopped_by is not None:
         where = run.state.where_stopped(stopped_by, now.epochs, out) if team.is_leader else ""
         raise Stopped(stopped_by, where)
-    return summarise(out)
+    return summarize(out)
 
 
 def _check_arguments(net: object, mixer: object, settings: object) -> None:

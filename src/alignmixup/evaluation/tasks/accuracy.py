@@ -19,12 +19,12 @@ def accuracy(
     model: nn.Module,
     batches: Batches,
     *,
-    normalised_by: Normalization | None = None,
+    normalized_by: Normalization | None = None,
     amp_dtype: torch.dtype | None = None,
 ) -> list[Result]:
     """Return ``top1``, ``top1_error`` and, for five or more classes, ``top5``, in percent."""
     logits, labels = collect_logits(
-        model, batches, normalised_by=normalised_by, amp_dtype=amp_dtype
+        model, batches, normalized_by=normalized_by, amp_dtype=amp_dtype
     )
     n, k = logits.shape
     settings = {"num_images": n, "num_classes": k, "amp_dtype": amp_name(amp_dtype)}

@@ -5,7 +5,7 @@
 
 where clip is to [x - eps, x + eps] and to [0, 1]. FGSM is one step of length eps from x itself.
 eps and step are in units of the pixel range [0, 1], so normalization happens inside the model, or
-here by ``normalised_by``. The model is in eval mode, batch statistics included; only the gradient
+here by ``normalized_by``. The model is in eval mode, batch statistics included; only the gradient
 with respect to the input is computed.
 
 The steps follow the protocol of the PuzzleMix robustness script (eps 8/255 for FGSM; eps 4/255,
@@ -48,7 +48,7 @@ def fgsm(
     eps: float = 8 / 255,
     *,
     loss: Literal["ce", "margin"] = "ce",
-    normalised_by: Normalization | None = None,
+    normalized_by: Normalization | None = None,
     amp_dtype: torch.dtype | None = None,
     chunk: int = 256,
     on_images: Progress | None = None,
@@ -60,7 +60,7 @@ def fgsm(
         model,
         batches,
         attack,
-        normalised_by=normalised_by,
+        normalized_by=normalized_by,
         amp_dtype=amp_dtype,
         chunk=chunk,
         on_images=on_images,
@@ -79,7 +79,7 @@ def pgd(
     restarts: int = 1,
     loss: Literal["ce", "margin"] = "ce",
     *,
-    normalised_by: Normalization | None = None,
+    normalized_by: Normalization | None = None,
     amp_dtype: torch.dtype | None = None,
     chunk: int = 256,
     on_images: Progress | None = None,
@@ -92,7 +92,7 @@ def pgd(
         batches,
         attack,
         seed=seed,
-        normalised_by=normalised_by,
+        normalized_by=normalized_by,
         amp_dtype=amp_dtype,
         chunk=chunk,
         on_images=on_images,
@@ -108,7 +108,7 @@ def strong_attack(
     *,
     num_steps: int = 50,
     restarts: int = 5,
-    normalised_by: Normalization | None = None,
+    normalized_by: Normalization | None = None,
     amp_dtype: torch.dtype | None = None,
     chunk: int = 256,
     on_images: Progress | None = None,
@@ -127,7 +127,7 @@ def strong_attack(
         batches,
         attack,
         seed=seed,
-        normalised_by=normalised_by,
+        normalized_by=normalized_by,
         amp_dtype=amp_dtype,
         chunk=chunk,
         on_images=on_images,
@@ -141,7 +141,7 @@ def run_attack(
     attack: Attack,
     *,
     seed: int = 0,
-    normalised_by: Normalization | None = None,
+    normalized_by: Normalization | None = None,
     amp_dtype: torch.dtype | None = None,
     chunk: int = 256,
     on_images: Progress | None = None,
@@ -159,11 +159,11 @@ def run_attack(
         raise ValueError(
             "an attack needs gradients, which torch.inference_mode() disables: call it outside"
         )
-    forward = Forward(model, normalised_by, amp_dtype)
+    forward = Forward(model, normalized_by, amp_dtype)
     starts = _start_generators(attack, seed)
     n, num_clean, num_broken = 0, 0, torch.zeros(attack.num_steps, dtype=torch.int64)
     with evaluating(model):
-        for images, labels in labeled_pixels(batches, normalised_by, model_device(model)):
+        for images, labels in labeled_pixels(batches, normalized_by, model_device(model)):
             for first in range(0, len(images), chunk):
                 x, y = images[first : first + chunk], labels[first : first + chunk]
                 with torch.no_grad():

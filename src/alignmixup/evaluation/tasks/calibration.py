@@ -73,12 +73,12 @@ def calibration(
     batches: Batches,
     *,
     num_bins: int = 15,
-    normalised_by: Normalization | None = None,
+    normalized_by: Normalization | None = None,
     amp_dtype: torch.dtype | None = None,
 ) -> list[Result]:
     """Return all measures of calibration; the settings of ECE have the diagram."""
     logits, labels = collect_logits(
-        model, batches, normalised_by=normalised_by, amp_dtype=amp_dtype
+        model, batches, normalized_by=normalized_by, amp_dtype=amp_dtype
     )
     values, diagram = calibration_metrics(logits, labels, num_bins)
     settings = {
@@ -105,7 +105,7 @@ def temperature_scaling(
     held_out: float = 0.5,
     seed: int = 0,
     num_bins: int = 15,
-    normalised_by: Normalization | None = None,
+    normalized_by: Normalization | None = None,
     amp_dtype: torch.dtype | None = None,
 ) -> list[Result]:
     """Fit one temperature on a random share of the images and measure on the rest.
@@ -114,7 +114,7 @@ def temperature_scaling(
     ``calibration`` with it, and with the suffix ``_before`` without it, on the same images.
     """
     logits, labels = collect_logits(
-        model, batches, normalised_by=normalised_by, amp_dtype=amp_dtype
+        model, batches, normalized_by=normalized_by, amp_dtype=amp_dtype
     )
     n = len(labels)
     num_fit = round(held_out * n)

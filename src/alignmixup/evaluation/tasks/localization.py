@@ -97,7 +97,7 @@ def localization(
     settings: LocalizationSettings = DEFAULT,
     layer: str | None = None,
     classifier: str | None = None,
-    normalised_by: Normalization | None = None,
+    normalized_by: Normalization | None = None,
     amp_dtype: torch.dtype | None = None,
 ) -> list[Result]:
     """Return ``gt_known_loc``, ``top1_loc``, ``maxboxacc`` and ``maxboxacc_v2``, in percent.
@@ -109,7 +109,7 @@ def localization(
     if boxes is None or not any(len(of_image) for of_image in boxes):
         raise Skipped("no image has a box")
     tally = _Tally(settings)
-    scan = Scan(model, boxes, layer, classifier, normalised_by, amp_dtype)
+    scan = Scan(model, boxes, layer, classifier, normalized_by, amp_dtype)
     for image in scan.images(batches):
         contours = level_boxes(image.heat, image.order)
         overlap = _overlap_by_level(contours, image.boxes, image.heat.shape, settings.convention)
@@ -259,11 +259,11 @@ def localize(
     settings: LocalizationSettings = DEFAULT,
     layer: str | None = None,
     classifier: str | None = None,
-    normalised_by: Normalization | None = None,
+    normalized_by: Normalization | None = None,
     amp_dtype: torch.dtype | None = None,
 ) -> list[Localized]:
     """Return what ``top1_loc`` compares, per image: CAM of the predicted class, one box."""
-    scan = Scan(model, boxes, layer, classifier, normalised_by, amp_dtype)
+    scan = Scan(model, boxes, layer, classifier, normalized_by, amp_dtype)
     return [_localized(image, settings) for image in scan.images([(x, y)], of_predicted=True)]
 
 

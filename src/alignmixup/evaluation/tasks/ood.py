@@ -50,14 +50,14 @@ def ood(
     *,
     score: str = "max_softmax",
     prior: Prior = "balanced",
-    normalised_by: Normalization | None = None,
+    normalized_by: Normalization | None = None,
     amp_dtype: torch.dtype | None = None,
 ) -> list[Result]:
     """Return every metric for each source of outliers; one pass over the ID images serves all.
 
-    Outliers are pixels, whatever ``normalised_by`` says of the ID images.
+    Outliers are pixels, whatever ``normalized_by`` says of the ID images.
     """
-    inside = predict(model, batches, normalised_by=normalised_by, amp_dtype=amp_dtype)
+    inside = predict(model, batches, normalized_by=normalized_by, amp_dtype=amp_dtype)
     results = []
     for source in outliers:
         images = source.read(len(inside))
@@ -67,7 +67,7 @@ def ood(
             outside = predict(
                 model,
                 PixelBatches(images.__iter__),
-                normalised_by=normalised_by,
+                normalized_by=normalized_by,
                 amp_dtype=amp_dtype,
             )
         except ValueError as error:

@@ -58,12 +58,12 @@ def cost_on(
     num_steps: int = 10,
     num_warmup: int = 3,
     seed: int = 0,
-    normalised_by: Normalization | None = None,
+    normalized_by: Normalization | None = None,
     amp_dtype: torch.dtype | None = None,
 ) -> list[Result]:
     """Return ``step_cost`` on the first batch, of at most 128 images."""
-    pixels, y = next(labeled_pixels(batches, normalised_by, model_device(model)))
-    x = Forward(model, normalised_by).prepared(pixels[:BATCH])
+    pixels, y = next(labeled_pixels(batches, normalized_by, model_device(model)))
+    x = Forward(model, normalized_by).prepared(pixels[:BATCH])
     how = {"mixer": mixer, "seed": seed, "amp_dtype": amp_dtype}
     return step_cost(model, x, y[:BATCH], num_steps=num_steps, num_warmup=num_warmup, **how)  # type: ignore[arg-type]
 

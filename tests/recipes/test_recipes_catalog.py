@@ -13,7 +13,7 @@ from alignmixup.experiments.batches import load_split
 from alignmixup.experiments.bench import SHAPES, bench, check_rows, write_rows
 from alignmixup.experiments.run import Sets, train
 from alignmixup.mixers.alignmixup import AlignMixup
-from alignmixup.recipes.catalogue import find_recipe, recipe_names
+from alignmixup.recipes.catalog import find_recipe, recipe_names
 from alignmixup.recipes.schema import Recipe, changed, on_data
 from alignmixup.registry import RECIPES, register_recipe
 from alignmixup.report.paper import cell_beside
@@ -204,7 +204,7 @@ def test_alignmixup_recipes_have_the_papers_settings():
     assert dict(released.cases) == {"input": 0.5, "feat": 0.25, "feat'": 0.25}
 
 
-def test_names_are_found_by_part_and_pattern_and_a_wrong_one_has_neighbours():
+def test_names_are_found_by_part_and_pattern_and_a_wrong_one_has_neighbors():
     assert "cifar10-r18-alignmixup" in recipe_names("r18-align")
     assert recipe_names("tiny-*-fast") == [n for n in NAMES if n.startswith("tiny") and "fast" in n]
     with pytest.raises(ValueError, match=r"'cifar10-r18-alinmixup'.*cifar10-r18-alignmixup"):
