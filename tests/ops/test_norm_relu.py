@@ -273,7 +273,7 @@ def test_one_launch_gives_what_two_give(shape: tuple[int, ...]) -> None:
 
 
 @pytest.mark.gpu
-def test_the_places_to_meet_are_left_as_they_were() -> None:
+def test_barriers_are_left_as_they_were() -> None:
     given = inputs((128, 128, 16, 16), torch.bfloat16)
     first = by_kernel(*given)
     graph = torch.cuda.CUDAGraph()
@@ -283,5 +283,5 @@ def test_the_places_to_meet_are_left_as_they_were() -> None:
         graph.replay()
     torch.cuda.synchronize()
     assert all(torch.equal(a, b) for a, b in zip(first, captured, strict=True))
-    places, _ = _triton_norm_relu._places(given[0].device)
-    assert not places.any()
+    barriers, _ = _triton_norm_relu._barriers(given[0].device)
+    assert not barriers.any()
