@@ -30,6 +30,11 @@ LEFT_OUT = {
     "@contextmanager": "torch.compile does not inline a context manager that is wrapped",
 }
 
+TORCH_WARNINGS = (
+    ".torch.jit.script_method. is deprecated",
+    "The .grad attribute of a Tensor that is not a leaf",
+)
+
 
 def checked_modules() -> list[str]:
     """The modules of the checked packages in which a check of shapes is possible."""
@@ -64,10 +69,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if torch.cuda.is_available():
-        return
+        # Warnings of torch 2.11 about its own compiler, not about our code.
+        marks = [pytest.mark.filterwarnings(f"ignore:{message}") for message in TORCH_WARNINGS]
+    else:
+        marks = [pytest.mark.skip(reason="needs a CUDA device")]
     for item in items:
         if item.get_closest_marker("gpu"):
-            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+            for mark in marks:
+                item.add_marker(mark)
 
 
 @pytest.fixture(autouse=True)

@@ -345,6 +345,7 @@ def test_a_distributed_network_gives_what_the_plain_one_gives(kind: str, tmp_pat
 
 
 @pytest.mark.gpu
+@pytest.mark.unchecked_shapes
 @pytest.mark.parametrize("kind", ["ae", "vae"])
 def test_a_captured_step_is_the_plain_one(kind: str) -> None:
     mixer, rng = mixer_of(kind), torch.Generator().manual_seed(0)
