@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from alignmixup.mixers.manifold_mixup import ManifoldMixup as ManifoldMixup
     from alignmixup.mixers.nomix import NoMix as NoMix
     from alignmixup.mixers.puzzlemix import PuzzleMix as PuzzleMix
+    from alignmixup.mixers.recursivemix import RecursiveMix as RecursiveMix
     from alignmixup.mixers.saliencymix import SaliencyMix as SaliencyMix
     from alignmixup.mixers.stylecutmix import StyleCutMix as StyleCutMix
     from alignmixup.mixers.stylemix import StyleMix as StyleMix
