@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -95,6 +95,11 @@ ROWS = [
         is_guided=True,
     ),
     Row("recursive", am.RecursiveMix(), mixes="history"),
+    Row("automix", am.AutoMix("layer2")),
+    Row("automix-imagenet", replace(am.AutoMix.imagenet(), layer="layer2")),
+    Row("samix", am.SAMix("layer2", rescale_prob=0.5)),
+    Row("adautomix", am.AdAutoMix("layer2"), mixes="more"),
+    Row("adautomix-pairs", replace(am.AdAutoMix.imagenet(), layer="layer2")),
 ]
 
 every_row = pytest.mark.parametrize("row", [pytest.param(row, id=row.name) for row in ROWS])
