@@ -126,6 +126,21 @@ def test_the_authors_code_restarts_at_each_epoch(is_released: bool) -> None:
     assert mixes == ([False, True] * 3 if is_released else [False, *[True] * 5])
 
 
+def test_renumbering_the_batches_renumbers_the_result() -> None:
+    s = torch.tensor([2, 0, 3, 1])
+    results = []
+    for order in (torch.arange(4), s):
+        mixer, net = attached()
+        for step in range(3):
+            x, y = images(4, seed=step)[order], labels(4)[order]
+            mixed = mixer.apply(net, x, y, draw(mixer, step))
+        results.append(mixed)
+    one, other = results
+    torch.testing.assert_close(other.logits, one.logits[s], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(other.targets, one.targets[s])
+    torch.testing.assert_close(other.extra["region"], one.extra["region"])
+
+
 def test_areas_are_uniform() -> None:
     rng, mixer = torch.Generator().manual_seed(0), RecursiveMix(alpha=0.5)
     areas = torch.stack([1 - mixer.draw(2, rng).lam for _ in range(2000)])
