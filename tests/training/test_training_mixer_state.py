@@ -131,6 +131,26 @@ def test_the_teacher_is_scored_beside_the_network(tmp_path, capsys):
     assert scalars(last)["test_teacher/top1"] == top1
 
 
+@dataclasses.dataclass(frozen=True)
+class Held(Echo):
+    """A mixer that holds another one has its module inside of its own."""
+
+    def attach(self, net, x):
+        attached = copy.copy(self)
+        inner = nn.ModuleList([nn.Identity(), State(net, x)])
+        object.__setattr__(attached, "_module", inner)
+        return attached
+
+    def apply(self, net, x, y, draw):
+        logits = net(x + self.module[1].gain)
+        return Mixed(logits, soft_targets(y, logits.shape[1]))
+
+
+def test_a_teacher_further_inside_is_scored_too(tmp_path):
+    run(tmp_path, Held())
+    assert "test_teacher" in read_ledger(tmp_path / LEDGER)[-1]
+
+
 def test_a_draw_is_given_the_share_of_training_done(tmp_path):
     Echo.progress_seen.clear()
     run(tmp_path)
@@ -148,6 +168,12 @@ def test_the_parameters_have_a_group_of_their_own(tmp_path):
         set_learning_rate(optimizer, share)
         assert own["lr"] == pytest.approx(ours)
         assert optimizer.param_groups[0]["lr"] == pytest.approx(nets)
+    assert own["min_lr"] == 0.1
+    floored = make_optimizer(net, dataclasses.replace(SETTINGS, min_lr=0.01), InputMixup())
+    set_learning_rate(floored, 0.5)
+    assert [group["lr"] for group in floored.param_groups] == [pytest.approx(0.03)]
+    with pytest.raises(ValueError, match=r"min_lr must not exceed lr \(0.05\), got 0.2"):
+        dataclasses.replace(SETTINGS, min_lr=0.2)
     adamw = dataclasses.replace(SETTINGS, optimizer="adamw")
     *_, own = make_optimizer(net, adamw, mixer).param_groups
     assert own["betas"] == (0.0, 0.999)
