@@ -33,6 +33,7 @@ class Row:
     ``is_guided`` by the network's gradient chooses its regions by images and labels: lam is a
     prior, not the share of the targets, and a rounding of the network may change a region.
     ``mixes`` a pair of the batch, more than two of it, or its history: nothing in a first step.
+    ``num_rows`` is that of the logits, where they are not one per image.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Row:
     recovers: Mapping[str, str | None] = field(default_factory=dict)
     is_guided: bool = False
     mixes: Literal["pairs", "more", "history"] = "pairs"
+    num_rows: Mapping[str, int] = field(default_factory=dict)
 
     def attached(self, net: nn.Module, x: Tensor) -> Mixer:
         """The mixer with its first parameters and state, the same ones each time."""
@@ -99,6 +101,7 @@ ROWS = [
     Row("automix-imagenet", replace(am.AutoMix.imagenet(), layer="layer2")),
     Row("samix", am.SAMix("layer2", rescale_prob=0.5)),
     Row("adautomix", am.AdAutoMix("layer2"), mixes="more"),
+    Row("multimix", am.MultiMix(num_mixes=6), {"all": None}, mixes="more", num_rows={"all": 6}),
     Row("adautomix-pairs", replace(am.AdAutoMix.imagenet(), layer="layer2")),
 ]
 

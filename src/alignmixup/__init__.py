@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from alignmixup.mixers.cutout import Cutout as Cutout
     from alignmixup.mixers.input_mixup import InputMixup as InputMixup
     from alignmixup.mixers.manifold_mixup import ManifoldMixup as ManifoldMixup
+    from alignmixup.mixers.multimix import DenseMultiMix as DenseMultiMix, MultiMix as MultiMix
     from alignmixup.mixers.nomix import NoMix as NoMix
     from alignmixup.mixers.puzzlemix import PuzzleMix as PuzzleMix
     from alignmixup.mixers.recursivemix import RecursiveMix as RecursiveMix

@@ -114,6 +114,30 @@ def tap(net: nn.Module, layer: str, action: Action | None, *args: Any) -> Iterat
         raise ValueError(_misfire(net, layer, slot.fired, is_compiled))
 
 
+class Peeked:
+    """Where ``peek`` puts the output of a layer; torch.compile traces an attribute, not a list."""
+
+    output: Tensor
+
+
+@contextmanager
+def peek(net: nn.Module, layer: str) -> Iterator[Peeked]:
+    """Hand out the output of ``layer`` in one forward pass of ``net``, which is unchanged.
+
+    with peek(net, "layer4") as peeked:
+        logits = net(x)
+    features = peeked.output
+    """
+    peeked = Peeked()
+    with tap(net, layer, _keep, peeked):
+        yield peeked
+
+
+def _keep(output: Tensor, peeked: Peeked) -> Tensor:
+    peeked.output = output
+    return output
+
+
 def _misfire(net: nn.Module, layer: str, fired: int, is_compiled: bool) -> str:
     if fired > 1:
         return (

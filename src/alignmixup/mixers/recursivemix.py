@@ -18,7 +18,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from alignmixup.contracts import Draw, Mixed, soft_cross_entropy, soft_targets
-from alignmixup.hooks import WrongOutput, check_layer_name, check_rows, tap
+from alignmixup.hooks import check_layer_name, peek
 from alignmixup.mixers.base import (
     LOSSES,
     BoxDraw,
@@ -123,11 +123,10 @@ class RecursiveMix(Stateful):
             box = box & state.is_valid(draw.restart)
             images, lam = paste(x, shrunk(state.images, rows, columns), box), shown_share(box)
             targets = blend(targets, state.targets, lam)
-        kept = _Kept()
-        with tap(net, self.layer, _keep, kept, self.layer, len(x)):
+        with peek(net, self.layer) as peeked:
             logits = net(images)
         check_logits(logits, len(x))
-        region = region_mean(kept.output, rows, columns, image_size(x))
+        region = region_mean(peeked.output, rows, columns, image_size(x))
         head = state.roi_head(region.to(state.roi_head.weight.dtype))
         before = state.logits if is_same_size else torch.zeros_like(logits)
         loss = soft_cross_entropy(head, before.softmax(1).to(head.dtype))
@@ -182,21 +181,6 @@ class History(nn.Module):
                 if name in own:
                     state[prefix + name] = own[name]
         super()._load_from_state_dict(state, prefix, *args)
-
-
-class _Kept:
-    """Where a tap puts the output of a layer; torch.compile traces an attribute, not a list."""
-
-    output: Tensor
-
-
-def _keep(output: Tensor, kept: _Kept, layer: str, batch_size: int) -> Tensor:
-    """Return the output of a layer unchanged, and keep it."""
-    check_rows(output, layer, batch_size)
-    if output.ndim != 4:
-        raise WrongOutput(f"layer {layer!r} returns {list(output.shape)}, not maps [b, c, h, w]")
-    kept.output = output
-    return output
 
 
 Bounds = tuple[Tensor, Tensor]

@@ -1,0 +1,241 @@
+"""MultiMix (Venkataramanan et al. 2023): many mixes of all embeddings of a batch, not b of pairs.
+
+    Z~ = Z Lambda,   Y~ = Y Lambda,   columns of Lambda ~ Dirichlet(alpha 1_b)
+
+Z: embeddings [d, b] before the classifier, Y: targets [k, b], Lambda: b x n with n >> b. A column
+sums to 1 and the classifier is affine, so mixing embeddings is mixing logits: no layer is tapped.
+
+The dense form mixes at each position j of the last map, with a matrix M^j of its own:
+
+    M^j = diag(a^j) Lambda^j, columns divided by their sums;   the loss is that of each position
+
+a_i: attention of image i over its positions, non-negative, with sum 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from alignmixup.contracts import Draw, Mixed, fusible, soft_targets
+from alignmixup.hooks import check_layer_name, find_layer, peek
+from alignmixup.mixers.base import (
+    LOSSES,
+    Loss,
+    Method,
+    check_alpha,
+    check_integers,
+    probabilities,
+    require,
+    sample_case,
+    sample_perm,
+    sample_share,
+    sample_unit,
+)
+from alignmixup.ops.blend import blend_with_partner, check_logits
+from alignmixup.ops.philox import dirichlet
+from alignmixup.registry import register_mixer
+
+
+@dataclass(frozen=True, slots=True)
+class SeedDraw(Draw):
+    """A draw whose weights ``apply`` makes from a seed: the host would take longer than a step."""
+
+    seed: Int[Tensor, ""]
+    concentration: Float[Tensor, ""]
+
+
+@register_mixer
+@dataclass(frozen=True)
+class MultiMix(Method):
+    """MultiMix (Venkataramanan et al. 2023): many mixes of all embeddings of a batch.
+
+    The logits have ``num_mixes`` rows instead of one per image. Half of the batches use input mixup
+    instead.
+
+    Args:
+        num_mixes: Number of mixes per batch.
+        min_alpha: The concentration of a batch is uniform from here ...
+        max_alpha: ... to here.
+        prob: Probability of mixing embeddings; otherwise input mixup.
+        alpha: Input mixup draws ``lam`` from Beta(alpha, alpha).
+        loss: ``"ce"`` for cross-entropy, ``"bce"`` for binary cross-entropy of the softmax.
+
+    Raises:
+        ValueError: If a setting is out of range.
+
+    Example:
+        ```python
+        mixer = am.MultiMix(num_mixes=1000)
+        mixer(model, x, y).loss().backward()
+        ```
+    """
+
+    num_mixes: int = 1000
+    min_alpha: float = 0.5
+    max_alpha: float = 2.0
+    prob: float = 0.5
+    alpha: float = 1.0
+    loss: Loss = "ce"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_integers(self, 1, "num_mixes")
+        for bound in (self.min_alpha, self.max_alpha):
+            check_alpha(bound)
+        if self.min_alpha > self.max_alpha:
+            raise ValueError(
+                f"min_alpha must be at most max_alpha, got {self.min_alpha} and {self.max_alpha}"
+            )
+
+    @property
+    def cases(self) -> Mapping[str, float]:
+        return probabilities({"all": self.prob, "input": 1 - self.prob})
+
+    def draw(self, batch_size: int, rng: torch.Generator, progress: float = 0.0) -> Draw:
+        case = sample_case(self.cases, rng)
+        perm, lam = sample_perm(batch_size, rng), sample_share(self.alpha, None, rng)
+        seed = torch.randint(2**62, (), generator=rng, device=rng.device)
+        width = self.max_alpha - self.min_alpha
+        concentration = self.min_alpha + width * sample_unit((), rng)
+        return SeedDraw(case, perm, lam, seed=seed, concentration=concentration)
+
+    def _mix(self, net: nn.Module, x: Tensor, y: Tensor, draw: Draw) -> Mixed:
+        if draw.case == "input":
+            return self._mixed(net(blend_with_partner(x, draw.perm, draw.lam)), y, draw)
+        logits = net(x)
+        check_logits(logits, len(x))
+        draw = require(draw, SeedDraw, self)
+        shape = (len(x), self.num_mixes)
+        weights = dirichlet(draw.seed, draw.concentration, shape, dim=0)
+        mixed = mix_columns(logits, soft_targets(y, logits.shape[1]), weights)
+        return Mixed(*mixed, {}, LOSSES[self.loss])
+
+
+@fusible
+def mix_columns(
+    logits: Float[Tensor, "b k"], targets: Float[Tensor, "b k"], weights: Float[Tensor, "b n"]
+) -> tuple[Float[Tensor, "n k"], Float[Tensor, "n k"]]:
+    """Return W' z and W' t: a mix of all rows for each column of ``weights``."""
+    dtype = torch.promote_types(logits.dtype, torch.float32)
+    with torch.autocast(logits.device.type, enabled=False):
+        mixed = weights.to(dtype).T @ logits.to(dtype)
+        return mixed.to(logits.dtype), weights.to(targets.dtype).T @ targets
+
+
+@register_mixer
+@dataclass(frozen=True)
+class DenseMultiMix(MultiMix):
+    """The dense form of MultiMix: mixes at each position of the last map, weighted by attention.
+
+    The logits have ``num_mixes`` rows per position. The network must end in average pooling of
+    ``layer`` and the linear layer ``classifier``. No gradient reaches the attention.
+
+    Args:
+        num_mixes: Number of mixes per batch and position.
+        min_alpha: The concentration of a batch is uniform from here ...
+        max_alpha: ... to here.
+        prob: Probability of mixing embeddings; otherwise input mixup.
+        alpha: Input mixup draws ``lam`` from Beta(alpha, alpha).
+        loss: ``"ce"`` for cross-entropy, ``"bce"`` for binary cross-entropy of the softmax.
+        layer: Name of the layer whose output ``[b, c, h, w]`` is pooled.
+        classifier: Name of the linear layer.
+        attention: ``"gap"`` compares each position with the mean over positions, ``"cam"`` with the
+            classifier's weights of the labels, ``"uniform"`` with nothing.
+
+    Raises:
+        ValueError: If a setting is out of range.
+
+    Example:
+        ```python
+        mixer = am.DenseMultiMix(layer="layer4", classifier="head.linear")
+        mixer(model, x, y).loss().backward()
+        ```
+    """
+
+    layer: str = "layer4"
+    classifier: str = "head.linear"
+    attention: Literal["gap", "cam", "uniform"] = "gap"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_layer_name(self.layer)
+        check_layer_name(self.classifier)
+        if self.attention not in ("gap", "cam", "uniform"):
+            raise ValueError(
+                f"unknown attention {self.attention!r}; choose 'gap', 'cam' or 'uniform'"
+            )
+
+    def _mix(self, net: nn.Module, x: Tensor, y: Tensor, draw: Draw) -> Mixed:
+        if draw.case == "input":
+            x = blend_with_partner(x, draw.perm, draw.lam)
+        # In both cases: torch.compile ignores hooks added later.
+        with peek(net, self.layer) as peeked:
+            logits = net(x)
+        if draw.case == "input":
+            return self._mixed(logits, y, draw)
+        check_logits(logits, len(x))
+        linear = self._linear(net, peeked.output)
+        targets = soft_targets(y, logits.shape[1])
+        draw = require(draw, SeedDraw, self)
+        embeddings = peeked.output.flatten(2)  # [b, c, r]
+        shape = (embeddings.shape[2], len(x), self.num_mixes)
+        weights = dirichlet(draw.seed, draw.concentration, shape, dim=1)
+        attention = self._attention(embeddings.detach(), targets, linear.weight.detach())
+        rows = embeddings.permute(2, 0, 1).to(linear.weight.dtype)
+        mixed = mix_positions(linear(rows), targets, attention, weights)
+        return Mixed(*mixed, {}, LOSSES[self.loss])
+
+    def _attention(self, embeddings: Tensor, targets: Tensor, weight: Tensor) -> Tensor:
+        if self.attention == "uniform":
+            return torch.full_like(embeddings[:, 0], 1 / embeddings.shape[2])
+        if self.attention == "gap":
+            return attend(embeddings, embeddings.float().mean(2))
+        return attend(embeddings, targets.to(weight.dtype) @ weight)
+
+    def _linear(self, net: nn.Module, output: Tensor) -> nn.Linear:
+        linear, _ = find_layer(net, self.classifier)
+        if not isinstance(linear, nn.Linear):
+            raise ValueError(
+                f"classifier {self.classifier!r} is a {type(linear).__name__}; name the linear "
+                "layer that returns the logits"
+            )
+        if output.ndim != 4 or output.shape[1] != linear.in_features:
+            raise ValueError(
+                f"layer {self.layer!r} returns {list(output.shape)}, but classifier "
+                f"{self.classifier!r} reads {linear.in_features} features: choose the layer "
+                "[b, c, h, w] that is pooled before it"
+            )
+        return linear
+
+
+def attend(embeddings: Float[Tensor, "b c r"], guide: Float[Tensor, "b c"]) -> Float[Tensor, "b r"]:
+    """Return relu(z_ij . u_i) over its sum over positions; uniform where all are zero."""
+    dtype = torch.promote_types(embeddings.dtype, torch.float32)
+    with torch.autocast(embeddings.device.type, enabled=False):
+        scores = torch.einsum("bcr,bc->br", embeddings.to(dtype), guide.to(dtype)).relu()
+    total = scores.sum(1, keepdim=True)
+    return torch.where(total > 0, scores / total, 1 / scores.shape[1])
+
+
+@fusible
+def mix_positions(
+    logits: Float[Tensor, "r b k"],
+    targets: Float[Tensor, "b k"],
+    attention: Float[Tensor, "b r"],
+    weights: Float[Tensor, "r b n"],
+) -> tuple[Float[Tensor, "m k"], Float[Tensor, "m k"]]:
+    """Return the mixes of each position, one below the other; a column of zeros is not weighted."""
+    weighted = attention.T.unsqueeze(2) * weights
+    total = weighted.sum(1, keepdim=True)
+    shares = torch.where(total > 0, weighted / total, weights)
+    dtype = torch.promote_types(logits.dtype, torch.float32)
+    with torch.autocast(logits.device.type, enabled=False):
+        mixed = torch.einsum("rbk,rbn->rnk", logits.to(dtype), shares.to(dtype))
+        labels = torch.einsum("bk,rbn->rnk", targets, shares.to(targets.dtype))
+    return mixed.flatten(0, 1).to(logits.dtype), labels.flatten(0, 1)
