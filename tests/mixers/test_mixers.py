@@ -220,6 +220,7 @@ TRACED_ALIKE = {
     *("none-bce", "input-bce", "input-per-sample", "cutmix-always", "manifold-per-sample"),
     *("align-per-sample", "align-early", "align-tol", "align-bce", "align-released"),
     *("align-attention", "saliencymix-per-sample", "puzzle-clean", "co-small-parts"),
+    *("resizemix-openmixup", "fmix-released"),
 }
 every_traced_row = pytest.mark.parametrize(
     "row",

@@ -38,7 +38,7 @@ class Method(Mixer):
         settings = vars(self)
         if self.loss not in LOSSES:
             raise ValueError(f"unknown loss {self.loss!r}; choose from {sorted(LOSSES)}")
-        if "alpha" in settings:
+        if settings.get("alpha") is not None:
             check_alpha(settings["alpha"])
         if "mean" in settings:
             check_scale(settings["mean"], settings["std"])
