@@ -30,13 +30,23 @@ class Row:
     ``recovers`` says which image a case gives back whole: ``"anchor"`` at lam = 1 (what is not
     listed), ``"partner"`` at lam = 0, or None where it changes the image at any lam. A mixer that
     ``is_guided`` by the network's gradient chooses its regions by images and labels: lam is a
-    prior, not the share of the targets, and a rounding of the network may change a region.
+    prior, not the share of the targets, and a rounding of the network may change a region. A mixer
+    that ``is_beside`` the clean loss has the logits and targets of the clean batch. ``smoothing``
+    is its label smoothing.
     """
 
     name: str
     mixer: Mixer
     recovers: Mapping[str, str | None] = field(default_factory=dict)
     is_guided: bool = False
+    is_beside: bool = False
+    smoothing: float = 0.0
+
+    def sharp(self, targets: Tensor) -> Tensor:
+        """Targets without their smoothing."""
+        if not self.smoothing:
+            return targets
+        return (targets - self.smoothing / targets.shape[1]) / (1 - self.smoothing)
 
 
 # Aligned features keep the positions of one image; in feat' that is the partner's.
@@ -79,6 +89,11 @@ ROWS = [
     Row("fmix-released", am.FMix.released()),
     Row("gridmix", am.GridMix()),
     Row("gridmix-cells", am.GridMix("cells")),
+    Row("regmixup", am.RegMixup(), is_beside=True),
+    Row("oneof", am.OneOf((am.InputMixup(), am.CutMix()), weights=(1.0, 3.0), prob=0.75)),
+    Row("oneof-deit", am.OneOf.deit(), smoothing=0.1),
+    Row("smoothed", am.LabelSmoothing(am.CutMix(), 0.2), smoothing=0.2),
+    Row("decoupled", am.Decoupled(am.InputMixup(lam_per_sample=True))),
     Row("puzzle", am.PuzzleMix(), is_guided=True),
     Row("puzzle-clean", am.PuzzleMix(clean_lam=1.0, t_size=-1, loss="ce"), is_guided=True),
     Row("co", am.CoMixup(), recovers={"4": None}, is_guided=True),
