@@ -120,7 +120,7 @@ def test_shares_are_uniform_or_beta() -> None:
 @pytest.mark.unchecked_shapes
 def test_bad_input_is_named() -> None:
     for settings, message in (
-        ({"kind": "stripes"}, "unknown kind 'stripes'; choose from"),
+        ({"grid": "stripes"}, "unknown grid 'stripes'; choose from"),
         ({"num_cells": 0}, "num_cells must be an integer >= 1, got 0"),
         ({"alpha": 0.0}, "alpha must be positive and finite, got 0.0"),
     ):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import json
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from alignmixup.contracts import Draw, Mixed, Mixer, soft_targets
+from alignmixup.experiments.plugins import plugins_of
 from alignmixup.mixers.alignmixup import AlignMixup
 from alignmixup.mixers.base import BoxDraw
 from alignmixup.mixers.cutmix import CutMix
@@ -19,6 +21,9 @@ from alignmixup.mixers.input_mixup import InputMixup
 from alignmixup.mixers.label_smoothing import LabelSmoothing
 from alignmixup.mixers.nomix import NoMix
 from alignmixup.mixers.oneof import OneOf
+from alignmixup.recipes.catalog import find_recipe
+from alignmixup.recipes.schema import Recipe
+from alignmixup.registry import imported_plugins, register_mixer
 from cases import NUM_CLASSES, TinyNet, draw_case, images, labels
 from torchvision_schemas import define_torchvision_schemas
 
@@ -265,3 +270,44 @@ def test_a_case_without_its_method_is_named(case: str) -> None:
     draw = dataclasses.replace(draw_case(OneOf(), "CutMix/cut", 6), case=case)
     with pytest.raises(ValueError, match=r"case is .*, but this mixer has .* its own draw"):
         OneOf().apply(TinyNet(), images(6), labels(6), draw)
+
+
+# ---- records -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "mixer",
+    [
+        OneOf.deit(),
+        Decoupled(LabelSmoothing(AlignMixup(weights={"feat": 2.0}), 0.2)),
+        OneOf((OneOf((InputMixup(), CutMix(0.3))), NoMix()), weights=(0.2, 0.8), until=0.5),
+    ],
+    ids=["deit", "decoupled", "nested"],
+)
+def test_a_recipe_with_wrappers_is_read_back(mixer: Mixer) -> None:
+    recipe = dataclasses.replace(find_recipe("cifar10-r18-baseline"), mixer=mixer)
+    assert Recipe.from_json(json.loads(json.dumps(recipe.to_json()))) == recipe
+    json.dumps(recipe.chosen())  # what a result records
+
+
+def test_an_inner_mixer_that_is_unknown_is_named() -> None:
+    recipe = dataclasses.replace(find_recipe("cifar10-r18-baseline"), mixer=OneOf())
+    record = json.loads(json.dumps(recipe.to_json()))
+    record["mixer"]["mixers"][1]["kind"] = "CutMixx"
+    with pytest.raises(ValueError, match="unknown mixer 'CutMixx'; did you mean 'CutMix'"):
+        Recipe.from_json(record)
+
+
+def test_a_plugin_of_an_inner_mixer_is_recorded() -> None:
+    recipe = dataclasses.replace(find_recipe("cifar10-r18-baseline"), mixer=OneOf((Scaled(),)))
+    assert Scaled.__module__ in plugins_of(recipe)
+    assert plugins_of(dataclasses.replace(recipe, mixer=OneOf())) == imported_plugins()
+
+
+def test_a_setting_that_would_hide_the_class_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"Stripes has a setting 'kind', .* choose another name"):
+
+        @register_mixer
+        @dataclasses.dataclass(frozen=True)
+        class Stripes(InputMixup):
+            kind: str = "narrow"

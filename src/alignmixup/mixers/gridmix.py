@@ -35,8 +35,8 @@ from alignmixup.mixers.base import (
 )
 from alignmixup.registry import register_mixer
 
-Kind = Literal["holes", "cells"]
-KINDS = ("holes", "cells")
+Grid = Literal["holes", "cells"]
+GRIDS = ("holes", "cells")
 LEAST, MOST = 2, 6  # squares across the crop
 LAM = {"holes": (0.1, 0.9), "cells": (0.0, 1.0)}  # the uniform shares where alpha is None
 
@@ -63,11 +63,11 @@ class GridMix(Method):
     There is one grid per batch.
 
     Args:
-        kind: ``"holes"`` is GridMixup (Dobrynin), which tables of other papers call GridMix;
+        grid: ``"holes"`` is GridMixup (Dobrynin), which tables of other papers call GridMix;
             ``"cells"`` is GridMix (Baek et al. 2021), without its local loss.
         alpha: ``lam`` is drawn from Beta(alpha, alpha); None: uniformly, from 0.1 to 0.9 for holes,
             as the author does, and from 0 to 1 for cells.
-        num_cells: Cells along a side, for ``kind="cells"``.
+        num_cells: Cells along a side, for ``grid="cells"``.
         loss: ``"ce"`` for cross-entropy, ``"bce"`` for binary cross-entropy of the softmax.
 
     Raises:
@@ -75,12 +75,12 @@ class GridMix(Method):
 
     Example:
         ```python
-        mixer = am.GridMix(kind="cells", num_cells=4)
+        mixer = am.GridMix(grid="cells", num_cells=4)
         mixer(model, x, y).loss().backward()
         ```
     """
 
-    kind: Kind = "holes"
+    grid: Grid = "holes"
     alpha: float | None = None
     num_cells: int = 4
     loss: Loss = "ce"
@@ -88,8 +88,8 @@ class GridMix(Method):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_integers(self, 1, "num_cells")
-        if self.kind not in KINDS:
-            raise ValueError(f"unknown kind {self.kind!r}; choose from {list(KINDS)}")
+        if self.grid not in GRIDS:
+            raise ValueError(f"unknown grid {self.grid!r}; choose from {list(GRIDS)}")
 
     @classmethod
     def openmixup(cls) -> GridMix:
@@ -107,16 +107,16 @@ class GridMix(Method):
     def draw(self, batch_size: int, rng: torch.Generator, progress: float = 0.0) -> Draw:
         perm = sample_perm(batch_size, rng)
         if self.alpha is None:
-            low, high = LAM[self.kind]
+            low, high = LAM[self.grid]
             lam = low + (high - low) * sample_unit((), rng)
         else:
             lam = sample_share(self.alpha, None, rng)
-        if self.kind == "holes":
+        if self.grid == "holes":
             return HolesDraw("cut", perm, lam, sample_unit((5,), rng))
         return CellsDraw("cut", perm, lam, sample_perm(self.num_cells**2, rng))
 
     def _mix(self, net: nn.Module, x: Tensor, y: Tensor, draw: Draw) -> Mixed:
-        if self.kind == "holes":
+        if self.grid == "holes":
             mask = holes(require(draw, HolesDraw, self).crop, draw.lam, image_size(x))
         else:
             order = require(draw, CellsDraw, self).order
