@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import shutil
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from alignmixup.contracts import Draw
+from alignmixup.contracts import Draw, fusing
 from cases import NUM_CLASSES, ROWS, Row, TinyNet, draw_case, images, labels
 
 # One box for the batch, at the peak of the first partner.
@@ -86,3 +89,26 @@ def test_labels_have_the_share_of_the_pixels(row: Row, size: tuple[int, int]) ->
         draw = dataclasses.replace(draw, perm=torch.tensor([1, 2, 0]))
         mixed = row.mixer.apply(Recorder(), x, torch.arange(3), draw)
         torch.testing.assert_close(mixed.logits, row.sharp(mixed.targets), atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.unchecked_shapes
+@pytest.mark.filterwarnings("ignore")  # the compiler's own, on old processors
+@pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None, reason="no C++ compiler")
+@pytest.mark.parametrize(
+    "name", ["resizemix", "smoothmix", "fmix", "fmix-released", "gridmix", "gridmix-cells"]
+)
+def test_fused_masks_are_the_plain_ones(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a compiled step the masks are computed by generated code."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    torch.compiler.reset()
+    (row,) = [row for row in ROWS if row.name == name]
+    draw, x = draw_case(row.mixer, "cut", 6), images(6)
+    plain, fused = Recorder(), Recorder()
+    one = row.mixer.apply(plain, x, labels(6) % 3, draw)
+    with fusing():
+        other = row.mixer.apply(fused, x, labels(6) % 3, draw)
+    torch.testing.assert_close(fused.seen, plain.seen)
+    torch.testing.assert_close(other.targets, one.targets)

@@ -4,10 +4,14 @@ import dataclasses
 
 import pytest
 
+from alignmixup.datasets import shapes
+from alignmixup.experiments.load import load_run
+from alignmixup.experiments.run import Sets, train
 from alignmixup.mixers.fmix import FMix
 from alignmixup.mixers.nomix import NoMix
 from alignmixup.recipes.catalog import find_recipe, recipe_names
 from alignmixup.recipes.mixups import METHODS, Entry, mixups
+from alignmixup.training.ledger import LEDGER, read_ledger
 
 DATA = ("cifar10", "cifar100", "tiny")
 
@@ -48,3 +52,18 @@ def test_a_method_may_have_training_settings_of_its_own(monkeypatch):
     assert made["cifar10-r18-own-fast"].train.lr == 0.05
     assert made["cifar10-r18-fmix-fast"].train.lr == 0.1
     assert "cifar10-r18-own" not in recipe_names()
+
+
+def test_mixing_ends_at_its_share_of_training_and_the_run_opens_again(tmp_path):
+    recipe = find_recipe("cifar10-r18-oneof").shrunk()
+    mixer = dataclasses.replace(recipe.mixer, until=0.5)
+    settings = dataclasses.replace(recipe.train, epochs=2)
+    recipe = dataclasses.replace(recipe, mixer=mixer, train=settings)
+    sets = Sets(shapes("train", 12), shapes("test", 4))
+    train(recipe, tmp_path / "run", sets=sets, quiet=True)
+    events = read_ledger(tmp_path / "run" / LEDGER)
+    first, second = (event for event in events if "loss" in event)
+    assert sum(first["cases"].values()) == sum(second["cases"].values()) == 3
+    assert "clean" not in {case for case, count in first["cases"].items() if count}
+    assert {case for case, count in second["cases"].items() if count} == {"clean"}
+    assert load_run(tmp_path / "run").recipe.mixer == mixer

@@ -15,21 +15,20 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from jaxtyping import Bool, Complex, Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from alignmixup.contracts import Draw, Mixed
+from alignmixup.contracts import Draw, Mixed, fusible
 from alignmixup.mixers.base import (
     Loss,
     Method,
     check_nonnegative,
     image_size,
-    paste,
+    paste_partner,
     require,
     sample_perm,
     sample_share,
     sample_unit,
-    shown_share,
 )
 from alignmixup.registry import register_mixer
 
@@ -111,15 +110,19 @@ class FMix(Method):
         draw = require(draw, FourierDraw, self)
         make = isotropic_spectrum if self.spectrum == "isotropic" else released_spectrum
         spectrum = make(draw.noise, self.decay, image_size(x))
-        hidden = ~largest(low_frequency_image(spectrum, x.shape[3]), draw.lam, draw.coin)
-        lam = shown_share(hidden) if self.correct_lam else draw.lam
-        return self._mixed(net(paste(x, x[draw.perm], hidden)), y, draw, lam)
+        shown = largest(low_frequency_image(spectrum, x.shape[3]), draw.lam, draw.coin)
+        mixed, lam = paste_partner(x, draw.perm, ~shown)
+        return self._mixed(net(mixed), y, draw, lam if self.correct_lam else draw.lam)
 
 
+@fusible
 def isotropic_spectrum(
     noise: Float[Tensor, "32 17 2"], decay: float, size: tuple[int, int]
-) -> Complex[Tensor, "h half"]:
-    """Return the paper's spectrum: noise that falls with the frequency in all directions."""
+) -> Float[Tensor, "h half 2"]:
+    """Return the paper's spectrum: noise that falls with the frequency in all directions.
+
+    The last axis has real and imaginary parts: the compiler has no complex numbers.
+    """
     height, width = size
     spectrum = noise.new_zeros(height, width // 2 + 1, 2)
     right = min(width // 2, LOWEST) + 1
@@ -129,12 +132,13 @@ def isotropic_spectrum(
     ky = torch.fft.fftfreq(height, device=noise.device)
     kx = torch.fft.rfftfreq(width, device=noise.device)
     scale = _amplitude(ky[:, None] ** 2 + kx**2, decay, size)
-    return torch.view_as_complex(spectrum * scale.unsqueeze(-1))
+    return spectrum * scale.unsqueeze(-1)
 
 
+@fusible
 def released_spectrum(
     noise: Float[Tensor, "32 17 2"], decay: float, size: tuple[int, int]
-) -> Complex[Tensor, "h half"]:
+) -> Float[Tensor, "h half 2"]:
     """Return S[k1, k2] = p0[k1, k2] s(0, k1) + i p1[k1, k2] s(1 / H, k1), for k2 = 0 and 1 only.
 
     p0 and p1 are the noise of rows 0 and 1, s the amplitude.
@@ -147,16 +151,16 @@ def released_spectrum(
     spectrum = noise.new_zeros(height, width // 2 + 1, 2)
     columns = min(2, width // 2 + 1)
     spectrum[:num, :columns] = torch.stack(parts, dim=-1)[:, :columns]
-    return torch.view_as_complex(spectrum)
+    return spectrum
 
 
 def _amplitude(squared: Tensor, decay: float, size: tuple[int, int]) -> Tensor:
     return squared.sqrt().clamp(min=1 / max(size)).pow(-decay)
 
 
-def low_frequency_image(spectrum: Complex[Tensor, "h half"], width: int) -> Float[Tensor, "h w"]:
+def low_frequency_image(spectrum: Float[Tensor, "h half 2"], width: int) -> Float[Tensor, "h w"]:
     """Return irfft2 of a spectrum that need not be Hermitian, equal on every device."""
-    half = torch.view_as_real(torch.fft.ifft(spectrum, dim=0)).clone()
+    half = torch.view_as_real(torch.fft.ifft(torch.view_as_complex(spectrum), dim=0)).clone()
     # Columns that are their own mirror image are real. numpy and torch drop the rest on a CPU; for
     # cuFFT the result would be undefined.
     half[:, 0, 1] = 0
@@ -166,6 +170,7 @@ def low_frequency_image(spectrum: Complex[Tensor, "h half"], width: int) -> Floa
     return image
 
 
+@fusible
 def largest(
     image: Float[Tensor, "h w"], lam: Float[Tensor, ""], coin: Float[Tensor, ""]
 ) -> Bool[Tensor, "h w"]:

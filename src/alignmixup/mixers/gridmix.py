@@ -20,18 +20,17 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from alignmixup.contracts import Draw, Mixed
+from alignmixup.contracts import Draw, Mixed, fusible
 from alignmixup.mixers.base import (
     Loss,
     Method,
     check_integers,
     image_size,
-    paste,
+    paste_partner,
     require,
     sample_perm,
     sample_share,
     sample_unit,
-    shown_share,
 )
 from alignmixup.registry import register_mixer
 
@@ -126,9 +125,11 @@ class GridMix(Method):
                     "use its own draw()"
                 )
             mask = cells(order, draw.lam, self.num_cells, image_size(x))
-        return self._mixed(net(paste(x, x[draw.perm], mask)), y, draw, shown_share(mask))
+        mixed, lam = paste_partner(x, draw.perm, mask)
+        return self._mixed(net(mixed), y, draw, lam)
 
 
+@fusible
 def holes(
     crop: Float[Tensor, " 5"], lam: Float[Tensor, ""], size: tuple[int, int]
 ) -> Bool[Tensor, "h w"]:
@@ -154,6 +155,7 @@ def _lattice(
     return (at >= 0) & (at < length) & (at.remainder(pitch) < hole)
 
 
+@fusible
 def cells(
     order: Int[Tensor, " cells"], lam: Float[Tensor, ""], num_cells: int, size: tuple[int, int]
 ) -> Bool[Tensor, "h w"]:

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from alignmixup.contracts import Draw, Mixed
+from alignmixup.contracts import Draw, Mixed, fusible
 from alignmixup.mixers.base import (
     BoxDraw,
     Loss,
@@ -84,34 +84,47 @@ class ResizeMix(Method):
 
     def _mix(self, net: nn.Module, x: Tensor, y: Tensor, draw: Draw) -> Mixed:
         draw = require(draw, BoxDraw, self)
-        tau = (1 - draw.lam).sqrt()
-        spans = [
-            self._span(draw.center[..., axis], tau, side) for axis, side in enumerate(image_size(x))
-        ]
-        (in_rows, rows), (in_columns, columns) = spans
-        box = in_rows.unsqueeze(-1) & in_columns.unsqueeze(-2)
-        small = gather_pixels(x[draw.perm], rows, columns)
-        # The anchor is pasted into the copy: the result has its memory layout.
-        return self._mixed(net(paste(small, x, ~box)), y, draw, shown_share(box))
+        image_size(x)  # raises unless x is a batch of images
+        mixed, lam = resize_mix(x, draw.perm, draw.lam, draw.center, self.place == "clipped")
+        return self._mixed(net(mixed), y, draw, lam)
 
-    def _span(
-        self, center: Float[Tensor, "*b"], tau: Float[Tensor, ""], side: int
-    ) -> tuple[Bool[Tensor, "*b n"], Int[Tensor, "*b n"]]:
-        """Return which pixels along one axis are in the box, and the partner's pixel for each."""
-        at, length = (center * side).floor(), (tau * side).floor()
-        half = (length / 2).floor()
-        if self.place == "clipped":
-            low, high = (at - half).clamp(min=0), (at + half).clamp(max=side)
-            step = side / (high - low).clamp(min=1)
-        else:
-            high = ((at - half).clamp(min=0) + length).clamp(max=side)
-            low = high - length
-            # The factor given, not side / length, which skips up to two pixels more at 32.
-            step = (1 / tau.clamp(min=1e-6)).expand_as(low)
-        positions = torch.arange(side, device=center.device, dtype=center.dtype)
-        low, high, step = (t.unsqueeze(-1) for t in (low, high, step))
-        source = ((positions - low) * step).floor().clamp(0, side - 1)
-        return (positions >= low) & (positions < high), source.long()
+
+@fusible
+def resize_mix(
+    x: Float[Tensor, "b c h w"],
+    perm: Int[Tensor, " b"],
+    lam: Float[Tensor, ""],
+    center: Float[Tensor, "*b 2"],
+    is_clipped: bool,
+) -> tuple[Float[Tensor, "b c h w"], Float[Tensor, "*b"]]:
+    """Return the mixed images and the anchor's share of the pixels."""
+    tau = (1 - lam).sqrt()
+    (in_rows, rows), (in_columns, columns) = (
+        _span(center[..., axis], tau, x.shape[2 + axis], is_clipped) for axis in (0, 1)
+    )
+    box = in_rows.unsqueeze(-1) & in_columns.unsqueeze(-2)
+    # The anchor is pasted into the copy: the result has its memory layout.
+    return paste(gather_pixels(x[perm], rows, columns), x, ~box), shown_share(box)
+
+
+def _span(
+    center: Float[Tensor, "*b"], tau: Float[Tensor, ""], side: int, is_clipped: bool
+) -> tuple[Bool[Tensor, "*b n"], Int[Tensor, "*b n"]]:
+    """Return which pixels along one axis are in the box, and the partner's pixel for each."""
+    at, length = (center * side).floor(), (tau * side).floor()
+    half = (length / 2).floor()
+    if is_clipped:
+        low, high = (at - half).clamp(min=0), (at + half).clamp(max=side)
+        step = side / (high - low).clamp(min=1)
+    else:
+        high = ((at - half).clamp(min=0) + length).clamp(max=side)
+        low = high - length
+        # The factor given, not side / length, which skips up to two pixels more at 32.
+        step = (1 / tau.clamp(min=1e-6)).expand_as(low)
+    positions = torch.arange(side, device=center.device, dtype=center.dtype)
+    low, high, step = (t.unsqueeze(-1) for t in (low, high, step))
+    source = ((positions - low) * step).floor().clamp(0, side - 1)
+    return (positions >= low) & (positions < high), source.long()
 
 
 def gather_pixels(

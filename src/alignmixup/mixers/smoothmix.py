@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from alignmixup.contracts import Draw, Mixed, fusible
@@ -96,10 +96,26 @@ class SmoothMix(Method):
 
     def _mix(self, net: nn.Module, x: Tensor, y: Tensor, draw: Draw) -> Mixed:
         draw = require(draw, SmoothDraw, self)
-        weight = (1 - draw.lam) * gaussian(draw.center, draw.spread, image_size(x))
-        partner = weight.mean()
+        image_size(x)  # raises unless x is a batch of images
+        mixed, partner = smooth_mix(x, draw.perm, draw.lam, draw.center, draw.spread)
         lam = 1 - partner if self.labels == "shown" else partner
-        return self._mixed(net(blend_pixels(x, draw.perm, weight)), y, draw, lam)
+        return self._mixed(net(mixed), y, draw, lam)
+
+
+@fusible
+def smooth_mix(
+    x: Float[Tensor, "b c h w"],
+    perm: Int[Tensor, " b"],
+    lam: Float[Tensor, ""],
+    center: Float[Tensor, " 2"],
+    spread: Float[Tensor, ""],
+) -> tuple[Float[Tensor, "b c h w"], Float[Tensor, ""]]:
+    """Return the mixed images and the partner's share of the pixels."""
+    weight = (1 - lam) * gaussian(center, spread, (x.shape[2], x.shape[3]))
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    # lerp is exact where the weight is 0: the anchor comes back bit for bit.
+    mixed = torch.lerp(wide, wide[perm], weight.to(wide.dtype)).to(x.dtype)
+    return mixed, weight.mean()
 
 
 def gaussian(
@@ -115,13 +131,3 @@ def _bell(center: Tensor, sigma: Tensor, side: int) -> Float[Tensor, " n"]:
     at = (side - 1) / 2 + (center * side).floor() - side // 2
     positions = torch.arange(side, device=center.device, dtype=center.dtype)
     return torch.exp(-((positions - at) ** 2) / (2 * sigma * sigma))
-
-
-@fusible
-def blend_pixels(
-    x: Float[Tensor, "b c h w"], perm: Tensor, weight: Float[Tensor, "h w"]
-) -> Float[Tensor, "b c h w"]:
-    """Interpolate each pixel with the partner's, whose share is ``weight``."""
-    wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    # lerp is exact where the weight is 0: the anchor comes back bit for bit.
-    return torch.lerp(wide, wide[perm], weight.to(wide.dtype)).to(x.dtype)
