@@ -111,9 +111,9 @@ def test_the_label_is_the_number_of_cells(num_own: int) -> None:
 def test_shares_are_uniform_or_beta() -> None:
     rng = torch.Generator().manual_seed(0)
     for mixer, low, high in ((GridMix(), 0.1, 0.9), (GridMix("cells"), 0.0, 1.0)):
-        lams = torch.stack([mixer.draw(2, rng).lam for _ in range(1000)])
-        assert low <= lams.min() < low + 0.02
-        assert high - 0.02 < lams.max() <= high
+        lams = torch.stack([mixer.draw(2, rng).lam for _ in range(300)])
+        assert low <= lams.min() < low + 0.05
+        assert high - 0.05 < lams.max() <= high
     assert GridMix.openmixup().alpha == 0.2
 
 

@@ -173,7 +173,7 @@ def test_a_draw_touches_no_global_chance(row: Row) -> None:
 @every_row
 def test_cases_occur_with_their_probability(row: Row) -> None:
     """Chi-square at one in ten thousand, from a fixed seed."""
-    rng, num_draws = torch.Generator().manual_seed(0), 900
+    rng, num_draws = torch.Generator().manual_seed(0), 900 if len(row.mixer.cases) > 1 else 20
     counts = dict.fromkeys(row.mixer.cases, 0)
     for _ in range(num_draws):
         counts[row.mixer.draw(2, rng).case] += 1
@@ -228,7 +228,8 @@ TRACED_ALIKE = {
     *("none-bce", "input-bce", "input-per-sample", "cutmix-always", "manifold-per-sample"),
     *("align-per-sample", "align-early", "align-tol", "align-bce", "align-released"),
     *("align-attention", "saliencymix-per-sample", "puzzle-clean", "co-small-parts"),
-    *("resizemix-openmixup", "fmix-released", "oneof-deit", "smoothed"),
+    *("resizemix-openmixup", "smoothmix", "fmix", "fmix-released", "gridmix", "gridmix-cells"),
+    *("oneof-deit", "smoothed", "decoupled"),
 }
 every_traced_row = pytest.mark.parametrize(
     "row",

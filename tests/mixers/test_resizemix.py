@@ -113,11 +113,11 @@ def test_a_constant_partner_gives_a_constant_box() -> None:
 
 def test_sides_are_uniform_in_the_scope_and_boxes_per_sample() -> None:
     rng = torch.Generator().manual_seed(0)
-    taus = torch.stack([(1 - ResizeMix().draw(2, rng).lam).sqrt() for _ in range(2000)])
-    assert 0.1 - 1e-5 <= taus.min() < 0.11
-    assert 0.79 < taus.max() <= 0.8 + 1e-5
+    taus = torch.stack([(1 - ResizeMix().draw(2, rng).lam).sqrt() for _ in range(600)])
+    assert 0.1 - 1e-5 <= taus.min() < 0.12
+    assert 0.78 < taus.max() <= 0.8 + 1e-5
     counts = torch.histc(taus, 5, 0.1, 0.8)
-    assert ((counts - 400).square() / 400).sum() < 23.5  # chi-square, one in ten thousand
+    assert ((counts - 120).square() / 120).sum() < 23.5  # chi-square, one in ten thousand
     assert ResizeMix().draw(5, rng).center.shape == (5, 2)
     assert ResizeMix.openmixup().draw(5, rng).center.shape == (2,)
 
