@@ -31,9 +31,10 @@ class Row:
     ``recovers`` says which image a case gives back whole: ``"anchor"`` at lam = 1 (what is not
     listed), ``"partner"`` at lam = 0, or None where it changes the image at any lam. A mixer that
     ``is_guided`` by the network's gradient chooses its regions by images and labels: lam is a
-    prior, not the share of the targets, and a rounding of the network may change a region.
-    ``mixes`` a pair of the batch, more than two of it, or its history: nothing in a first step.
-    ``num_rows`` is that of the logits, where they are not one per image.
+    prior, not the share of the targets, and a rounding of the network may change a region. A mixer
+    that ``is_beside`` the clean loss has the logits and targets of the clean batch. ``smoothing``
+    is its label smoothing. ``mixes`` a pair of the batch, more than two of it, or its history:
+    nothing in a first step. ``num_rows`` is that of the logits, where they are not one per image.
     """
 
     name: str
@@ -42,6 +43,8 @@ class Row:
     is_guided: bool = False
     mixes: Literal["pairs", "more", "history"] = "pairs"
     num_rows: Mapping[str, int] = field(default_factory=dict)
+    is_beside: bool = False
+    smoothing: float = 0.0
 
     def attached(self, net: nn.Module, x: Tensor) -> Mixer:
         """The mixer with its first parameters and state, the same ones each time."""
@@ -52,6 +55,12 @@ class Row:
     def apply(self, net: nn.Module, x: Tensor, y: Tensor, draw: Draw) -> Mixed:
         """Apply the mixer in its first step."""
         return self.attached(net, x).apply(net, x, y, draw)
+
+    def sharp(self, targets: Tensor) -> Tensor:
+        """Targets without their smoothing."""
+        if not self.smoothing:
+            return targets
+        return (targets - self.smoothing / targets.shape[1]) / (1 - self.smoothing)
 
 
 # Aligned features keep the positions of one image; in feat' that is the partner's.
@@ -87,6 +96,18 @@ ROWS = [
     Row("saliencymix-per-sample", am.SaliencyMix(prob=1.0, saliency="per_sample")),
     Row("stylemix", am.StyleMix(STYLE), recovers={"style": None}),
     Row("stylecutmix", am.StyleCutMix(STYLE)),
+    Row("resizemix", am.ResizeMix()),
+    Row("resizemix-openmixup", am.ResizeMix.openmixup()),
+    Row("smoothmix", am.SmoothMix()),
+    Row("fmix", am.FMix()),
+    Row("fmix-released", am.FMix.released()),
+    Row("gridmix", am.GridMix()),
+    Row("gridmix-cells", am.GridMix("cells")),
+    Row("regmixup", am.RegMixup(), is_beside=True),
+    Row("oneof", am.OneOf((am.InputMixup(), am.CutMix()), weights=(1.0, 3.0), prob=0.75)),
+    Row("oneof-deit", am.OneOf.deit(), smoothing=0.1),
+    Row("smoothed", am.LabelSmoothing(am.CutMix(), 0.2), smoothing=0.2),
+    Row("decoupled", am.Decoupled(am.InputMixup(lam_per_sample=True))),
     Row("puzzle", am.PuzzleMix(), is_guided=True),
     Row("puzzle-clean", am.PuzzleMix(clean_lam=1.0, t_size=-1, loss="ce"), is_guided=True),
     Row("co", am.CoMixup(), recovers={"4": None}, is_guided=True),

@@ -37,14 +37,22 @@ if TYPE_CHECKING:
     from alignmixup.mixers.comixup import CoMixup as CoMixup
     from alignmixup.mixers.cutmix import CutMix as CutMix
     from alignmixup.mixers.cutout import Cutout as Cutout
+    from alignmixup.mixers.decoupled import Decoupled as Decoupled
+    from alignmixup.mixers.fmix import FMix as FMix
+    from alignmixup.mixers.gridmix import GridMix as GridMix
     from alignmixup.mixers.input_mixup import InputMixup as InputMixup
+    from alignmixup.mixers.label_smoothing import LabelSmoothing as LabelSmoothing
     from alignmixup.mixers.manifold_mixup import ManifoldMixup as ManifoldMixup
     from alignmixup.mixers.multimix import DenseMultiMix as DenseMultiMix, MultiMix as MultiMix
     from alignmixup.mixers.nomix import NoMix as NoMix
+    from alignmixup.mixers.oneof import OneOf as OneOf
     from alignmixup.mixers.puzzlemix import PuzzleMix as PuzzleMix
     from alignmixup.mixers.recursivemix import RecursiveMix as RecursiveMix
+    from alignmixup.mixers.regmixup import RegMixup as RegMixup
+    from alignmixup.mixers.resizemix import ResizeMix as ResizeMix
     from alignmixup.mixers.saliencymix import SaliencyMix as SaliencyMix
     from alignmixup.mixers.samix import SAMix as SAMix
+    from alignmixup.mixers.smoothmix import SmoothMix as SmoothMix
     from alignmixup.mixers.stylecutmix import StyleCutMix as StyleCutMix
     from alignmixup.mixers.stylemix import StyleMix as StyleMix
     from alignmixup.models.zoo import NetSpec as NetSpec

@@ -184,6 +184,9 @@ def register_mixer(mixer: type[T]) -> type[T]:
     Returns:
         The class.
 
+    Raises:
+        ValueError: If another mixer has that name, or a setting is called ``kind``.
+
     Example:
         ```python
         from dataclasses import dataclass
@@ -198,6 +201,11 @@ def register_mixer(mixer: type[T]) -> type[T]:
         assert am.GentleMixup().alpha == 0.1
         ```
     """
+    if "kind" in getattr(mixer, "__dataclass_fields__", {}):
+        raise ValueError(
+            f"{mixer.__name__} has a setting 'kind', which is the name of the class in run.json: "
+            "choose another name"
+        )
     MIXERS.add(mixer.__name__, mixer)
     return mixer
 

@@ -50,8 +50,14 @@ def test_a_whole_share_gives_the_image_back(row: Row, case: str) -> None:
     recovered = row.recovers.get(case, "anchor")
     if recovered == "anchor":
         mixed = row.apply(net, x, labels(6), with_lam(draw, 1.0))
-        assert torch.equal(mixed.logits, plain)
-        assert torch.equal(mixed.targets, one_hot)
+        if row.is_beside:  # batch norm sees the batch twice, and rounds its mean differently
+            torch.testing.assert_close(mixed.logits, plain, atol=1e-12, rtol=1e-12)
+        else:
+            assert torch.equal(mixed.logits, plain)
+        if row.smoothing:
+            torch.testing.assert_close(row.sharp(mixed.targets), one_hot)
+        else:
+            assert torch.equal(mixed.targets, one_hot)
     elif recovered == "partner":
         mixed = row.apply(net, x, labels(6), with_lam(draw, 0.0))
         # The rows of a matrix product may round differently where they lie elsewhere.
@@ -69,11 +75,13 @@ def test_a_share_in_between_mixes(row: Row, case: str) -> None:
     net, x = TinyNet().double(), images(6, dtype=torch.float64)
     draw = with_lam(draw_case(row.mixer, case, 6), 0.4)
     mixed = row.apply(net, x, labels(6), draw)
-    assert torch.equal(mixed.logits, net(x)) == (case == "clean" or row.mixes == "history")
-    if case not in ("clean", "cut") and row.mixes == "pairs":
+    kind = case.rpartition("/")[2]
+    assert torch.equal(mixed.logits, net(x)) == (kind == "clean" or row.mixes == "history")
+    if kind not in ("clean", "cut") and row.mixes == "pairs":
+        share = 1.0 if row.is_beside else 0.4
         expected = torch.eye(NUM_CLASSES)[labels(6)]
-        expected = 0.4 * expected + 0.6 * expected[draw.perm]
-        torch.testing.assert_close(mixed.targets, expected)
+        expected = share * expected + (1 - share) * expected[draw.perm]
+        torch.testing.assert_close(row.sharp(mixed.targets), expected)
 
 
 @pytest.mark.parametrize("batch_size", [1, 3])
@@ -106,7 +114,7 @@ def test_soft_labels_mix_in_the_shares_of_hard_ones(row: Row, case: str) -> None
     soft = torch.randn(NUM_CLASSES, NUM_CLASSES, generator=rng).softmax(1)
     shares = row.apply(TinyNet(), x, torch.arange(NUM_CLASSES), draw).targets
     mixed = row.apply(TinyNet(), x, soft, draw).targets
-    torch.testing.assert_close(mixed, shares @ soft)
+    torch.testing.assert_close(row.sharp(mixed), row.sharp(shares) @ soft)
 
 
 @every_case
@@ -166,7 +174,7 @@ def test_a_draw_touches_no_global_chance(row: Row) -> None:
 @every_row
 def test_cases_occur_with_their_probability(row: Row) -> None:
     """Chi-square at one in ten thousand, from a fixed seed."""
-    rng, num_draws = torch.Generator().manual_seed(0), 900
+    rng, num_draws = torch.Generator().manual_seed(0), 900 if len(row.mixer.cases) > 1 else 20
     counts = dict.fromkeys(row.mixer.cases, 0)
     for _ in range(num_draws):
         counts[row.mixer.draw(2, rng).case] += 1
@@ -222,6 +230,8 @@ TRACED_ALIKE = {
     *("align-per-sample", "align-early", "align-tol", "align-bce", "align-released"),
     *("align-attention", "saliencymix-per-sample", "puzzle-clean", "co-small-parts"),
     *("automix-imagenet", "samix", "adautomix-pairs"),
+    *("resizemix-openmixup", "smoothmix", "fmix", "fmix-released", "gridmix", "gridmix-cells"),
+    *("oneof-deit", "smoothed", "decoupled"),
 }
 every_traced_row = pytest.mark.parametrize(
     "row",

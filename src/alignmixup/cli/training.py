@@ -48,7 +48,7 @@ class Recipes:
 
     def __call__(self) -> None:
         from alignmixup.recipes.catalog import find_recipe, recipe_names
-        from alignmixup.report import paper
+        from alignmixup.report import others, paper
 
         if self.table is not None:
             _print_paper_table(self.table, self.pattern)
@@ -56,7 +56,11 @@ class Recipes:
         names = recipe_names(self.pattern)
         if not names:
             raise ValueError(f"no recipe matches {self.pattern!r}; 'alignmixup recipes' lists all")
-        table = Table("recipe", "epochs", "batch", "mixer", "published top-1 error", box=None)
+        columns = ["recipe", "epochs", "batch", "mixer", "published top-1 error"]
+        quoted = {name: others.quoted_beside(find_recipe(name).key) for name in names}
+        if any(quoted.values()):
+            columns.append("top-1 error elsewhere")
+        table = Table(*columns, box=None)
         for name in names:
             recipe = find_recipe(name)
             cell, located = (paper.cell_beside(recipe.key, m) for m in ("top1_error", "top1_loc"))
@@ -68,10 +72,13 @@ class Recipes:
                 str(recipe.train.epochs),
                 str(recipe.train.batch_size),
                 type(recipe.mixer).__name__,
-                figure,
+                *[figure, others.quotation(quoted[name])][: len(columns) - 4],
             )
         print_table(table)
         print("published: in the paper, on its own schedule (not that of -fast)")
+        for source in dict.fromkeys(q.source for figures in quoted.values() for q in figures):
+            about = others.SOURCES[source]
+            print(f"elsewhere, {about.name}: {about.where}; {about.protocol}")
         print(f"tables of the paper, for --table: {', '.join(paper.TABLES)}")
 
 

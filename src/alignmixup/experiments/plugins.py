@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from alignmixup.recipes.catalog import find_recipe
+from alignmixup.recipes.records import held_mixers
 from alignmixup.recipes.schema import Recipe
 from alignmixup.registry import import_plugin, imported_plugins, plugin_module, suggestion
 
@@ -47,13 +48,14 @@ def import_recorded(names: Iterable[str], run: Path) -> None:
 
 
 def plugins_of(recipe: Recipe) -> tuple[str, ...]:
-    """Return what to import before this recipe is read again: plugins, and its mixer's module.
+    """Return what to import before this recipe is read again: plugins, and its mixers' modules.
 
     A script that is being run cannot be imported without running it again: it is left out.
     """
-    home = type(recipe.mixer).__module__
-    is_ours = home == "__main__" or home.startswith(("alignmixup.", "alignmixup_plugin_"))
-    return tuple(dict.fromkeys([*imported_plugins(), *([] if is_ours else [home])]))
+    homes = [type(mixer).__module__ for mixer in held_mixers(recipe.mixer)]
+    ours = ("alignmixup.", "alignmixup_plugin_")
+    others = [home for home in homes if home != "__main__" and not home.startswith(ours)]
+    return tuple(dict.fromkeys([*imported_plugins(), *others]))
 
 
 def _stem(plugin: str) -> str:

@@ -15,10 +15,18 @@ from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from alignmixup.contracts import Criterion, Draw, Mixed, Mixer, soft_cross_entropy, softmax_bce
+from alignmixup.contracts import (
+    Criterion,
+    Draw,
+    Mixed,
+    Mixer,
+    fusible,
+    soft_cross_entropy,
+    softmax_bce,
+)
 from alignmixup.ops.blend import check_logits, mixed_targets
 
 Loss = Literal["ce", "bce"]
@@ -38,7 +46,7 @@ class Method(Mixer):
         settings = vars(self)
         if self.loss not in LOSSES:
             raise ValueError(f"unknown loss {self.loss!r}; choose from {sorted(LOSSES)}")
-        if "alpha" in settings:
+        if settings.get("alpha") is not None:
             check_alpha(settings["alpha"])
         if "mean" in settings:
             check_scale(settings["mean"], settings["std"])
@@ -295,6 +303,14 @@ def paste(
 ) -> Float[Tensor, "b c h w"]:
     """Return ``other`` inside the box and ``x`` outside; one box per batch or per sample."""
     return torch.where(box.expand(len(x), *box.shape[-2:]).unsqueeze(1), other, x)
+
+
+@fusible
+def paste_partner(
+    x: Float[Tensor, "b c h w"], perm: Int[Tensor, " b"], mask: Bool[Tensor, "*b h w"]
+) -> tuple[Float[Tensor, "b c h w"], Float[Tensor, "*b"]]:
+    """Return the partner inside the mask and ``x`` outside, and the share of ``x``."""
+    return paste(x, x[perm], mask), shown_share(mask)
 
 
 def image_size(x: Tensor) -> tuple[int, int]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, get_type_hints
 
 from alignmixup.checking import check_kind
+from alignmixup.contracts import Mixer
+from alignmixup.registry import MIXERS, suggestion
 
 
 def read_record(kind: Any, record: Mapping[str, Any]) -> Any:
@@ -22,9 +24,43 @@ def read_record(kind: Any, record: Mapping[str, Any]) -> Any:
     return kind(**values)
 
 
-def _with_tuples(value: Any) -> Any:
-    """JSON has no tuples; no setting is a list."""
+def plain(value: Any) -> Any:
+    """Return a setting as JSON can hold it; a mixer is its settings and the name of its class."""
+    if isinstance(value, Mixer):
+        fields = dataclasses.fields(value)  # type: ignore[arg-type]
+        settings = {f.name: plain(getattr(value, f.name)) for f in fields}
+        return {**settings, "kind": type(value).__name__}
     if isinstance(value, dict):
+        return {name: plain(inner) for name, inner in value.items()}
+    return tuple(map(plain, value)) if isinstance(value, tuple) else value
+
+
+def read_mixer(record: Mapping[str, Any]) -> Mixer:
+    """Return the mixer of a record that ``plain`` made."""
+    kind = record["kind"]
+    if kind not in MIXERS:
+        hint = suggestion(kind, list(MIXERS))
+        raise ValueError(f"unknown mixer {kind!r}{hint} (--plugin MODULE registers others)")
+    settings = {name: value for name, value in record.items() if name != "kind"}
+    mixer: Mixer = read_record(MIXERS[kind], settings)
+    return mixer
+
+
+def held_mixers(mixer: Mixer) -> Iterator[Mixer]:
+    """Yield the mixer and every mixer among its settings."""
+    yield mixer
+    for field in dataclasses.fields(mixer):  # type: ignore[arg-type]
+        value = getattr(mixer, field.name)
+        for inner in value if isinstance(value, tuple) else (value,):
+            if isinstance(inner, Mixer):
+                yield from held_mixers(inner)
+
+
+def _with_tuples(value: Any) -> Any:
+    """JSON has no tuples; no setting is a list. An object with a ``kind`` is a mixer."""
+    if isinstance(value, dict):
+        if isinstance(value.get("kind"), str):
+            return read_mixer(value)
         return {name: _with_tuples(inner) for name, inner in value.items()}
     return tuple(map(_with_tuples, value)) if isinstance(value, list) else value
 

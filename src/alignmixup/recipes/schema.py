@@ -18,8 +18,8 @@ from alignmixup.checking import check_kind
 from alignmixup.contracts import Mixer, RecipeKey
 from alignmixup.datasets.folder import absolute
 from alignmixup.models.zoo import NetSpec
-from alignmixup.recipes.records import default_of, read_record, with_block
-from alignmixup.registry import MIXERS, suggestion
+from alignmixup.recipes.records import default_of, plain, read_mixer, read_record, with_block
+from alignmixup.registry import suggestion
 from alignmixup.training.settings import FREE_SETTINGS, TrainSettings
 
 PARTS = ("data", "net", "mixer", "train")
@@ -184,7 +184,7 @@ class Recipe:
     def to_json(self) -> dict[str, Any]:
         """Return every setting as plain values."""
         record = dataclasses.asdict(self)
-        record["mixer"]["kind"] = type(self.mixer).__name__
+        record["mixer"] = plain(self.mixer)
         return record
 
     def chosen(self) -> dict[str, object]:
@@ -203,7 +203,7 @@ class Recipe:
                     setting.name in UNTRAINED or value in PLAIN.get(setting.name, ())
                 )
                 if not is_left and value != default_of(setting):
-                    found[f"{part}.{setting.name}"] = value
+                    found[f"{part}.{setting.name}"] = plain(value)
         if self.phases:
             found["phases"] = [dataclasses.asdict(phase) for phase in self.phases]
         return found
@@ -211,18 +211,14 @@ class Recipe:
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Self:
         """Read what ``to_json`` returned; an unknown setting raises a ``ValueError``."""
-        mixer = dict(record["mixer"])
-        kind = mixer.pop("kind")
-        if kind not in MIXERS:
-            hint = suggestion(kind, list(MIXERS))
-            raise ValueError(f"unknown mixer {kind!r}{hint} (--plugin MODULE registers others)")
-        mixer_class = MIXERS[kind]
+        mixer = read_mixer(record["mixer"])
         trained = {"data.name": record["data"]["name"], "net.name": record["net"]["name"]}
+        trained["mixer"] = type(mixer).__name__
         return cls(
-            key=RecipeKey.from_record(record, {**trained, "mixer": kind}, record.get("name", "")),
+            key=RecipeKey.from_record(record, trained, record.get("name", "")),
             data=read_record(DataSpec, record["data"]),
             net=read_record(NetSpec, with_block(record["net"])),
-            mixer=read_record(mixer_class, mixer),
+            mixer=mixer,
             train=read_record(TrainSettings, record["train"]),
             phases=tuple(read_record(Phase, phase) for phase in record.get("phases", ())),
             base=RecipeKey(**record["base"]) if record.get("base") else None,

@@ -3,8 +3,9 @@
 A table has one row per method and one column per data and network, out-of-distribution source or
 metric, with its unit. A cell reads ``3.02 +/- 0.08, n=3 (2.95)`` (with a proper sign): mean and
 standard deviation over three seeds, then in brackets what the paper prints; one seed has neither
-spread nor n. Data, networks and methods that the paper does not know have their own names. Results
-with different settings are never averaged (see ``folding``).
+spread nor n. Data, networks and methods that the paper does not know have their own names; what
+others published for them stands in the notes, with its source. Results with different settings are
+never averaged (see ``folding``).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
 from alignmixup.contracts import RecipeKey, Result
-from alignmixup.report import paper
+from alignmixup.report import others, paper
 from alignmixup.report.folding import SHORT, Column, Folded, RecipeSettings, Row, fold
 from alignmixup.report.measures import ACCURACIES, KINDS, Measure
 from alignmixup.report.render import Table
@@ -68,6 +69,8 @@ def table(
     ]
     shown = ("Method", *_column_labels(columns))
     notes = _notes(kind, which, columns, folded)
+    if kind == "accuracy":
+        notes += _quoted_notes(rows, columns)
     return Table(_full_title(title, kind, which, columns), shown, tuple(body), tuple(notes))
 
 
@@ -94,13 +97,13 @@ def _place(name: str, known: Mapping[str, str]) -> tuple[int, str]:
 
 def _row_order(row: Row) -> tuple[object, ...]:
     labels = [_place(label, paper.LABELS) for label in row.labels]
-    return (*_place(row.method, paper.METHODS), labels, row.settings)
+    return (*_place(row.method, {**paper.METHODS, **others.METHODS}), labels, row.settings)
 
 
 def _row_label(row: Row) -> str:
     extra = [paper.LABELS.get(label, label) for label in row.labels]
     extra += [f"{key}={value}" if value else key for key, value in row.settings]
-    name = paper.METHODS.get(row.method, row.method)
+    name = {**others.METHODS, **paper.METHODS}.get(row.method, row.method)
     return f"{name} ({', '.join(extra)})" if extra else name
 
 
@@ -166,6 +169,20 @@ def _notes(kind: str, which: str, columns: Sequence[Column], folded: Folded) -> 
     if folded.num_repeated:
         notes.append(f"{folded.num_repeated} repeated measurements: the newest of each is shown.")
     return notes
+
+
+def _quoted_notes(rows: Iterable[Row], columns: Sequence[Column]) -> list[str]:
+    """Quote what others published for the methods that are not in the paper, with its source."""
+    quoted: dict[str, None] = {}
+    for row in sorted(rows, key=_row_order):
+        for column in columns:
+            key = RecipeKey(column.data, column.network, row.method).labeled(*row.labels)
+            if row.method in others.METHODS and (figures := others.quoted_beside(key)):
+                where = f"{others.METHODS[row.method]}, {_pair(column.data, column.network)}"
+                quoted[f"{where}: {others.quotation(figures)}"] = None
+    if not quoted:
+        return []
+    return [f"Published by others, with another network and schedule: {'. '.join(quoted)}."]
 
 
 def _log_notes(columns: Sequence[Column]) -> list[str]:

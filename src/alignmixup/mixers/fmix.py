@@ -1,0 +1,181 @@
+"""FMix (Harris et al. 2020): threshold a random low-frequency image; show lam of the anchor.
+
+    S(ky, kx) = (a + i b) / max(f, 1 / max(H, W))^d     f = sqrt((ky / H)^2 + (kx / W)^2)
+    g = irfft2(S),  M = 1 on the num largest of g,  x~ = M x + (1 - M) x',  lam = num / (H W)
+
+a, b ~ N(0, 1) and num is lam0 H W, rounded up or down by a coin. The draw has noise for
+ky = -16..15 and kx = 0..16, which is exact up to 32 x 32 pixels; in larger images the frequencies
+above are zero, which changes less than 0.5 % of the pixels of a mask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from alignmixup.contracts import Draw, Mixed, fusible
+from alignmixup.mixers.base import (
+    Loss,
+    Method,
+    check_nonnegative,
+    image_size,
+    paste_partner,
+    require,
+    sample_perm,
+    sample_share,
+    sample_unit,
+)
+from alignmixup.registry import register_mixer
+
+Spectrum = Literal["isotropic", "released"]
+SPECTRA = ("isotropic", "released")
+LOWEST = 16  # |ky| and kx up to here
+
+
+@dataclass(frozen=True, slots=True)
+class FourierDraw(Draw):
+    """A draw with the noise of the spectrum (real and imaginary parts) and a coin in [0, 1).
+
+    Row r of the noise is the frequency ky = r - 16, its columns are kx = 0..16.
+    """
+
+    noise: Float[Tensor, "32 17 2"]
+    coin: Float[Tensor, ""]
+
+
+@register_mixer
+@dataclass(frozen=True)
+class FMix(Method):
+    """FMix (Harris et al. 2020): masks of arbitrary shape from low-frequency noise.
+
+    There is one mask per batch.
+
+    Args:
+        alpha: The area of the anchor is ``lam`` from Beta(alpha, alpha).
+        decay: Power by which the amplitude of a frequency falls.
+        spectrum: ``"isotropic"`` is the paper; for ``"released"`` see that preset.
+        correct_lam: Take the share of the labels from the mask; False takes the drawn ``lam``,
+            which differs by less than one pixel.
+        loss: ``"ce"`` for cross-entropy, ``"bce"`` for binary cross-entropy of the softmax.
+
+    Raises:
+        ValueError: If a setting is out of range.
+
+    Example:
+        ```python
+        mixer = am.FMix(alpha=1.0)
+        mixer(model, x, y).loss().backward()
+        ```
+    """
+
+    alpha: float = 1.0
+    decay: float = 3.0
+    spectrum: Spectrum = "isotropic"
+    correct_lam: bool = True
+    loss: Loss = "ce"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_nonnegative(self, "decay")
+        if self.spectrum not in SPECTRA:
+            raise ValueError(f"unknown spectrum {self.spectrum!r}; choose from {list(SPECTRA)}")
+
+    @classmethod
+    def released(cls) -> FMix:
+        """Return the released code with its defect, which OpenMixup has as well.
+
+        It indexes rows where it means real and imaginary parts. So the masks have only 0 and 1
+        cycles along a row of pixels, and all non-negative frequencies along a column: regions are
+        far smoother horizontally. Labels have the drawn share.
+        """
+        return cls(spectrum="released", correct_lam=False)
+
+    @property
+    def cases(self) -> Mapping[str, float]:
+        return {"cut": 1.0}
+
+    def draw(self, batch_size: int, rng: torch.Generator, progress: float = 0.0) -> Draw:
+        perm = sample_perm(batch_size, rng)
+        lam = sample_share(self.alpha, None, rng)
+        shape = (2 * LOWEST, LOWEST + 1, 2)
+        noise = torch.randn(shape, generator=rng, device=rng.device)
+        return FourierDraw("cut", perm, lam, noise, sample_unit((), rng))
+
+    def _mix(self, net: nn.Module, x: Tensor, y: Tensor, draw: Draw) -> Mixed:
+        draw = require(draw, FourierDraw, self)
+        make = isotropic_spectrum if self.spectrum == "isotropic" else released_spectrum
+        spectrum = make(draw.noise, self.decay, image_size(x))
+        shown = largest(low_frequency_image(spectrum, x.shape[3]), draw.lam, draw.coin)
+        mixed, lam = paste_partner(x, draw.perm, ~shown)
+        return self._mixed(net(mixed), y, draw, lam if self.correct_lam else draw.lam)
+
+
+@fusible
+def isotropic_spectrum(
+    noise: Float[Tensor, "32 17 2"], decay: float, size: tuple[int, int]
+) -> Float[Tensor, "h half 2"]:
+    """Return the paper's spectrum: noise that falls with the frequency in all directions.
+
+    The last axis has real and imaginary parts: the compiler has no complex numbers.
+    """
+    height, width = size
+    spectrum = noise.new_zeros(height, width // 2 + 1, 2)
+    right = min(width // 2, LOWEST) + 1
+    down, up = min((height + 1) // 2, LOWEST), min(height // 2, LOWEST)
+    spectrum[:down, :right] = noise[LOWEST : LOWEST + down, :right]
+    spectrum[height - up :, :right] = noise[LOWEST - up : LOWEST, :right]
+    ky = torch.fft.fftfreq(height, device=noise.device)
+    kx = torch.fft.rfftfreq(width, device=noise.device)
+    scale = _amplitude(ky[:, None] ** 2 + kx**2, decay, size)
+    return spectrum * scale.unsqueeze(-1)
+
+
+@fusible
+def released_spectrum(
+    noise: Float[Tensor, "32 17 2"], decay: float, size: tuple[int, int]
+) -> Float[Tensor, "h half 2"]:
+    """Return S[k1, k2] = p0[k1, k2] s(0, k1) + i p1[k1, k2] s(1 / H, k1), for k2 = 0 and 1 only.
+
+    p0 and p1 are the noise of rows 0 and 1, s the amplitude.
+    """
+    height, width = size
+    num = min(width // 2 + 1, LOWEST + 1, height)
+    kx = torch.arange(num, device=noise.device) / width
+    s0, s1 = (_amplitude(kx**2 + ky**2, decay, size) for ky in (0.0, 1 / height))
+    parts = noise[LOWEST, :num] * s0[:, None], noise[LOWEST + 1, :num] * s1[:, None]
+    spectrum = noise.new_zeros(height, width // 2 + 1, 2)
+    columns = min(2, width // 2 + 1)
+    spectrum[:num, :columns] = torch.stack(parts, dim=-1)[:, :columns]
+    return spectrum
+
+
+def _amplitude(squared: Tensor, decay: float, size: tuple[int, int]) -> Tensor:
+    return squared.sqrt().clamp(min=1 / max(size)).pow(-decay)
+
+
+def low_frequency_image(spectrum: Float[Tensor, "h half 2"], width: int) -> Float[Tensor, "h w"]:
+    """Return irfft2 of a spectrum that need not be Hermitian, equal on every device."""
+    half = torch.view_as_real(torch.fft.ifft(torch.view_as_complex(spectrum), dim=0)).clone()
+    # Columns that are their own mirror image are real. numpy and torch drop the rest on a CPU; for
+    # cuFFT the result would be undefined.
+    half[:, 0, 1] = 0
+    if width % 2 == 0:
+        half[:, -1, 1] = 0
+    image: Tensor = torch.fft.irfft(torch.view_as_complex(half), n=width, dim=1)
+    return image
+
+
+@fusible
+def largest(
+    image: Float[Tensor, "h w"], lam: Float[Tensor, ""], coin: Float[Tensor, ""]
+) -> Bool[Tensor, "h w"]:
+    """Return where the lam h w largest values are, a number rounded up or down by the coin."""
+    wanted = lam * image.numel()
+    num = torch.where(coin < 0.5, wanted.floor(), wanted.ceil())
+    rank = image.flatten().argsort(descending=True, stable=True).argsort()
+    return (rank < num).view(image.shape)

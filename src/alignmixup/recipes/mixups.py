@@ -1,0 +1,68 @@
+"""Methods that the AlignMixup paper does not compare with, on the data and networks of its table.
+
+    alignmixup train cifar100-r18-fmix           the schedule of the AlignMixup paper
+    alignmixup train cifar100-r18-fmix-fast      300 epochs, cosine, weight decay 5e-4
+
+``METHODS`` is the table: a method is one line, with its settings for each data set. The schedules
+are those of the other recipes, so that methods differ in nothing else; what their own papers and
+OpenMixup published (``report/others.py``) has other networks and schedules.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from alignmixup.contracts import Mixer, RecipeKey
+from alignmixup.mixers.cutmix import CutMix
+from alignmixup.mixers.decoupled import Decoupled
+from alignmixup.mixers.fmix import FMix
+from alignmixup.mixers.gridmix import GridMix
+from alignmixup.mixers.input_mixup import InputMixup
+from alignmixup.mixers.label_smoothing import LabelSmoothing
+from alignmixup.mixers.nomix import NoMix
+from alignmixup.mixers.oneof import OneOf
+from alignmixup.mixers.regmixup import RegMixup
+from alignmixup.mixers.resizemix import ResizeMix
+from alignmixup.mixers.smoothmix import SmoothMix
+from alignmixup.recipes.classification import NETWORKS, SCHEDULES, both_schedules
+from alignmixup.recipes.schema import DataSpec, Recipe
+from alignmixup.registry import register_recipe
+
+NETWORK = "r18"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A method: its mixer for a data set, and training settings in which it differs."""
+
+    make: Callable[[str], Mixer]
+    settings: Mapping[str, object] = field(default_factory=dict)
+
+
+# By method and variant. alpha of RegMixup is the authors' on CIFAR, and that of CIFAR-100 on Tiny.
+METHODS: dict[tuple[str, str], Entry] = {
+    ("labelsmoothing", ""): Entry(lambda data: LabelSmoothing(NoMix(), 0.1)),
+    ("oneof", ""): Entry(lambda data: OneOf.deit()),
+    ("resizemix", ""): Entry(lambda data: ResizeMix()),
+    ("fmix", ""): Entry(lambda data: FMix()),
+    ("fmix", "released"): Entry(lambda data: FMix.released()),
+    ("smoothmix", ""): Entry(lambda data: SmoothMix()),
+    ("smoothmix", "openmixup"): Entry(lambda data: SmoothMix.openmixup()),
+    ("gridmix", ""): Entry(lambda data: GridMix()),
+    ("regmixup", ""): Entry(lambda data: RegMixup(alpha=20.0 if data == "cifar10" else 10.0)),
+    ("decoupled", ""): Entry(lambda data: Decoupled(InputMixup())),
+    ("decoupled", "cutmix"): Entry(lambda data: Decoupled(CutMix())),
+}
+
+
+@register_recipe
+def mixups() -> Iterator[Recipe]:
+    """Every method of the table on CIFAR-10, CIFAR-100 and Tiny-ImageNet, on both schedules."""
+    net, _ = NETWORKS[NETWORK]
+    for data, schedule in SCHEDULES.items():
+        for (method, variant), entry in METHODS.items():
+            key = RecipeKey(data, NETWORK, method, variant)
+            train = dataclasses.replace(schedule, **entry.settings)  # type: ignore[arg-type]
+            yield from both_schedules(Recipe(key, DataSpec(data), net, entry.make(data), train))

@@ -1,0 +1,164 @@
+"""FMix against numpy's Fourier transform of the same noise, and its laws."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, strategies as st
+from torch import Tensor, nn
+
+from alignmixup.mixers.fmix import (
+    FMix,
+    FourierDraw,
+    isotropic_spectrum,
+    largest,
+    low_frequency_image,
+    released_spectrum,
+)
+
+SIZES = [(32, 32), (16, 16), (7, 9), (5, 12), (12, 5), (1, 1), (2, 3)]
+
+
+class Recorder(nn.Module):
+    """A network that keeps what it is shown."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen = x
+        return x.flatten(2).mean(2)
+
+
+def noise_of(seed: int) -> Tensor:
+    return torch.randn(32, 17, 2, generator=torch.Generator().manual_seed(seed))
+
+
+def image_of(noise: Tensor, size: tuple[int, int], decay: float = 3.0) -> np.ndarray:
+    """The paper's formula, frequency by frequency."""
+    height, width = size
+    spectrum = np.zeros((height, width // 2 + 1), dtype=complex)
+    for row in range(height):
+        ky = row if row < (height + 1) // 2 else row - height
+        for kx in range(width // 2 + 1):
+            f = max(np.hypot(ky / height, kx / width), 1 / max(size))
+            a, b = noise[ky + 16, kx].tolist()
+            spectrum[row, kx] = complex(a, b) / f**decay
+    return np.fft.irfft2(spectrum, size)
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_the_image_is_numpys(size: tuple[int, int]) -> None:
+    noise = noise_of(0)
+    ours = low_frequency_image(isotropic_spectrum(noise, 3.0, size), size[1])
+    theirs = torch.from_numpy(image_of(noise, size)).float()
+    torch.testing.assert_close(ours, theirs, atol=1e-4 * float(theirs.abs().max()), rtol=0)
+
+
+@pytest.mark.parametrize("size", [(32, 32), (16, 16), (12, 8)], ids=str)
+def test_the_released_image_is_a_transform_of_the_wrong_axis(size: tuple[int, int]) -> None:
+    """Scale noise [ky, kx, re/im] by frequency, then take rows 0 and 1 for real and imaginary."""
+    height, width = size
+    noise = noise_of(1)
+    field = noise[16:, : width // 2 + 1].double().numpy().copy()  # ky = 0, 1, ...
+    for ky in range(len(field)):
+        for kx in range(field.shape[1]):
+            field[ky, kx] /= max(np.hypot(ky / height, kx / width), 1 / max(size)) ** 3
+    theirs = torch.from_numpy(np.fft.irfftn(field[0] + 1j * field[1], size, (0, 1))).float()
+    ours = low_frequency_image(released_spectrum(noise, 3.0, size), width)
+    torch.testing.assert_close(ours, theirs, atol=1e-4 * float(theirs.abs().max()), rtol=0)
+
+
+def energy_beyond_one_cycle(make, axis: int, size: tuple[int, int] = (32, 32)) -> float:
+    """Share of the energy in more than one cycle along ``axis`` of the images of 40 noises."""
+    total = beyond = 0.0
+    for seed in range(40):
+        image = low_frequency_image(make(noise_of(seed), 3.0, size), size[1]).double()
+        power = torch.fft.fft(image - image.mean(), dim=axis).abs().square()
+        power = power.movedim(axis, 0)
+        total += float(power.sum())
+        beyond += float(power[2:-1].sum())
+    return beyond / total
+
+
+def test_energy_is_the_same_along_both_axes_but_not_in_the_released_code() -> None:
+    along_rows, along_columns = (energy_beyond_one_cycle(isotropic_spectrum, a) for a in (1, 0))
+    assert 0.005 < along_rows < 0.2
+    assert 1 / 3 < along_rows / along_columns < 3
+    # The defect: along a row of pixels there are 0 and 1 cycles, and nothing else.
+    assert energy_beyond_one_cycle(released_spectrum, 1) < 1e-10
+    assert energy_beyond_one_cycle(released_spectrum, 0) > 1e-3
+
+
+def test_the_mask_has_the_largest_values() -> None:
+    rng = torch.Generator().manual_seed(0)
+    for lam, coin, num in ((0.37, 0.2, 23), (0.37, 0.7, 24), (0.5, 0.9, 32), (1.0, 0.9, 64)):
+        image = torch.randn(8, 8, generator=rng)
+        mask = largest(image, torch.tensor(lam), torch.tensor(coin))
+        assert int(mask.sum()) == num
+        if num < 64:
+            assert image[mask].min() > image[~mask].max()
+
+
+@given(low=st.floats(0, 1, width=32), high=st.floats(0, 1, width=32), seed=st.integers(0, 99))
+def test_masks_of_one_noise_are_nested(low: float, high: float, seed: int) -> None:
+    low, high = sorted((low, high))
+    image = low_frequency_image(isotropic_spectrum(noise_of(seed), 3.0, (16, 16)), 16)
+    small, large = (largest(image, torch.tensor(v), torch.tensor(0.0)) for v in (low, high))
+    assert not (small & ~large).any()
+
+
+def test_ties_leave_the_number_exact() -> None:
+    mask = largest(torch.zeros(6, 6), torch.tensor(0.25), torch.tensor(0.0))
+    assert int(mask.sum()) == 9
+    assert mask.flatten()[:9].all()
+
+
+@pytest.mark.parametrize(("mixer", "label"), [(FMix(), 96 / 256), (FMix.released(), 0.377)])
+def test_the_label_is_the_mask_or_in_the_preset_what_was_drawn(mixer: FMix, label: float) -> None:
+    draw = FourierDraw(
+        "cut", torch.tensor([1, 0]), torch.tensor(0.377), noise_of(3), torch.tensor(0.2)
+    )
+    x = torch.eye(2, 3)[:, :, None, None].expand(2, 3, 16, 16).contiguous()
+    mixed = mixer.apply(Recorder(), x, torch.arange(2), draw)
+    assert mixed.targets[0, 0] == pytest.approx(label, abs=1e-7)
+    assert mixed.logits[0, 0] == 96 / 256
+
+
+def test_autocast_does_not_touch_the_mask() -> None:
+    x, draw = torch.rand(4, 3, 24, 24), FMix().draw(4, torch.Generator().manual_seed(0))
+    wide, narrow = Recorder(), Recorder()
+    FMix().apply(wide, x, torch.arange(3).repeat(2)[:4], draw)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        FMix().apply(narrow, x, torch.arange(3).repeat(2)[:4], draw)
+    assert torch.equal(wide.seen, narrow.seen)
+
+
+def test_higher_frequencies_than_drawn_hardly_matter() -> None:
+    """At 64 pixels: noise up to 32 cycles moves well under 1 % of the pixels of a mask."""
+    moved = []
+    for seed in range(5):
+        rng = np.random.default_rng(seed)
+        full = rng.standard_normal((64, 33, 2))
+        ky, kx = np.fft.fftfreq(64)[:, None], np.fft.rfftfreq(64)
+        scale = np.maximum(np.hypot(ky, kx), 1 / 64) ** -3.0
+        theirs = np.fft.irfft2((full[..., 0] + 1j * full[..., 1]) * scale, (64, 64))
+        low = np.concatenate([full[-16:, :17], full[:16, :17]])
+        noise = torch.from_numpy(low).float()
+        ours = low_frequency_image(isotropic_spectrum(noise, 3.0, (64, 64)), 64)
+        half = torch.tensor(0.5)
+        one, other = (largest(g, half, half) for g in (ours, torch.from_numpy(theirs).float()))
+        moved.append(float((one != other).float().mean()))
+    assert max(moved) < 0.005
+
+
+@pytest.mark.unchecked_shapes
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"alpha": 0.0}, "alpha must be positive and finite, got 0.0"),
+        ({"decay": -1.0}, "decay must be >= 0 and finite, got -1.0"),
+        ({"spectrum": "pink"}, "unknown spectrum 'pink'; choose from"),
+    ],
+)
+def test_bad_settings_are_named(settings: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        FMix(**settings)

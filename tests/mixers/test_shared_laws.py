@@ -1,0 +1,114 @@
+"""Laws of the methods that mix within the batch, on every row of ``cases.py`` they hold for."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from alignmixup.contracts import Draw, fusing
+from cases import NUM_CLASSES, ROWS, Row, TinyNet, draw_case, images, labels
+
+# One box for the batch, at the peak of the first partner.
+BY_THE_FIRST_SAMPLE = ("saliencymix",)
+# The style network reads its weights from a file, on a real device.
+STYLED = ("stylemix", "stylecutmix")
+
+unguided = [(row, case) for row in ROWS for case in row.mixer.cases if not row.is_guided]
+
+
+def rows(*left_out: str) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize(
+        ("row", "case"),
+        [pytest.param(r, c, id=f"{r.name}-{c}") for r, c in unguided if r.name not in left_out],
+    )
+
+
+def renumbered(draw: Draw, order: Tensor) -> Draw:
+    """The same draw for the batch x[order]: what belongs to a sample moves with it."""
+    tensors = {
+        name: t[order] if t.ndim and len(t) == len(order) else t
+        for name, t in draw.tensors().items()
+    }
+    tensors["perm"] = order.argsort()[draw.perm[order]]
+    return draw.with_tensors(tensors)
+
+
+@rows(*BY_THE_FIRST_SAMPLE)
+def test_the_order_of_the_batch_does_not_matter(row: Row, case: str) -> None:
+    net, x, y = TinyNet().double(), images(7, dtype=torch.float64), labels(7)
+    order = torch.randperm(7, generator=torch.Generator().manual_seed(4))
+    draw = draw_case(row.mixer, case, 7)
+    one = row.mixer.apply(net, x, y, draw)
+    other = row.mixer.apply(net, x[order], y[order], renumbered(draw, order))
+    torch.testing.assert_close(other.logits, one.logits[order], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(other.targets, one.targets[order])
+    torch.testing.assert_close(other.loss(), one.loss(), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.unchecked_shapes
+@rows(*STYLED)
+def test_a_step_reads_no_value(row: Row, case: str) -> None:
+    """Without values (on torch's meta device) all runs: nothing would wait for a GPU."""
+    net, x, y = TinyNet().to("meta"), images(6).to("meta"), labels(6).to("meta")
+    mixed = row.mixer.apply(net, x, y, draw_case(row.mixer, case, 6))
+    mixed.loss().backward()
+    assert mixed.logits.is_meta
+    assert mixed.targets.shape == (6, NUM_CLASSES)
+
+
+class Recorder(nn.Module):
+    """A network that keeps what it is shown, and gives the mean color as logits."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen = x
+        return x.flatten(2).mean(2)
+
+
+by_area = [
+    pytest.param(row, id=row.name)
+    for row in ROWS
+    if "cut" in row.mixer.cases
+    and getattr(row.mixer, "correct_lam", True)
+    and row.name not in ("cutout", "stylecutmix")
+]
+
+
+@pytest.mark.parametrize("size", [(16, 16), (9, 14)])
+@pytest.mark.parametrize("row", by_area)
+def test_labels_have_the_share_of_the_pixels(row: Row, size: tuple[int, int]) -> None:
+    """Image i is of color i alone, so the mean color of a sample is its target."""
+    x = torch.eye(3)[:, :, None, None].expand(3, 3, *size).contiguous()
+    for seed in range(8):
+        draw = draw_case(row.mixer, "cut", 3, seed)
+        draw = dataclasses.replace(draw, perm=torch.tensor([1, 2, 0]))
+        mixed = row.mixer.apply(Recorder(), x, torch.arange(3), draw)
+        torch.testing.assert_close(mixed.logits, row.sharp(mixed.targets), atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.unchecked_shapes
+@pytest.mark.filterwarnings("ignore")  # the compiler's own, on old processors
+@pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None, reason="no C++ compiler")
+@pytest.mark.parametrize(
+    "name", ["resizemix", "smoothmix", "fmix", "fmix-released", "gridmix", "gridmix-cells"]
+)
+def test_fused_masks_are_the_plain_ones(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a compiled step the masks are computed by generated code."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    torch.compiler.reset()
+    (row,) = [row for row in ROWS if row.name == name]
+    draw, x = draw_case(row.mixer, "cut", 6), images(6)
+    plain, fused = Recorder(), Recorder()
+    one = row.mixer.apply(plain, x, labels(6) % 3, draw)
+    with fusing():
+        other = row.mixer.apply(fused, x, labels(6) % 3, draw)
+    torch.testing.assert_close(fused.seen, plain.seen)
+    torch.testing.assert_close(other.targets, one.targets)
