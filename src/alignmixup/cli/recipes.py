@@ -83,14 +83,14 @@ def _print_recipes(names: Sequence[str], tables: Mapping[str, str]) -> None:
     for table, group in groupby(chosen, lambda name: tables.get(name, "")):
         rows = [*group]
         width = max(map(len, rows))
-        print()
         _print_wrapped("", f"{table}: {paper.TABLES[table]}" if table else OTHERS)
         print(f"  {'recipe':<{width}}  epochs  batch  published")
         for name in rows:
             recipe = find_recipe(name)
             facts = f"{recipe.train.epochs:>6}  {recipe.train.batch_size:>5}"
             print(f"  {name:<{width}}  {facts}  {_published(recipe)}".rstrip())
-    print("\npublished: top-1 error (%), unless named, on the schedule of the paper")
+        print()
+    print("published: top-1 error (%), unless named, on the schedule of the paper")
 
 
 def _published(recipe: Recipe) -> str:

@@ -62,7 +62,7 @@ class Train:
     limit: int | None = None
     """A trial on this many training images, and at most as many test images."""
     init_from: Path | None = None
-    """Folder of a run whose weights to start from; a head for other classes is drawn anew."""
+    """Folder of a run whose weights to start from; a head for other classes is new."""
     extend: bool = False
     """Train the finished run in --out for more epochs: --train.epochs is its new length."""
     logger: UseAppendAction[tuple[str, ...]] = ()
