@@ -113,6 +113,15 @@ def test_errors_are_one_clear_line(capsys, tmp_path, args, named):
     assert "Traceback" not in err
 
 
+def test_a_misspelt_run_suggests_those_beside_it(capsys, tmp_path):
+    (tmp_path / "first").mkdir()
+    (tmp_path / "first" / "run.json").write_text("{}")
+    (tmp_path / "frist2").mkdir()  # no run
+    status, _, err = call(capsys, "evaluate", str(tmp_path / "frist"))
+    assert status == 1
+    assert err.endswith(f"is not the folder of a run; did you mean {tmp_path / 'first'}?\n")
+
+
 def test_debug_shows_the_trace():
     with pytest.raises(ValueError, match="unknown recipe"):
         main(["train", "cifar10-r18-alignmix", "--debug"])
