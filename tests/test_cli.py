@@ -78,6 +78,24 @@ def test_recipes_lists_the_published_figure(capsys):
         (["data", "check", "mnist"], "unknown data set 'mnist'"),
         (["data", "sell", "mnist"], "unknown data command 'sell'"),
         (["figure", "mona-lisa"], "unknown figure 'mona-lisa'"),
+        (["figure", "methds"], "did you mean 'methods'"),
+        (["--json", "doctor"], "flags come after the command: alignmixup doctor --json"),
+        (["doctor", "--jsn"], "unknown flag '--jsn' of 'alignmixup doctor'; did you mean --json?"),
+        (["evaluate", "--taks", "accuracy"], "did you mean --tasks"),
+        (["predict", "run", "cat.png", "--topk=3"], "did you mean --top?"),
+        (["data", "fetch", "cifar10", "--mirror", "x"], "unknown flag '--mirror'"),
+        (["train", "cifar10-r18-cutmix", "--lr", "0.1"], "did you mean --train.lr?"),
+        (["train", "cifar10-r18-cutmix", "--batch_size", "8"], "did you mean --train.batch-size?"),
+        (["sweep", "cifar10-r18-cutmix", "--epochs", "8"], "did you mean --train.epochs?"),
+        (["train", "cifar10-r18-cutmix", "runs/a"], "'alignmixup train' does not take 'runs/a'"),
+        (["train"], "RECIPE"),
+        (["evaluate"], "RUN"),
+        (["export", "run"], "PATH"),
+        (["recipes", "cifar10-r18-alinmixup"], "did you mean 'cifar10-r18-alignmixup'"),
+        (["bench", "cifar10-r18-alinmixup"], "did you mean 'cifar10-r18-alignmixup'"),
+        (["recipes", "--table", "abation"], "did you mean 'ablation'"),
+        (["data", "fetch", "cifar-10"], "did you mean 'cifar10'"),
+        (["train", "cifar10-r18-cutmix", "--dataset", "shpes"], "did you mean 'shapes'"),
         (["figure", "effect", "--run", "nowhere"], "not the folder of a run"),
         (["evaluate", "nowhere"], "not the folder of a run"),
         (["train", "cifar10-r18-baseline", "--data", "nowhere", "--out", "{tmp}/r"], "nowhere"),
@@ -93,6 +111,15 @@ def test_errors_are_one_clear_line(capsys, tmp_path, args, named):
     assert status not in (0, None)
     assert named in err
     assert "Traceback" not in err
+
+
+def test_a_misspelt_run_suggests_those_beside_it(capsys, tmp_path):
+    (tmp_path / "first").mkdir()
+    (tmp_path / "first" / "run.json").write_text("{}")
+    (tmp_path / "frist2").mkdir()  # no run
+    status, _, err = call(capsys, "evaluate", str(tmp_path / "frist"))
+    assert status == 1
+    assert err.endswith(f"is not the folder of a run; did you mean {tmp_path / 'first'}?\n")
 
 
 def test_debug_shows_the_trace():

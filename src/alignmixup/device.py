@@ -69,6 +69,21 @@ def hardware(device: torch.device | None = None) -> str:
     return platform.processor() or platform.machine()
 
 
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU that torch sees: its name, compute capability and memory."""
+
+    name: str
+    capability: str
+    memory_gib: float
+
+
+def list_gpus() -> list[Gpu]:
+    """Return the GPUs that torch sees."""
+    found = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+    return [Gpu(g.name, f"{g.major}.{g.minor}", round(g.total_memory / 2**30, 1)) for g in found]
+
+
 class ComputeSettings(Protocol):
     """The settings that decide how a device computes."""
 

@@ -11,6 +11,7 @@ This module imports no torch, so that names can be listed without it.
 
 from __future__ import annotations
 
+import ast
 import difflib
 import importlib
 import importlib.util
@@ -37,6 +38,7 @@ __all__ = [
     "TaskEntry",
     "import_plugin",
     "imported_plugins",
+    "nearest",
     "plugin_module",
     "register_dataset",
     "register_logger",
@@ -46,6 +48,7 @@ __all__ = [
     "register_recipe",
     "register_task",
     "suggestion",
+    "task_abouts",
 ]
 
 T = TypeVar("T")
@@ -101,6 +104,10 @@ class Registry(Mapping[str, T], Generic[T]):
         self._import_package()
         return len(self._entries)
 
+    def imported(self) -> dict[str, T]:
+        """Return the entries so far: those of plugins, and the built-in ones after a look-up."""
+        return dict(self._entries)
+
     def _import_package(self) -> None:
         if self._package is None:
             return
@@ -113,10 +120,15 @@ class Registry(Mapping[str, T], Generic[T]):
 
 def suggestion(name: str, known: list[str]) -> str:
     """Return how a message about an unknown name ends: the nearest names, or all of a few."""
-    close = difflib.get_close_matches(name, known, n=3)
+    close = nearest(name, known)
     if close:
         return f"; did you mean {' or '.join(repr(word) for word in close)}?"
     return f"; choose from {', '.join(known)}" if 0 < len(known) <= 20 else ""
+
+
+def nearest(name: str, known: list[str]) -> list[str]:
+    """Return up to three known names that look like ``name``, the most similar first."""
+    return difflib.get_close_matches(name, known, n=3)
 
 
 def _origin(entry: object) -> object:
@@ -151,6 +163,7 @@ class DatasetEntry:
     scan: Callable[..., Any] | None = None
     archive: Any = None
     by_hand: str = ""
+    find: Callable[..., Path] | None = None
 
 
 @dataclass(frozen=True)
@@ -159,6 +172,7 @@ class TaskEntry:
 
     function: Callable[..., list[Any]]
     units: Mapping[str, str] = field(default_factory=dict)
+    about: str = ""
 
     def unit(self, metric: str) -> str:
         """Return the unit of a metric: percent, unless ``units`` has the start of its name."""
@@ -319,6 +333,7 @@ def register_dataset(
     scan: Callable[..., Any] | None = None,
     archive: Any = None,
     by_hand: str = "",
+    find: Callable[..., Path] | None = None,
 ) -> Callable[[F], F]:
     """Return a decorator that registers the function that loads a data set.
 
@@ -334,6 +349,8 @@ def register_dataset(
         scan: ``scan(root, split)`` lists the files as a ``FileSet``, for streaming.
         archive: What ``alignmixup data fetch`` downloads, an ``Archive``.
         by_hand: How to get a data set that no program can download.
+        find: ``find(root)`` returns the folder of the files, or raises a ``FileNotFoundError``;
+            None for a data set that has no files, such as the one below.
 
     Returns:
         The decorator, which returns what it decorates.
@@ -349,16 +366,16 @@ def register_dataset(
     """
 
     def register(load: F) -> F:
-        size = (image_size, num_classes)
-        DATASETS.add(
-            name, DatasetEntry(name, load, description, *size, check, scan, archive, by_hand)
-        )
+        files = (check, scan, archive, by_hand, find)
+        DATASETS.add(name, DatasetEntry(name, load, description, image_size, num_classes, *files))
         return load
 
     return register
 
 
-def register_task(name: str, *, units: Mapping[str, str] | None = None) -> Callable[[F], F]:
+def register_task(
+    name: str, *, about: str = "", units: Mapping[str, str] | None = None
+) -> Callable[[F], F]:
     """Return a decorator that registers an evaluation, a function that returns ``Result`` records.
 
     It is called as ``task(model, batches, ...)`` with batches ``(x, y)`` of pixels in [0, 1]. Its
@@ -368,6 +385,7 @@ def register_task(name: str, *, units: Mapping[str, str] | None = None) -> Calla
 
     Args:
         name: The name in ``evaluate(tasks=[...])`` and on the command line.
+        about: One line for ``alignmixup evaluate --help``.
         units: Units of metrics by how their names begin; a metric that is not listed is in percent.
 
     Returns:
@@ -391,10 +409,24 @@ def register_task(name: str, *, units: Mapping[str, str] | None = None) -> Calla
     """
 
     def register(function: F) -> F:
-        TASKS.add(name, TaskEntry(function, dict(units or {})))
+        TASKS.add(name, TaskEntry(function, dict(units or {}), about))
         return function
 
     return register
+
+
+def task_abouts() -> dict[str, str]:
+    """Return one line about each task, by name.
+
+    Built-in tasks are read from their source, so that help loads no torch.
+    """
+    found: dict[str, str] = {}
+    for path in sorted(Path(__file__).with_name("evaluation").joinpath("tasks").glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "register_task":
+                words = {word.arg: word.value for word in node.keywords}
+                found[ast.literal_eval(node.args[0])] = ast.literal_eval(words["about"])
+    return found | {name: task.about for name, task in TASKS.imported().items()}
 
 
 def register_recipe(function: Callable[[], T]) -> Callable[[], T]:

@@ -36,7 +36,7 @@ def test_a_figure_from_outside_is_listed_and_drawn(tmp_path, monkeypatch, capsys
     assert (tmp_path / "mine.txt").read_text() == "None 3 None"
     with pytest.raises(SystemExit):
         main(["figure", "--help"])
-    assert "mine: a figure of my own" in capsys.readouterr().out
+    assert "mine a figure of my own" in " ".join(capsys.readouterr().out.split())
     register_figure("mine", about="again, as a module that is reloaded does")(mine)
     with pytest.raises(ValueError, match="the figure 'mine' is registered already"):
         register_figure("mine", about="another")(lambda out: [])
@@ -53,9 +53,9 @@ def test_the_list_needs_no_import_and_is_that_of_the_modules():
 def test_help_names_every_figure(capsys):
     with pytest.raises(SystemExit):
         main(["figure", "--help"])
-    described = capsys.readouterr().out
+    described = " ".join(capsys.readouterr().out.split())
     for name, about in list_figures().items():
-        assert f"{name}: {about}" in described
+        assert f"{name} {about}" in described
 
 
 def test_an_unknown_figure_is_an_error_with_the_names(capsys):

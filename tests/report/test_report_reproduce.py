@@ -1,5 +1,7 @@
 """Every cell the paper prints has a recipe and a command."""
 
+import re
+
 import pytest
 
 from alignmixup.cli import main
@@ -101,15 +103,19 @@ def test_every_command_that_is_named_exists():
 def test_a_table_is_listed_by_name(capsys, table):
     assert main(["recipes", "--table", table]) == 0
     lines = capsys.readouterr().out.splitlines()
-    shown = [line for line in lines if any(word in NAMES for word in line.split())]
+    assert max(map(len, lines)) <= 80
+    shown = [line for line in lines if re.match(r" +[\d.]+  ", line)]
     assert len(shown) == sum(cell.table == table for cell in PRINTED)
+    recipes = {line for line in lines if line in NAMES}
+    assert recipes == {steps_of(cell).recipe for cell in PRINTED if cell.table == table}
 
 
 def test_a_table_is_narrowed_by_a_pattern_and_an_unknown_one_named(capsys):
     assert main(["recipes", "wrn16-8-alignmixup", "--table", "adv"]) == 0
     out = capsys.readouterr().out
-    assert "evaluate runs/cifar10-wrn16-8-alignmixup-seed0 --tasks fgsm" in out
+    assert "cifar10-wrn16-8-alignmixup\n" in out
+    assert "evaluate RUN --tasks fgsm" in out
     assert "puzzlemix" not in out
     assert main(["recipes", "tiny", "--table", "imgnet"]) == 1
-    assert main(["recipes", "--table", "nine"]) == 1
-    assert "the paper has no table 'nine'; choose from cls," in capsys.readouterr().err
+    assert main(["recipes", "--table", "7"]) == 1
+    assert "the paper has no table '7'; choose from cls," in capsys.readouterr().err

@@ -1,9 +1,9 @@
 """The command line: parsing and printing, nothing else.
 
 ``program`` has the table of commands and ``main``; the commands are by theme in ``training``,
-``scoring``, ``using``, ``pictures``, ``material`` and ``bench``. A command is a dataclass: its
-fields are the flags, its docstrings their help, and calling it imports what does the work and
-prints the answer.
+``recipes``, ``scoring``, ``using``, ``pictures``, ``detection``, ``material``, ``doctor`` and
+``bench``. A command is a dataclass: its fields are the flags, its docstrings their help, and
+calling it imports what does the work and prints the answer. ``examples`` ends each help page.
 """
 
 from __future__ import annotations

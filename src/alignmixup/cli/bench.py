@@ -14,24 +14,24 @@ from alignmixup.cli.printing import print_table
 
 @dataclass
 class Bench:
-    """Time one training step of each method: ms, parameters, peak memory (the paper's Table 2)."""
+    """Time one training step of each method; with its parameters and peak memory."""
 
     pattern: Positional[str] = "cifar10-r18-*-fast"
     """Which recipes; images are made up, so no data are needed."""
     out: Path | None = None
     """A CSV file to append the rows to."""
     batch_size: int | None = None
+    """Images a step; None: that of each recipe."""
     repeats: int = 50
     """How often each case is timed; on a GPU ten steps each."""
     device: str = "auto"
+    """cpu, cuda, cuda:1, or auto: a GPU where there is one."""
 
     def __call__(self) -> None:
         from alignmixup.experiments.bench import check_rows
-        from alignmixup.recipes.catalog import recipe_names
+        from alignmixup.recipes.catalog import matching_recipes
 
-        names = recipe_names(self.pattern)
-        if not names:
-            raise ValueError(f"no recipe matches {self.pattern!r}; 'alignmixup recipes' lists all")
+        names = matching_recipes(self.pattern)
         changes: dict[str, object] = {"train.device": self.device}
         if self.batch_size is not None:
             changes["train.batch_size"] = self.batch_size

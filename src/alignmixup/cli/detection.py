@@ -14,11 +14,12 @@ from alignmixup.cli.printing import print_table
 
 @dataclass
 class Detect:
-    """Fine-tune a detector from a run's ResNet-50, score it, append the figures to results.jsonl.
+    """Fine-tune a detector from the ResNet-50 of a run and score it.
 
-    voc: SSD300 on VOC 2007 and 2012 trainval, scored on the test images of 2007; coco: Faster R-CNN
-    (FPN) on train2017, scored on val2017. Needs torchvision and, for COCO, pycocotools: pip install
-    'alignmixup[detection]'. Run again, the same command resumes what was stopped or killed."""
+    voc: SSD300 on VOC 2007 and 2012 trainval, scored on the test images of 2007. coco: Faster
+    R-CNN (FPN) on train2017, scored on val2017. Results are appended to results.jsonl of the run.
+    Needs torchvision and, for COCO, pycocotools: pip install 'alignmixup[detection]'. The same
+    command resumes what was stopped or killed."""
 
     run: Positional[Path]
     """Folder of the run, e.g. of imagenet-r50-alignmixup."""
@@ -37,11 +38,13 @@ class Detect:
     limit: int | None = None
     """Use this many images of each split, for a trial."""
     seed: int = 0
+    """Seed of the new layers, the order of the images and their augmentation."""
     threads: int = 8
     """Threads that decode images; they change no figure."""
     again: bool = False
     """Delete what was fine-tuned on these data before, and start over."""
     device: str = "auto"
+    """cpu, cuda, cuda:1, or auto: a GPU where there is one."""
 
     def __call__(self) -> None:
         from alignmixup.experiments.detecting import Transfer, schedule, transfer

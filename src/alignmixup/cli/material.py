@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from rich.progress import (
 from rich.table import Table
 from tyro.conf import Positional
 
-from alignmixup.cli.parsing import PROGRAM, Call, Parse, parse_as
+from alignmixup.cli.parsing import PROGRAM, Call, examples, listing, read_words
 from alignmixup.cli.printing import print_table
 
 
@@ -26,9 +27,9 @@ from alignmixup.cli.printing import print_table
 class Adain:
     """Train the style network that StyleMix and StyleCutMix need, on any image set.
 
-    Then train with --mixer.weights FILE, and --mixer.sha256 to be sure of it. Those recipes make
-    one of their own where none is named; this one serves many runs, and has the classes' distances
-    in style that the automatic gamma of StyleCutMix asks for."""
+    Then train with --mixer.weights FILE, and --mixer.sha256 to check it. Without
+    that flag each run trains a small one of its own. This one serves many runs
+    and has the distances of the classes that gamma of StyleCutMix needs."""
 
     dataset: Positional[str]
     """Data set by name, or folder:PATH@SIZE; its training images."""
@@ -38,14 +39,17 @@ class Adain:
     """Do not train: take these (a folder of vgg_normalized and decoder, or a file of ours) and add
     the class distances of the data set."""
     steps: int = 4000
+    """Steps of the training."""
     images: int = 10_000
     """How many images at most."""
     width: int = 32
     """Channels of the first layer."""
     seed: int = 0
+    """Seed of the weights and of the order of the images."""
     data: Path | None = None
     """Folder of the data sets; else ALIGNMIXUP_DATA, else ./datasets."""
     device: str = "auto"
+    """cpu, cuda, cuda:1, or auto: a GPU where there is one."""
 
     def __call__(self) -> None:
         from alignmixup.experiments.styling import make_style_weights
@@ -90,6 +94,7 @@ class DataCheck:
     """Say what of a data set is missing or damaged."""
 
     name: Positional[str]
+    """Name of the data set; 'alignmixup data list' shows them."""
     data: Path | None = None
     """Folder of the data sets; else ALIGNMIXUP_DATA, else ./datasets."""
 
@@ -107,6 +112,7 @@ class DataFetch:
     """Download a data set, check it and unpack it; an interrupted download is resumed."""
 
     name: Positional[str]
+    """Name of the data set; 'alignmixup data list' shows them."""
     data: Path | None = None
     """Folder of the data sets; else ALIGNMIXUP_DATA, else ./datasets."""
     url: str | None = None
@@ -127,19 +133,26 @@ class DataFetch:
         print(folder)
 
 
+DATA_COMMANDS: dict[str, Callable[..., Call]] = {
+    "list": DataList,
+    "check": DataCheck,
+    "fetch": DataFetch,
+}
+
+
 def parse_data(args: list[str]) -> Call:
     """The first word behind ``data`` says which of its commands the rest is for."""
     if not args or args[0] in ("--help", "-h"):
-        return lambda: print(f"usage: {PROGRAM} data list | check NAME | fetch NAME")
-    if args[0] not in DATA_COMMANDS:
+        return lambda: print(_data_help())
+    name = args[0]
+    if name not in DATA_COMMANDS:
         from alignmixup.registry import suggestion
 
-        raise ValueError(f"unknown data command {args[0]!r}{suggestion(args[0], [*DATA_COMMANDS])}")
-    return DATA_COMMANDS[args[0]](args[1:])
+        raise ValueError(f"unknown data command {name!r}{suggestion(name, [*DATA_COMMANDS])}")
+    return read_words(DATA_COMMANDS[name], f"data {name}", args[1:])
 
 
-DATA_COMMANDS: dict[str, Parse] = {
-    "list": parse_as(DataList, "data list"),
-    "check": parse_as(DataCheck, "data check"),
-    "fetch": parse_as(DataFetch, "data fetch"),
-}
+def _data_help() -> str:
+    abouts = {name: str(kind.__doc__) for name, kind in DATA_COMMANDS.items()}
+    lines = [f"usage: {PROGRAM} data COMMAND ...", listing("Commands", abouts)]
+    return "\n\n".join([*lines, examples(*(f"data {name}" for name in DATA_COMMANDS))])

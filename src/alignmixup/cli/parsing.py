@@ -3,25 +3,111 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
+import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+import textwrap
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
+from typing import TypeVar
 
 import tyro
+from tyro.conf import DisallowNone, FlagCreatePairsOff, PositionalMetavarFromFieldName
+
+from alignmixup.cli.examples import EXAMPLES
 
 PROGRAM = "alignmixup"
+WIDTH = 79  # of a page of text in a terminal of 80 columns
 
 Call = Callable[[], None]
 Parse = Callable[[list[str]], Call]
+T = TypeVar("T")
 
 
 def parse_as(kind: Callable[..., Call], name: str) -> Parse:
     """Return what reads the words behind the command ``name`` as the fields of ``kind``."""
+    return lambda args: read_words(kind, name, args)
 
-    def parse(args: list[str]) -> Call:
-        return tyro.cli(kind, prog=f"{PROGRAM} {name}", args=args)
 
-    return parse
+def read_words(
+    kind: Callable[..., T],
+    name: str,
+    args: Sequence[str],
+    *,
+    about: str = "",
+    settings: Callable[[], Iterable[str]] = tuple,
+) -> T:
+    """Read the words behind the command ``name`` as the fields of the dataclass ``kind``.
+
+    Args:
+        kind: The dataclass.
+        name: The command.
+        args: The words.
+        about: What its help says before the examples.
+        settings: Lists the settings of recipes (``train.lr``) to suggest for an unknown flag.
+
+    Returns:
+        An instance of ``kind``.
+
+    Raises:
+        ValueError: If a flag or a word is unknown; with the nearest flag.
+    """
+    command = f"{PROGRAM} {name}"
+    known = {f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    for word in args:
+        flag = word.partition("=")[0].replace("_", "-")
+        if flag.startswith("--") and flag not in known | {"--help"}:
+            hint = _nearest_flag(flag, known, settings())
+            raise ValueError(f"unknown flag {flag!r} of '{command}'{hint}")
+    first, *details = (inspect.getdoc(kind) or "").split("\n\n")
+    try:
+        value, unknown = tyro.cli(
+            kind,
+            prog=command,
+            args=args,
+            description=first,
+            config=(PositionalMetavarFromFieldName, DisallowNone, FlagCreatePairsOff),
+            return_unknown_args=True,
+        )
+    except SystemExit as stop:
+        if stop.code == 0:  # after --help
+            wrapped = [textwrap.fill(text, WIDTH) for text in details]
+            print("\n\n".join([*wrapped, *filter(None, [about]), examples(name)]))
+        raise
+    if unknown:
+        raise ValueError(f"'{command}' does not take {unknown[0]!r}; see '{command} --help'")
+    return value
+
+
+def examples(*names: str) -> str:
+    """Return the examples of commands as the end of a help page."""
+    lines = [f"  {PROGRAM} {line}" for name in names for line in EXAMPLES[name]]
+    return "\n".join(["Examples:", *lines])
+
+
+def listing(title: str, abouts: Mapping[str, str]) -> str:
+    """Return names and what they are about as lines of a help page of 80 columns."""
+    width = max(map(len, abouts)) + 4
+    lines = [
+        line
+        for name, about in abouts.items()
+        for line in textwrap.wrap(
+            about, WIDTH, initial_indent=f"  {name:<{width - 2}}", subsequent_indent=" " * width
+        )
+    ]
+    return "\n".join([f"{title}:", *lines])
+
+
+def _nearest_flag(flag: str, known: Iterable[str], settings: Iterable[str]) -> str:
+    """Suggest a flag: by its whole name, or by the last part of a setting's (--lr, --train.lr)."""
+    from alignmixup.registry import nearest
+
+    flags = [*sorted(known), *(f"--{name.replace('_', '-')}" for name in settings)]
+    last = {f"--{each.rpartition('.')[2].lstrip('-')}": each for each in reversed(flags)}
+    if flag in last:
+        return f"; did you mean {last[flag]}?"
+    found = nearest(flag, flags) or [last[name] for name in nearest(flag, [*last])]
+    return f"; did you mean {' or '.join(found)}?" if found else "; --help lists all"
 
 
 def take_plugins(args: Sequence[str]) -> tuple[list[str], list[str]]:

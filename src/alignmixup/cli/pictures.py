@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import tyro
 from tyro.conf import Positional
 
-from alignmixup.cli.parsing import PROGRAM, Call
+from alignmixup.cli.parsing import Call, listing, read_words
 
 
 @dataclass
@@ -17,7 +16,7 @@ class Figure:
     """Draw a figure as PNG and PDF."""
 
     name: Positional[str]
-    """Name of the figure."""
+    """One of the figures above."""
     run: Path | None = None
     """Folder of a trained run; None: the built-in shapes and a small network, trained or not."""
     out: Path = Path("figures")
@@ -41,18 +40,16 @@ def parse_figure(args: list[str]) -> Call:
     """Read the words after ``figure``; its help lists the figures that are registered."""
     from alignmixup.figures.registry import list_figures
 
-    lines = [f"{name}: {about}" for name, about in list_figures().items()]
-    about = "\n\n".join([str(Figure.__doc__), *lines])
-    return tyro.cli(Figure, prog=f"{PROGRAM} figure", args=args, description=about)
+    return read_words(Figure, "figure", args, about=listing("Figures", list_figures()))
 
 
 @dataclass
 class Decoder:
-    """Train a decoder for the frozen network of a finished run, to see what its features hold.
+    """Train a decoder for the frozen network of a run, to see what its features hold.
 
-    It is kept in the run's folder and serves 'alignmixup figure interpolations --run RUN' and the
-    like; interrupted training is resumed. A run of AlignMixup/AE has a decoder of its own:
-    --kind own says how well it does, and with --again it serves the figures again."""
+    It is kept in the run's folder for 'alignmixup figure interpolations --run RUN'
+    and the like. Interrupted training is resumed. A run of AlignMixup/AE has a
+    decoder of its own: --kind own measures it, and with --again figures use it."""
 
     run: Positional[Path]
     """Folder of the run."""
@@ -62,16 +59,21 @@ class Decoder:
     """map: of the layer's map; vector: of a fully connected embedding of it, as in the paper; own:
     the autoencoder's, which is measured and not trained."""
     epochs: int = 30
+    """Epochs over the training images of the run."""
     batch_size: int = 128
+    """Images a step."""
     lr: float = 2e-3
+    """Learning rate of Adam."""
     channels: int | None = None
     """Channels of the decoder's first map; None: the layer's, 64 to 512 (to 256 at 224 px)."""
     seed: int = 0
+    """Seed of the decoder's weights and of the order of the images."""
     again: bool = False
     """Throw away the decoder that was trained here before."""
     data: Path | None = None
     """Folder of the data sets; else ALIGNMIXUP_DATA, else ./datasets."""
     device: str = "auto"
+    """cpu, cuda, cuda:1, or auto: a GPU where there is one."""
 
     def __call__(self) -> None:
         from alignmixup.experiments.decoding import DecoderSettings, train_decoder

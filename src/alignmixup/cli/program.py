@@ -15,11 +15,13 @@ from dataclasses import dataclass
 
 from alignmixup.cli.bench import Bench
 from alignmixup.cli.detection import Detect
+from alignmixup.cli.doctor import Doctor
 from alignmixup.cli.material import Adain, parse_data
-from alignmixup.cli.parsing import PROGRAM, Call, Parse, parse_as, take_plugins
+from alignmixup.cli.parsing import PROGRAM, WIDTH, Call, Parse, parse_as, take_plugins
 from alignmixup.cli.pictures import Decoder, parse_figure
-from alignmixup.cli.scoring import Evaluate, Report
-from alignmixup.cli.training import Demo, Recipes, parse_sweep, parse_train
+from alignmixup.cli.recipes import Recipes
+from alignmixup.cli.scoring import Report, parse_evaluate
+from alignmixup.cli.training import Demo, parse_sweep, parse_train
 from alignmixup.cli.using import Export, Predict
 
 
@@ -34,6 +36,11 @@ class Command:
 
 # In the order of the overview.
 COMMANDS: dict[str, Command] = {
+    "doctor": Command(
+        "[--json]",
+        "what this machine can do: torch, GPU, extras, data sets",
+        parse_as(Doctor, "doctor"),
+    ),
     "demo": Command(
         "",
         "train small networks on built-in data, write a report to look at",
@@ -41,7 +48,7 @@ COMMANDS: dict[str, Command] = {
     ),
     "recipes": Command(
         "[PATTERN]",
-        "every row of the tables by name, with the published figure",
+        "the rows of the paper's tables by name, with the published number",
         parse_as(Recipes, "recipes"),
     ),
     "train": Command("RECIPE [--out DIR]", "train a recipe, or resume the run in DIR", parse_train),
@@ -50,7 +57,7 @@ COMMANDS: dict[str, Command] = {
         "train several recipes side by side and score them",
         parse_sweep,
     ),
-    "evaluate": Command("RUN [--tasks ..]", "score a trained run", parse_as(Evaluate, "evaluate")),
+    "evaluate": Command("RUN [--tasks ..]", "score a trained run", parse_evaluate),
     "predict": Command(
         "RUN IMAGES...", "classify image files by a trained run", parse_as(Predict, "predict")
     ),
@@ -137,6 +144,9 @@ def _parse(args: list[str]) -> Call:
         return lambda: print(_overview())
     if command == "--version":
         return _version
+    after = [word for word in rest if word in COMMANDS]
+    if command.startswith("-") and after:
+        raise ValueError(f"flags come after the command: {PROGRAM} {after[0]} {command} ...")
     if command not in COMMANDS:
         raise ValueError(f"unknown command {command!r}{suggestion(command, [*COMMANDS])}")
     return COMMANDS[command].parse(rest)
@@ -148,12 +158,13 @@ def _overview() -> str:
     width = max(len(words) for words in typed) + 2
     for words, command in typed.items():
         lines += textwrap.wrap(
-            command.about, 96, initial_indent=f"{words:<{width}}", subsequent_indent=" " * width
+            command.about, WIDTH, initial_indent=f"{words:<{width}}", subsequent_indent=" " * width
         )
     last = [
-        f"{PROGRAM} COMMAND --help describes each. Anywhere: --plugin MODULE (or FILE.py) imports "
-        "your",
-        "mixers, models, data sets, tasks and recipes first; --debug shows the trace of an error.",
+        f"{PROGRAM} COMMAND --help describes each, with examples. Anywhere:",
+        "  --plugin MODULE   (or FILE.py) imports your mixers, models, data sets, tasks",
+        "                    and recipes first",
+        "  --debug           shows the trace of an error",
     ]
     return "\n".join([*lines, "", *last])
 

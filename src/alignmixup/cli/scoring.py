@@ -9,7 +9,7 @@ from typing import Any, Literal
 from rich.table import Table
 from tyro.conf import Positional, UseAppendAction
 
-from alignmixup.cli.parsing import parse_setting
+from alignmixup.cli.parsing import Call, listing, parse_setting, read_words
 from alignmixup.cli.printing import Watch, page_width, print_table
 
 
@@ -20,12 +20,11 @@ class Evaluate:
     run: Positional[Path]
     """Folder of the run."""
     tasks: tuple[str, ...] = ("accuracy",)
-    """Which evaluations: accuracy, fgsm, pgd, strong_attack, calibration, temperature, ood,
-    localization, cost; 'all' for everything the data allow."""
+    """Names of tasks, or 'all' for everything the data allow."""
     set: tuple[str, ...] = ()
-    """Settings of tasks, e.g. pgd.num_steps=40 fgsm.eps=4/255 ood.score=energy."""
+    """Options of tasks, e.g. pgd.num_steps=40 fgsm.eps=4/255 ood.score=energy."""
     ood: UseAppendAction[tuple[tuple[str, ...], ...]] = ()
-    """Out-of-distribution images: folder:PATH, lsun-crop, ..., or all, which is without it."""
+    """Images for the task ood, e.g. uniform lsun-crop folder:PATH; without it all there are."""
     dataset: str | None = None
     """Score on the test split of other data with the same classes: shapes, folder:PATH@64, ..."""
     data: Path | None = None
@@ -33,6 +32,7 @@ class Evaluate:
     seed: int = 0
     """Seed of random starts and noise images."""
     device: str = "auto"
+    """cpu, cuda, cuda:1, or auto: a GPU where there is one."""
 
     def __call__(self) -> None:
         from alignmixup.experiments.scoring import evaluate, other_images
@@ -66,6 +66,13 @@ class Evaluate:
             print(f"failed {name}: {why}")
         if done.failed:
             raise RuntimeError("some tasks failed; the figures above are whole")
+
+
+def parse_evaluate(args: list[str]) -> Call:
+    """Read the words after ``evaluate``; its help lists the tasks that are registered."""
+    from alignmixup.registry import task_abouts
+
+    return read_words(Evaluate, "evaluate", args, about=listing("Tasks", task_abouts()))
 
 
 def _options(texts: tuple[str, ...]) -> dict[str, dict[str, Any]]:

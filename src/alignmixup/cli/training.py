@@ -1,4 +1,4 @@
-"""Commands that train: ``demo``, ``recipes``, ``train``, ``sweep``."""
+"""Commands that train: ``demo``, ``train``, ``sweep``."""
 
 from __future__ import annotations
 
@@ -11,11 +11,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import tyro
-from rich.table import Table
-from tyro.conf import Positional, UseAppendAction
+from tyro.conf import Positional, PositionalMetavarFromFieldName, UseAppendAction
 
-from alignmixup.cli.parsing import PROGRAM, Call, parse_setting, take_settings, typed_settings
-from alignmixup.cli.printing import print_table
+from alignmixup.cli.parsing import (
+    PROGRAM,
+    Call,
+    parse_setting,
+    read_words,
+    take_settings,
+    typed_settings,
+)
 
 if TYPE_CHECKING:
     from alignmixup.recipes.schema import Recipe
@@ -38,86 +43,13 @@ class Demo:
 
 
 @dataclass
-class Recipes:
-    """List every recipe with the published figure it stands beside."""
-
-    pattern: Positional[str] = "*"
-    """Part of a name, or a pattern such as 'cifar10-*-fast'."""
-    table: str | None = None
-    """A table of the paper instead: each of its figures with the commands that measure it."""
-
-    def __call__(self) -> None:
-        from alignmixup.recipes.catalog import find_recipe, recipe_names
-        from alignmixup.report import others, paper
-
-        if self.table is not None:
-            _print_paper_table(self.table, self.pattern)
-            return
-        names = recipe_names(self.pattern)
-        if not names:
-            raise ValueError(f"no recipe matches {self.pattern!r}; 'alignmixup recipes' lists all")
-        columns = ["recipe", "epochs", "batch", "mixer", "published top-1 error"]
-        quoted = {name: others.quoted_beside(find_recipe(name).key) for name in names}
-        if any(quoted.values()):
-            columns.append("top-1 error elsewhere")
-        table = Table(*columns, box=None)
-        for name in names:
-            recipe = find_recipe(name)
-            cell, located = (paper.cell_beside(recipe.key, m) for m in ("top1_error", "top1_loc"))
-            figure = "" if located is None else f"{located.value} ({located.metric})"
-            if cell is not None:
-                figure = f"{cell.top1_error:.2f}"
-            table.add_row(
-                name,
-                str(recipe.train.epochs),
-                str(recipe.train.batch_size),
-                type(recipe.mixer).__name__,
-                *[figure, others.quotation(quoted[name])][: len(columns) - 4],
-            )
-        print_table(table)
-        print("published: in the paper, on its own schedule (not that of -fast)")
-        for source in dict.fromkeys(q.source for figures in quoted.values() for q in figures):
-            about = others.SOURCES[source]
-            print(f"elsewhere, {about.name}: {about.where}; {about.protocol}")
-        print(f"tables of the paper, for --table: {', '.join(paper.TABLES)}")
-
-
-def _print_paper_table(name: str, pattern: str) -> None:
-    from alignmixup.recipes.catalog import recipe_names
-    from alignmixup.report import paper
-    from alignmixup.report.reproduce import steps_of
-
-    names = set(recipe_names(pattern))
-    table = Table("row", "column", "published", "recipe", "then", box=None)
-    for cell in paper.find(table=name):
-        steps = steps_of(cell)
-        if cell.value is None or steps.recipe not in names:
-            continue
-        details = [cell.layers, {True: "aligned", False: "unaligned", None: ""}[cell.aligned]]
-        column = [cell.data, cell.network, cell.source, paper.METRICS[cell.metric].name]
-        if cell.num_iters is not None:
-            details.append(f"{cell.num_iters} iterations")
-        table.add_row(
-            " ".join(word for word in [paper.METHODS[cell.method], *details] if word),
-            " ".join(word for word in column if word),
-            f"{cell.value:g}",
-            steps.recipe,
-            " ".join(steps.command),
-        )
-    if not table.row_count:
-        raise ValueError(f"no recipe of table {name!r} matches {pattern!r}")
-    print_table(table)
-    print(f"{paper.TABLES[name]}: 'alignmixup train RECIPE', then 'alignmixup' and the last column")
-    print("(bench needs no trained run; training itself records the accuracy)")
-
-
-@dataclass
 class Train:
     """Train a recipe, or resume the run in the output folder.
 
-    Every setting of a recipe is a flag: --train.epochs 300, --net.width 32, --mixer.alpha 1.0,
-    --data.limit 500. 'alignmixup train RECIPE --help' lists those of a recipe, 'alignmixup recipes'
-    the recipes."""
+    Every setting of a recipe is a flag: --train.epochs 300, --net.width 32,
+    --mixer.alpha 1.0, --data.limit 500. 'alignmixup train RECIPE --help' lists
+    those of a recipe, 'alignmixup recipes' the recipes. Ctrl-C saves and exits;
+    the same command resumes."""
 
     recipe: Positional[str]
     """Name of the recipe, or FILE.py:FUNCTION, a function of yours that returns a Recipe."""
@@ -130,7 +62,7 @@ class Train:
     limit: int | None = None
     """A trial on this many training images, and at most as many test images."""
     init_from: Path | None = None
-    """Folder of a run whose weights to start from; a head for other classes is drawn anew."""
+    """Folder of a run whose weights to start from; a head for other classes is new."""
     extend: bool = False
     """Train the finished run in --out for more epochs: --train.epochs is its new length."""
     logger: UseAppendAction[tuple[str, ...]] = ()
@@ -173,11 +105,24 @@ def parse_train(args: list[str]) -> Call:
     is_named = bool(words) and not words[0].startswith("-")
     if is_named and not {"-h", "--help"}.isdisjoint(words):
         return _help_of(words[0])
-    train = tyro.cli(Train, prog=f"{PROGRAM} train", args=words)
+    train = read_words(Train, "train", words, settings=lambda: _settings_of(words[:1]))
     if not is_named:
         raise ValueError(f"name the recipe first: {PROGRAM} train {train.recipe} ...")
     recipe = train.changed(settings)
     return lambda: train.run(recipe)
+
+
+def _settings_of(patterns: Sequence[str]) -> list[str]:
+    """List the settings of the recipes named, as flags have them; of none where none is found."""
+    from alignmixup.recipes.catalog import find_recipe, recipe_names
+
+    found = {
+        f"{part}.{field.name}"
+        for name in {name for pattern in patterns for name in recipe_names(pattern)[:1]}
+        for part in ("train", "net", "mixer", "data")
+        for field in dataclasses.fields(getattr(find_recipe(name), part))
+    }
+    return sorted(found)
 
 
 def _help_of(name: str) -> Call:
@@ -196,7 +141,8 @@ def _help_of(name: str) -> Call:
         bases=(Train,),
     )
     about = f"Train {recipe.name}, or resume the run of it in the output folder."
-    tyro.cli(kind, prog=f"{PROGRAM} train", args=["--help"], description=about)
+    config = (PositionalMetavarFromFieldName,)
+    tyro.cli(kind, prog=f"{PROGRAM} train", args=["--help"], description=about, config=config)
     raise AssertionError("--help exits")
 
 
@@ -208,8 +154,8 @@ def _same(part: Any) -> Any:
 class Sweep:
     """Train several recipes side by side and score them; started again, it resumes.
 
-    alignmixup sweep 'cifar10-r18-*-fast' --workers 3, then alignmixup report runs: a table.
-    Settings for all of them are flags as in 'train': --train.epochs 200 --mixer.alpha 1.0."""
+    Settings for all of them are flags as in 'train': --train.epochs 200
+    --mixer.alpha 1.0. 'alignmixup report' makes a table of the runs."""
 
     patterns: Positional[tuple[str, ...]]
     """Names of recipes, patterns of names, or FILE.py:FUNCTION."""
@@ -263,4 +209,6 @@ class Sweep:
 def parse_sweep(args: list[str]) -> Call:
     """Read the words after ``sweep``, settings of recipes among them."""
     words, settings = take_settings(args)
-    return partial(tyro.cli(Sweep, prog=f"{PROGRAM} sweep", args=words), settings)
+    named = [word for word in words if not word.startswith("-")]
+    sweep = read_words(Sweep, "sweep", words, settings=lambda: _settings_of(named))
+    return partial(sweep, settings)

@@ -28,6 +28,7 @@ class Predict:
     batch_size: int = 256
     """Images per forward pass."""
     device: str = "auto"
+    """cpu, cuda, cuda:1, or auto: a GPU where there is one."""
 
     def __call__(self) -> None:
         from alignmixup.datasets import list_images
@@ -61,7 +62,7 @@ dump = json.dumps  # the flag --json has the module's name
 
 @dataclass
 class Export:
-    """Write the network of a run for use elsewhere: plain weights, torch.export, or the Hub."""
+    """Write the network of a run: plain weights, torch.export, or for the Hub."""
 
     run: Positional[Path]
     """Folder of the run."""

@@ -1,6 +1,6 @@
 """Labeled images: every data set by name, and loaders that bring batches to the device."""
 
-from alignmixup.datasets.by_name import check, fetch, find, load, names
+from alignmixup.datasets.by_name import check, fetch, find, load, locate, names
 from alignmixup.datasets.cub import load_cub, scan_cub
 from alignmixup.datasets.folder import (
     BoxedFileSet,
@@ -47,6 +47,7 @@ __all__ = [
     "load_folder",
     "load_images",
     "load_tiny_val",
+    "locate",
     "names",
     "scan_coco",
     "scan_cub",

@@ -43,6 +43,22 @@ def check(name: str, root: Path | str | None = None) -> list[str]:
     return look(_path(root)) if look else []
 
 
+def locate(root: Path | str | None = None) -> dict[str, Path | None]:
+    """Return where the files of each data set are, None where they are not found.
+
+    It looks for folders only; ``check`` reads the files. A data set without files is not listed.
+    """
+    found: dict[str, Path | None] = {}
+    for name in sorted(DATASETS):
+        look = DATASETS[name].find
+        if look is not None:
+            try:
+                found[name] = look(_path(root))
+            except FileNotFoundError:
+                found[name] = None
+    return found
+
+
 def fetch(
     name: str,
     root: Path | str | None = None,

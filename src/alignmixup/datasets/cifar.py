@@ -102,7 +102,7 @@ CIFAR100 = CifarLayout(
 def load_cifar(layout: CifarLayout, root: Path | str | None, split: str) -> ImageSet:
     """Read one split, from the pickles if both kinds of files exist."""
     check_split(split)
-    folder = find_folder(root, (layout.python_folder, layout.binary_folder), layout.name)
+    folder = _find(layout, root)
     is_binary = folder.name == layout.binary_folder
     parts = [
         _read_file(layout, folder, name, is_binary, layout.records(split))
@@ -122,7 +122,7 @@ def load_cifar(layout: CifarLayout, root: Path | str | None, split: str) -> Imag
 def check_cifar(layout: CifarLayout, root: Path | str | None) -> list[str]:
     """Read every file and return one line for each that is missing or damaged."""
     try:
-        folder = find_folder(root, (layout.python_folder, layout.binary_folder), layout.name)
+        folder = _find(layout, root)
     except FileNotFoundError as error:
         return [str(error)]
     is_binary = folder.name == layout.binary_folder
@@ -138,6 +138,10 @@ def check_cifar(layout: CifarLayout, root: Path | str | None) -> list[str]:
     except (ValueError, OSError) as error:
         problems.append(str(error))
     return problems
+
+
+def _find(layout: CifarLayout, root: Path | str | None) -> Path:
+    return find_folder(root, (layout.python_folder, layout.binary_folder), layout.name)
 
 
 @dataclass(frozen=True)
@@ -291,6 +295,7 @@ for _layout in (CIFAR10, CIFAR100):
         image_size=32,
         num_classes=_layout.num_classes,
         check=partial(check_cifar, _layout),
+        find=partial(_find, _layout),
         archive=Archive(
             url=f"https://www.cs.toronto.edu/~kriz/{_layout.archive}",
             checksum=f"sha256:{_layout.sha256}",

@@ -220,6 +220,7 @@ register_dataset(
     image_size=224,
     num_classes=CUB.num_classes,
     check=check_cub,
+    find=_find,
     scan=scan_cub,
     by_hand=BY_HAND,
 )(load_cub)

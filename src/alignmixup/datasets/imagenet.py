@@ -119,6 +119,7 @@ register_dataset(
     image_size=IMAGE_SIZE,
     num_classes=IMAGENET.num_classes,
     check=check_imagenet,
+    find=_find,
     scan=scan_imagenet,
     by_hand=BY_HAND,
 )(load_imagenet)

@@ -271,6 +271,7 @@ register_dataset(
     image_size=TINY.image_size,
     num_classes=TINY.num_classes,
     check=check_tiny,
+    find=_find,
     archive=Archive(
         url="http://cs231n.stanford.edu/tiny-imagenet-200.zip",
         checksum="sha256:6198c8ae015e2b3e007c7841da39ec069199b9aa3bfa943a462022fe5e43c821",

@@ -21,6 +21,7 @@ from alignmixup.contracts import Result
 from alignmixup.experiments.data_record import DataRecord
 from alignmixup.experiments.plugins import import_recorded
 from alignmixup.recipes.schema import Recipe
+from alignmixup.registry import nearest
 from alignmixup.training.checkpoint import CHECKPOINT, read_facts
 from alignmixup.training.settings import check_same
 
@@ -65,7 +66,9 @@ def read_run(folder: Path) -> RunRecord:
     """
     path = folder / RUN
     if not path.exists():
-        raise FileNotFoundError(f"{path} does not exist: {folder} is not the folder of a run")
+        near = nearest(str(folder), [str(run.parent) for run in folder.parent.glob(f"*/{RUN}")])
+        hint = f"; did you mean {' or '.join(near)}?" if near else ""
+        raise FileNotFoundError(f"{path} does not exist: {folder} is not the folder of a run{hint}")
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
         import_recorded(record.get("plugins", ()), folder)

@@ -17,11 +17,20 @@ def recipe_names(pattern: str = "*") -> list[str]:
     return fnmatch.filter(_recipes(), pattern)
 
 
+def matching_recipes(pattern: str) -> list[str]:
+    """Return the names that match; raise a ``ValueError`` with the nearest where none does."""
+    names = recipe_names(pattern)
+    if not names:
+        hint = suggestion(pattern, recipe_names()) or "; 'alignmixup recipes --all' lists all"
+        raise ValueError(f"no recipe matches {pattern!r}{hint}")
+    return names
+
+
 def find_recipe(name: str) -> Recipe:
     """Return the recipe of that name; an unknown name raises a ``ValueError`` with the nearest."""
     recipes = _recipes()
     if name not in recipes:
-        hint = suggestion(name, list(recipes)) or "; 'alignmixup recipes' lists all"
+        hint = suggestion(name, list(recipes)) or "; 'alignmixup recipes --all' lists all"
         raise ValueError(f"unknown recipe {name!r}{hint}")
     return recipes[name]
 

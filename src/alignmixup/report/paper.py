@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Literal, TypedDict, Unpack
 
 from alignmixup.contracts import RecipeKey
+from alignmixup.registry import suggestion
 
 Better = Literal["lower", "higher"]
 
@@ -160,7 +161,7 @@ def find(**place: Unpack[Place]) -> list[Published]:
     asked = (("table", place.get("table"), TABLES), ("metric", place.get("metric"), METRICS))
     for name, value, known in asked:
         if value is not None and value not in known:
-            raise ValueError(f"the paper has no {name} {value!r}; choose from {', '.join(known)}")
+            raise ValueError(f"the paper has no {name} {value!r}{suggestion(value, [*known])}")
     return [f for f in FIGURES if all(getattr(f, k) == v for k, v in place.items())]
 
 

@@ -45,3 +45,12 @@ def steps_of(cell: Published) -> Steps:
         return Steps(name)
     source = ("--ood", cell.source) if cell.source else ()
     return Steps(name, ("evaluate", f"runs/{name}-seed0", "--tasks", _TASKS[cell.metric], *source))
+
+
+def table_of_recipes() -> dict[str, str]:
+    """Return the first table of the paper that each recipe is needed for."""
+    tables: dict[str, str] = {}
+    for cell in paper.FIGURES:
+        if cell.value is not None:
+            tables.setdefault(steps_of(cell).recipe, cell.table)
+    return tables

@@ -14,7 +14,7 @@ from alignmixup.evaluation.forward import Batches, Normalization, amp_name, coll
 from alignmixup.registry import register_task
 
 
-@register_task("accuracy")
+@register_task("accuracy", about="top-1 and top-5 accuracy")
 def accuracy(
     model: nn.Module,
     batches: Batches,

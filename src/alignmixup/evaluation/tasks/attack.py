@@ -41,7 +41,7 @@ from alignmixup.registry import register_task
 Progress = Callable[[int], None]
 
 
-@register_task("fgsm")
+@register_task("fgsm", about="error under FGSM, one signed gradient step")
 def fgsm(
     model: nn.Module,
     batches: Batches,
@@ -67,7 +67,7 @@ def fgsm(
     )
 
 
-@register_task("pgd")
+@register_task("pgd", about="error under PGD, projected gradient ascent")
 def pgd(
     model: nn.Module,
     batches: Batches,
@@ -99,7 +99,10 @@ def pgd(
     )
 
 
-@register_task("strong_attack")
+@register_task(
+    "strong_attack",
+    about="error under a longer PGD on the margin, with restarts",
+)
 def strong_attack(
     model: nn.Module,
     batches: Batches,

@@ -67,7 +67,11 @@ class Reliability:
         return [(count / n, conf, conf - acc) for count, conf, acc in bins if count]
 
 
-@register_task("calibration", units={"nll": "nats", "brier": ""})
+@register_task(
+    "calibration",
+    about="expected calibration error, over-confidence, NLL, Brier score",
+    units={"nll": "nats", "brier": ""},
+)
 def calibration(
     model: nn.Module,
     batches: Batches,
@@ -97,7 +101,11 @@ def calibration(
     ]
 
 
-@register_task("temperature", units={"nll": "nats", "brier": "", "temperature": ""})
+@register_task(
+    "temperature",
+    about="calibration after temperature scaling",
+    units={"nll": "nats", "brier": "", "temperature": ""},
+)
 def temperature_scaling(
     model: nn.Module,
     batches: Batches,

@@ -88,7 +88,7 @@ class LocalizationSettings:
 DEFAULT = LocalizationSettings()
 
 
-@register_task("localization")
+@register_task("localization", about="boxes from class activation maps; needs data with boxes")
 def localization(
     model: nn.Module,
     batches: Batches,

@@ -42,7 +42,7 @@ from alignmixup.registry import register_task
 Prior = Literal["balanced", "empirical"]
 
 
-@register_task("ood")
+@register_task("ood", about="detection of images of other data sets and of noise")
 def ood(
     model: nn.Module,
     batches: ImageBatches,

@@ -49,7 +49,11 @@ class Timing:
         return float(torch.quantile(steps, percent / 100))
 
 
-@register_task("cost", units={"params": "million", "ms_": "ms", "peak_memory": "MiB"})
+@register_task(
+    "cost",
+    about="parameters, time and peak memory of a training step",
+    units={"params": "million", "ms_": "ms", "peak_memory": "MiB"},
+)
 def cost_on(
     model: nn.Module,
     batches: Batches,

@@ -1,0 +1,248 @@
+"""The tables of measured results in README.md, made from ``results/``.
+
+    PYTHONPATH=src python benchmarks/readme_tables.py    # rewrite the tables between their markers
+
+A table stands between ``<!-- results: NAME -->`` and ``<!-- end of results -->``. ``TABLES`` says
+which results each shows: a new run appears once its lines are in ``results/`` and this is run
+again. A test fails while README.md differs from what this makes.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from alignmixup.contracts import Result
+from alignmixup.report import paper
+from alignmixup.report.reading import read_results
+
+ROOT = Path(__file__).parents[1]
+MARKED = re.compile(r"(<!-- results: ([\w-]+) -->\n).*?(<!-- end of results -->)", re.S)
+METHODS = {
+    **paper.METHODS,
+    "baseline": "no mixing",
+    "input": "input mixup",
+    "manifold": "manifold mixup",
+}
+OWN = {"style_weights"}  # what each run has of its own
+LEAST_EPOCHS = 10  # scored on a plateau, else it has no row
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """A column: a task, a metric, and the settings that its results must have."""
+
+    header: str
+    task: str
+    metric: str
+    digits: int = 1
+    settings: Mapping[str, object] = field(default_factory=dict)
+
+    def is_of(self, result: Result) -> bool:
+        return (result.task, result.metric) == (self.task, self.metric) and has(
+            result.settings, self.settings
+        )
+
+
+TOP1 = Quantity("top-1", "accuracy", "top1_median10", 2)
+FGSM = Quantity("FGSM error", "fgsm", "top1_error", settings={"eps": 8 / 255})
+ECE = Quantity("ECE", "calibration", "ece", settings={"num_bins": 15})
+AUROC = Quantity("AuROC", "ood", "auroc", settings={"source": "uniform", "score": "max_softmax"})
+
+
+@dataclass(frozen=True)
+class Methods:
+    """One row per method, for runs of one variant of the recipes and one length.
+
+    ``trained`` are settings of training that the results must have recorded. ``intro`` stands above
+    the table, where README.md itself has no sentence for it yet.
+    """
+
+    data: str
+    network: str
+    variant: str
+    epochs: int
+    columns: tuple[Quantity, ...] = (TOP1, FGSM, ECE, AUROC)
+    trained: Mapping[str, object] = field(default_factory=dict)
+    intro: str = ""
+
+    def render(self, results: Path) -> list[str]:
+        """Return the lines of the table; none where nothing has been measured."""
+        chosen = [r for r in read_results([results]) if self._has(r)]
+        found = {r.key.method for r in chosen if r.key is not None and TOP1.is_of(r)}
+        if not found:
+            return []
+        rows = [
+            [METHODS[method], *(_cell(_by_seed(chosen, method, q), q.digits) for q in self.columns)]
+            for method in METHODS
+            if method in found
+        ]
+        shown = [r for r in chosen if any(quantity.is_of(r) for quantity in self.columns)]
+        table = _pipes(["method", *(q.header for q in self.columns)], rows)
+        intro = [self.intro, ""] if self.intro else []
+        return [*intro, *table, "", _origin(shown, f"{self.epochs:,} epochs")]
+
+    def _has(self, result: Result) -> bool:
+        key = result.key
+        if key is None or result.epoch != self.epochs:
+            return False
+        place = (key.data, key.network, key.variant)
+        return place == (self.data, self.network, self.variant) and has(
+            result.trained, self.trained
+        )
+
+
+@dataclass(frozen=True)
+class Plateaus:
+    """Mean accuracy over stretches of epochs, the authors' log beside our curves.
+
+    Both are averaged over the epochs that we scored. A stretch that is not at its end yet is cut at
+    our last epoch. ``curve`` names files in ``results/curves`` with ``{seed}`` in them.
+    """
+
+    log: str
+    curve: str
+    spans: tuple[tuple[int, int], ...]
+    data: str
+    network: str
+    method: str
+    variant: str
+
+    def render(self, results: Path) -> list[str]:
+        """Return the lines of the table; none where there is no curve."""
+        log, _ = _read_curve(results / "curves" / self.log)
+        curves = {}
+        for path in sorted((results / "curves").glob(self.curve.format(seed="*"))):
+            start, end = self.curve.split("{seed}")
+            curves[int(path.name[len(start) : -len(end)])] = _read_curve(path)
+        if not curves:
+            return []
+        last = {seed: max(rates) for seed, (_, rates) in curves.items()}
+        rows, rate = [], 0.0
+        for first, end in self.spans:
+            end = min(end, max(last.values()))
+            tops = {s: top for s, (top, _) in curves.items() if last[s] >= end}
+            epochs = [e for e in range(first, end + 1) if all(e in top for top in tops.values())]
+            if len(epochs) < LEAST_EPOCHS:
+                continue
+            now = next(iter(curves.values()))[1][first]
+            what = f", learning rate {now:g}" if now != rate else ""
+            rate = now
+            ours = {s: statistics.fmean(top[e] for e in epochs) for s, top in tops.items()}
+            theirs = statistics.fmean(log[e] for e in epochs)
+            rows.append([f"{first:,} to {end:,}{what}", f"{theirs:.2f}", _cell(ours, 2)])
+        length = f"{max(last.values()):,} of {max(log):,} epochs"
+        ends = [r for r in read_results([results]) if self._has(r, last)]
+        return [*_pipes(["epochs", "authors' log", "ours"], rows), "", _origin(ends, length)]
+
+    def _has(self, result: Result, last: Mapping[int, int]) -> bool:
+        """Whether it is the accuracy at the end of one of the curves."""
+        key = result.key
+        if key is None or result.seed is None or result.metric != "top1_last":
+            return False
+        place = (key.data, key.network, key.method, key.variant)
+        is_ours = place == (self.data, self.network, self.method, self.variant)
+        return is_ours and last.get(result.seed) == result.epoch
+
+
+def has(values: Mapping[str, object], wanted: Mapping[str, object]) -> bool:
+    """Whether ``values`` has all that is wanted."""
+    return all(values.get(name) == value for name, value in wanted.items())
+
+
+TABLES: Mapping[str, Methods | Plateaus] = {
+    "plateaus-cifar100": Plateaus(
+        log="authors-cifar100-r18.csv",
+        curve="cifar100-r18-alignmixup-released-seed{seed}.csv",
+        spans=((301, 500), (521, 600), (801, 1000), (1021, 1500), (1521, 2000)),
+        data="cifar100",
+        network="r18",
+        method="alignmixup",
+        variant="released",
+    ),
+    "cifar10-300": Methods("cifar10", "r18", "fast", 300, trained={"net.block": "standard"}),
+    "cifar100-300": Methods(
+        "cifar100",
+        "r18",
+        "300",
+        300,
+        intro="CIFAR-100, PreActResNet-18 with the authors' block and optimizer, 300 epochs (%):",
+    ),
+}
+
+
+def update(text: str, results: Path, tables: Mapping[str, Methods | Plateaus] = TABLES) -> str:
+    """Return a page with the tables between its markers made anew."""
+    unknown = {name for _, name, _ in MARKED.findall(text)} ^ tables.keys()
+    if unknown:
+        raise ValueError(f"a marker or a table is missing: {sorted(unknown)}")
+
+    def made(found: re.Match[str]) -> str:
+        lines = tables[found[2]].render(results)
+        body = "\n" + "\n".join(lines) + "\n\n" if lines else ""
+        return f"{found[1]}{body}{found[3]}"
+
+    return MARKED.sub(made, text)
+
+
+def _by_seed(results: Iterable[Result], method: str, quantity: Quantity) -> dict[int, float]:
+    """Return the newest value of each seed; raise where the runs differ in a setting."""
+    chosen = [
+        r for r in results if r.key is not None and r.key.method == method and quantity.is_of(r)
+    ]
+    trained = {repr(sorted((k, v) for k, v in r.trained.items() if k not in OWN)) for r in chosen}
+    if len(trained) > 1:
+        raise ValueError(
+            f"runs of {method} differ in their settings; narrow the table by trained=: {trained}"
+        )
+    return {r.seed or 0: r.value for r in sorted(chosen, key=lambda r: r.date)}
+
+
+def _cell(values: Mapping[int, float], digits: int) -> str:
+    if not values:
+        return "-"
+    text = f"{statistics.fmean(values.values()):.{digits}f}"
+    if len(values) == 1:
+        return text
+    return f"{text} \u00b1 {statistics.stdev(values.values()):.{digits}f}, n={len(values)}"
+
+
+def _pipes(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    return [f"| {' | '.join(row)} |" for row in (header, ["---"] * len(header), *rows)]
+
+
+def _origin(results: Sequence[Result], length: str) -> str:
+    """Name seeds, length, hardware and commits in one line."""
+    seeds = sorted({r.seed for r in results if r.seed is not None})
+    what = f"one seed ({seeds[0]})" if len(seeds) == 1 else f"seeds {_join(map(str, seeds))}"
+    hardware = _join(sorted({r.hardware for r in results}))
+    commits = sorted({r.commit for r in results})
+    spread = "; \u00b1 is the standard deviation over n seeds" if len(seeds) > 1 else ""
+    many = "commits" if len(commits) > 1 else "commit"
+    return f"*{length}, {what}, {hardware}, {many} {_join(commits)}{spread}.*"
+
+
+def _join(words: Iterable[str]) -> str:
+    *most, last = words
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+def _read_curve(path: Path) -> tuple[dict[int, float], dict[int, float]]:
+    """Return top-1 by scored epoch, and the learning rate by epoch."""
+    with path.open(encoding="utf-8", newline="") as file:
+        lines = [*csv.DictReader(file)]
+    top1 = {int(line["epoch"]): float(line["top1"]) for line in lines if line["top1"]}
+    return top1, {int(line["epoch"]): float(line.get("lr") or 0) for line in lines}
+
+
+def main() -> None:
+    readme = ROOT / "README.md"
+    readme.write_text(update(readme.read_text(encoding="utf-8"), ROOT / "results"), "utf-8")
+
+
+if __name__ == "__main__":
+    main()

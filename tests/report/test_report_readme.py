@@ -1,0 +1,111 @@
+"""The tables of README.md are those that ``benchmarks/readme_tables.py`` makes from results/."""
+
+import csv
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+from alignmixup.contracts import RecipeKey, Result
+from alignmixup.report.authors_logs import LOGS
+
+ROOT = Path(__file__).parents[2]
+_spec = importlib.util.spec_from_file_location(
+    "readme_tables", ROOT / "benchmarks/readme_tables.py"
+)
+tables = importlib.util.module_from_spec(_spec)
+sys.modules["readme_tables"] = tables  # dataclasses look their module up
+_spec.loader.exec_module(tables)
+
+COMMAND = "PYTHONPATH=src python benchmarks/readme_tables.py"
+MARKS = "before\n<!-- results: t -->\nold\n<!-- end of results -->\nafter\n"
+
+
+def test_readme_has_the_tables_of_the_results():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert tables.update(text, ROOT / "results") == text, f"README.md differs: run {COMMAND}"
+
+
+def test_a_changed_number_is_found():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert text.count("| 70.49 |") == 1
+    assert tables.update(text.replace("| 70.49 |", "| 70.50 |"), ROOT / "results") == text
+
+
+@pytest.mark.parametrize("data", ["cifar10", "cifar100"])
+def test_the_authors_log_is_the_one_of_the_reports(data):
+    with (ROOT / f"results/curves/authors-{data}-r18.csv").open() as file:
+        log = {int(row["epoch"]): float(row["top1"]) for row in csv.DictReader(file)}
+    assert sorted(log) == [*range(1, 2001)]
+    assert {epoch: log[epoch] for epoch, _ in LOGS[data, "preact_resnet18"]} == dict(
+        LOGS[data, "preact_resnet18"]
+    )
+
+
+def line(method, value, seed=0, task="accuracy", metric="top1_median10", **fields):
+    key = RecipeKey("cifar100", "r18", method, fields.pop("variant", "300"))
+    fields = {"epoch": 300, "hardware": "GPU", "commit": "abc", "date": "1"} | fields
+    return Result(task, metric, value, fields.pop("settings", {}), key, seed=seed, **fields)
+
+
+def page(folder, results, table=None):
+    (folder / "results.jsonl").write_text("".join(r.to_json() + "\n" for r in results))
+    table = table or tables.Methods("cifar100", "r18", "300", 300)
+    return tables.update(MARKS, folder, {"t": table})
+
+
+def test_seeds_are_averaged_and_newer_results_replace_older(tmp_path):
+    results = [line("alignmixup", 80.0, 0), line("alignmixup", 70.0, 1)]
+    results += [line("alignmixup", 82.0, 1, date="2"), line("baseline", 75.0, commit="def")]
+    results += [line("input", 1.0, epoch=200), line("cutmix", 1.0, variant="fast")]
+    results += [line("baseline", 50.0, task="fgsm", metric="top1_error", settings={"eps": 8 / 255})]
+    results += [line("baseline", 90.0, task="fgsm", metric="top1_error", settings={"eps": 1 / 255})]
+    text = page(tmp_path, results)
+    assert "| no mixing | 75.00 | 50.0 | - | - |" in text
+    assert "| AlignMixup | 81.00 \u00b1 1.41, n=2 | - | - | - |" in text
+    assert "input mixup" not in text
+    assert "CutMix" not in text
+    assert "old" not in text
+    origin = "*300 epochs, seeds 0 and 1, GPU, commits abc and def; "
+    assert f"{origin}\u00b1 is the standard deviation over n seeds.*" in text
+    assert text.startswith("before\n")
+    assert text.endswith("\nafter\n")
+
+
+def test_a_table_without_results_is_empty(tmp_path):
+    empty = page(tmp_path, [line("input", 1.0, epoch=200)])
+    assert empty == MARKS.replace("old\n", "")
+
+
+def test_runs_with_other_settings_are_not_averaged(tmp_path):
+    results = [line("input", 80.0, trained={"train.lr": 0.1}), line("input", 70.0, 1)]
+    with pytest.raises(ValueError, match="runs of input differ in their settings"):
+        page(tmp_path, results)
+    narrow = tables.Methods("cifar100", "r18", "300", 300, trained={"train.lr": 0.1})
+    assert "| input mixup | 80.00 |" in page(tmp_path, results, narrow)
+
+
+def test_a_plateau_ends_where_the_curve_does(tmp_path):
+    (tmp_path / "curves").mkdir()
+    log = "".join(f"{epoch},{epoch}\n" for epoch in range(1, 101))
+    (tmp_path / "curves" / "log.csv").write_text("epoch,top1\n" + log)
+    for seed, length in ((0, 70), (1, 45)):
+        ours = [f"{e},{0.1 if e <= 40 else 0.01},{e + seed}\n" for e in range(1, length + 1)]
+        (tmp_path / "curves" / f"a-seed{seed}.csv").write_text("epoch,lr,top1\n" + "".join(ours))
+    spans = ((1, 40), (51, 90), (91, 100))
+    place = ("cifar100", "r18", "alignmixup", "released")
+    ends = [
+        line("alignmixup", 1.0, seed, metric="top1_last", epoch=epoch, variant="released")
+        for seed, epoch in ((0, 70), (1, 45), (0, 30))
+    ]
+    text = page(tmp_path, ends, tables.Plateaus("log.csv", "a-seed{seed}.csv", spans, *place))
+    assert "| 1 to 40, learning rate 0.1 | 20.50 | 21.00 \u00b1 0.71, n=2 |" in text
+    assert "| 51 to 70, learning rate 0.01 | 60.50 | 60.50 |" in text
+    assert "91" not in text
+    assert "*70 of 100 epochs, seeds 0 and 1, GPU, commit abc; " in text
+
+
+def test_a_marker_without_a_table_is_an_error(tmp_path):
+    with pytest.raises(ValueError, match="a marker or a table is missing"):
+        tables.update(MARKS, tmp_path, {})
