@@ -25,12 +25,11 @@ from jaxtyping import UInt8
 from torch import Tensor
 
 from alignmixup.contracts import ImageSet
-from alignmixup.datasets.folder import BoxedFileSet
-from alignmixup.datasets.loading.decode import read_rgb, unreadable_files
+from alignmixup.datasets.folder import BoxedFileSet, check_splits
+from alignmixup.datasets.loading.decode import read_rgb
 from alignmixup.datasets.loading.layout import (
     IMAGENET_MEAN,
     IMAGENET_STD,
-    SPLITS,
     check_split,
     data_root,
     find_folder,
@@ -60,10 +59,11 @@ BY_HAND = (
 def scan_cub(root: Path | str | None, split: str, layout: CubLayout = CUB) -> BoxedFileSet:
     """List the files of one split with labels and boxes; nothing is decoded."""
     check_split(split)
-    folder = _find(root)
+    place = data_root(root)  # it may be the folder itself, under any name
+    folder = find_folder("cub200", (place, place / "CUB_200_2011"), ("images.txt",), BY_HAND)
     class_names = _columns(folder / "classes.txt", layout.num_classes, 1, _class_name)
     names = _columns(folder / "images.txt", layout.num_images, 1, lambda w: w[0])
-    labels = _columns(folder / "image_class_labels.txt", layout.num_images, 1, _label)
+    labels = _columns(folder / "image_class_labels.txt", layout.num_images, 1, lambda w: int(w[0]))
     is_train = _columns(folder / "train_test_split.txt", layout.num_images, 1, _flag)
     boxes = _columns(folder / "bounding_boxes.txt", layout.num_images, 4, _box)
     if sum(is_train.values()) != layout.num_train:
@@ -121,28 +121,7 @@ def load_cub(
 
 def check_cub(root: Path | str | None, layout: CubLayout = CUB) -> list[str]:
     """Decode every image and return one line for each thing that is missing or damaged."""
-    problems: list[str] = []
-    for split in SPLITS:
-        try:
-            files = scan_cub(root, split, layout)
-        except (ValueError, OSError) as error:
-            return [str(error)]
-        problems += unreadable_files(files.paths)
-    return problems
-
-
-def _find(root: Path | str | None) -> Path:
-    place = data_root(root)
-    # The root may be the folder itself, under any name.
-    if (place / "images.txt").is_file():
-        return place
-    try:
-        return find_folder(root, ("CUB_200_2011",), "cub200")
-    except FileNotFoundError:
-        raise FileNotFoundError(
-            f"cub200: no folder {place / 'CUB_200_2011'} with images.txt in it: {BY_HAND}, or name "
-            "the folder that holds it with --data or ALIGNMIXUP_DATA"
-        ) from None
+    return check_splits(lambda split: scan_cub(root, split, layout).paths)
 
 
 def _columns(
@@ -172,10 +151,6 @@ def _columns(
 def _class_name(words: Sequence[str]) -> str:
     # "001.Black_footed_Albatross"
     return words[0].partition(".")[2].replace("_", " ") or words[0]
-
-
-def _label(words: Sequence[str]) -> int:
-    return int(words[0])
 
 
 def _flag(words: Sequence[str]) -> bool:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -130,11 +130,15 @@ def load_folder(root: Path | str, split: str, image_size: int) -> ImageSet:
     """
     if image_size < 1:
         raise ValueError(f"image_size must be at least 1, got {image_size}")
-    files = scan_folder(root, split)
-    images = decode_files(files.paths, image_size)
+    return decode_set(scan_folder(root, split), image_size)
+
+
+def decode_set(files: FileSet, image_size: int, fraction: float = 1.0) -> ImageSet:
+    """Decode each file as its centered square, ``fraction`` of the shorter side, boxes with it."""
+    images = decode_files(files.paths, image_size, fraction=fraction)
     boxes = None
     if isinstance(files, BoxedFileSet):
-        boxes = boxes_in_view(files.boxes, files.paths, image_size)
+        boxes = boxes_in_view(files.boxes, files.paths, image_size, fraction)
     return files.in_memory(images, boxes)
 
 
@@ -179,15 +183,18 @@ def load_images(
 
 def check_image_folder(root: Path | str) -> list[str]:
     """Decode every image and return one line for each thing that is missing or damaged."""
-    problems = []
+    return check_splits(lambda split: scan_folder(root, split).paths)
+
+
+def check_splits(paths_of: Callable[[str], Sequence[str]]) -> list[str]:
+    """Decode the files of both splits; return one line for each problem, also of listing them."""
+    problems: list[str] = []
     for split in SPLITS:
         try:
-            files = scan_folder(root, split)
+            problems += unreadable_files(paths_of(split))
         except (ValueError, OSError) as error:
             problems.append(str(error))
-        else:
-            problems += unreadable_files(files.paths)
-    return problems
+    return list(dict.fromkeys(problems))
 
 
 def _split_folder(root: Path, split: str) -> Path:
