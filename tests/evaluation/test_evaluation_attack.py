@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from alignmixup.evaluation import Pixels
+from alignmixup.evaluation.forward import Forward
 from alignmixup.evaluation.tasks.attack import (
     Attack,
     fgsm,
@@ -169,7 +170,7 @@ def test_restarts_only_add_broken_images_and_keep_any_never_loses_one(trained):
     errors = [error(pgd(model, data, 0.03, 0.01, 3, restarts=r)) for r in (1, 2, 4)]
     assert errors == sorted(errors)
     paths = Attack(0.05, 0.04, 6, True, 2, "margin", "any")
-    (result, clean) = run_attack("any", model, data, paths, seed=1)
+    (result, clean) = run_attack("any", Forward(model), data, paths, seed=1)
     by_step = result.settings["errors_by_step"]
     assert by_step == sorted(by_step)
     assert by_step[0] >= clean.value
@@ -184,7 +185,7 @@ def test_what_one_start_breaks_is_not_attacked_again_and_the_error_is_that_of_al
     seen = []
     handle = model.register_forward_hook(lambda module, args, out: seen.append(len(args[0])))
     attack = Attack(0.05, 0.04, 3, True, 4, "margin", "any")
-    result, _ = run_attack("any", model, data, attack, seed=1, chunk=chunk)
+    result, _ = run_attack("any", Forward(model), data, attack, seed=1, chunk=chunk)
     handle.remove()
     # Each start by itself, from the same random points.
     seeds = torch.randint(2**62, (4,), generator=torch.Generator().manual_seed(1))
@@ -232,7 +233,7 @@ def test_an_image_that_is_wrong_without_an_attack_is_broken_under_any():
     data = [(torch.rand(4, 3, 2, 2), torch.zeros(4, dtype=torch.long))]
     for keep, expected in (("any", 100), ("last", 0)):
         attack = Attack(0.1, 0.05, 3, True, 2, "margin", keep)
-        result, clean = run_attack("made", WrongAtFirst(), data, attack)
+        result, clean = run_attack("made", Forward(WrongAtFirst()), data, attack)
         assert (result.value, clean.value) == (expected, 100)
 
 
@@ -387,8 +388,8 @@ def test_progress_counts_images_by_their_share_of_the_steps(trained):
     attack = Attack(0.05, 0.02, num_steps=4, random_start=True, restarts=2)
     options = {"seed": 1, "chunk": 16}
     batches = as_batches(x[:40], y[:40], batch_size=20)
-    watched = run_attack("pgd", model, batches, attack, on_images=told.append, **options)
+    watched = run_attack("pgd", Forward(model), batches, attack, on_images=told.append, **options)
     # Chunks of 16, 4, 16 and 4 images, eight steps each.
     first = [2, 4, 6, 8, 10, 12, 14, 16, 16, 17, 17, 18, 18, 19, 19, 20]
     assert told == first + [20 + n for n in first]
-    assert watched == run_attack("pgd", model, batches, attack, **options)
+    assert watched == run_attack("pgd", Forward(model), batches, attack, **options)

@@ -26,10 +26,11 @@ from torch import Tensor, nn
 from alignmixup.evaluation.forward import (
     Forward,
     Normalization,
+    autocast,
     check_finite,
     check_labels,
-    evaluating,
 )
+from alignmixup.hooks import evaluating
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,7 @@ def class_maps(
         if own is not None and head is None:
             return _own_maps(own, forward, x, classes)
         head = head or find_pool_head(model, x, normalized_by=normalized_by)
-        layer, linear = _named(model, head.layer, None), _linear(model, head.classifier)
+        layer, linear = _named(model, head.layer), _linear(model, head.classifier)
         seen: dict[str, Tensor] = {}
         with contextlib.ExitStack() as hooks:
             hooks.enter_context(_watch(layer, lambda out, _: seen.update(features=out)))
@@ -92,9 +93,11 @@ def find_pool_head(
 ) -> PoolHead:
     """Find the two layers by a forward pass of the first image; a given name is kept."""
     model = _plain(model)
-    if layer is not None and classifier is not None:
-        _named(model, layer, None)
+    if layer is not None:
+        _named(model, layer)
+    if classifier is not None:
         _linear(model, classifier)
+    if layer is not None and classifier is not None:
         return PoolHead(layer, classifier)
     trace = _Trace()
     with evaluating(model), torch.no_grad(), contextlib.ExitStack() as hooks:
@@ -102,13 +105,9 @@ def find_pool_head(
             hooks.enter_context(_watch(module, trace.recorder(name, module)))
         logits = Forward(model, normalized_by)(x[:1])
     classifier = classifier or trace.find_classifier(logits)
-    _linear(model, classifier)
     if classifier not in trace.linear_inputs:
         raise ValueError(f"the classifier {classifier!r} was not called in the forward pass")
-    if layer is not None:
-        _named(model, layer, None)
-        return PoolHead(layer, classifier)
-    return PoolHead(trace.find_layer(classifier), classifier)
+    return PoolHead(layer or trace.find_layer(classifier), classifier)
 
 
 def _plain(model: nn.Module) -> nn.Module:
@@ -229,11 +228,11 @@ def _pools(module: nn.Module, given: Any, out: Tensor) -> bool:
     return shrinks and not list(module.parameters())
 
 
-def _named(model: nn.Module, name: str, kind: type[nn.Module] | None) -> nn.Module:
-    """Return the submodule of that name and kind, or raise with the names there are."""
+def _named(model: nn.Module, name: str, kind: type[nn.Module] = nn.Module) -> nn.Module:
+    """Return the submodule of that name, or raise with the names of this ``kind``."""
     modules: dict[str, nn.Module] = dict(model.named_modules())
-    known = [n for n, m in modules.items() if n and (kind is None or isinstance(m, kind))]
     if name not in modules:
+        known = [n for n, m in modules.items() if n and isinstance(m, kind)]
         some = ", ".join(known if len(known) < 40 else known[-40:])
         raise ValueError(f"the model has no layer {name!r}; there are {some or 'none'}")
     return modules[name]
@@ -287,9 +286,7 @@ def _own_maps(
         # Checked here, because its indexing would not name a wrong label.
         classes = _chosen(forward(x), classes)
     x = forward.prepared(x)
-    with torch.autocast(
-        x.device.type, dtype=forward.amp_dtype, enabled=forward.amp_dtype is not None
-    ):
+    with autocast(x, forward.amp_dtype):
         logits, maps = own(x, classes)
     logits, maps = logits.float(), maps.float()
     return ClassMaps(logits, maps, _chosen(logits, classes))

@@ -22,6 +22,8 @@ from alignmixup.ops.norm_relu import NormReluSequential, norm_relu
 from alignmixup.registry import register_model
 
 EXPANSION = 4
+# Parts of the names of tensors: torchvision's and ours.
+RENAMES = {"downsample.0": "shortcut.conv", "downsample.1": "shortcut.norm", ".bn": ".norm"}
 
 
 @register_model(
@@ -140,7 +142,15 @@ def _our_name(name: str) -> str:
     top = {"conv1": "stem.conv", "bn1": "stem.norm", "fc": "head.linear"}
     if first in top:
         return f"{top[first]}.{rest}"
-    renames = {"downsample.0": "shortcut.conv", "downsample.1": "shortcut.norm", ".bn": ".norm"}
-    for theirs, ours in renames.items():
+    for theirs, ours in RENAMES.items():
         name = name.replace(theirs, ours)
+    return name
+
+
+def their_name(name: str) -> str:
+    """Return the name that a tensor of our ResNet-50, without its head, has in torchvision's."""
+    if name.startswith("stem."):
+        return name.replace("stem.conv.", "conv1.").replace("stem.norm.", "bn1.")
+    for theirs, ours in RENAMES.items():
+        name = name.replace(ours, theirs)
     return name

@@ -32,10 +32,10 @@ from alignmixup.evaluation.forward import (
     amp_name,
     check_finite,
     check_labels,
-    evaluating,
     labeled_pixels,
     model_device,
 )
+from alignmixup.hooks import evaluating
 from alignmixup.registry import register_task
 
 Progress = Callable[[int], None]
@@ -55,16 +55,8 @@ def fgsm(
 ) -> list[Result]:
     """Return the error under one signed gradient step of length ``eps``, and the clean error."""
     attack = Attack(eps=eps, step=eps, num_steps=1, loss=loss)
-    return run_attack(
-        "fgsm",
-        model,
-        batches,
-        attack,
-        normalized_by=normalized_by,
-        amp_dtype=amp_dtype,
-        chunk=chunk,
-        on_images=on_images,
-    )
+    forward = Forward(model, normalized_by, amp_dtype)
+    return run_attack("fgsm", forward, batches, attack, chunk=chunk, on_images=on_images)
 
 
 @register_task("pgd")
@@ -86,17 +78,8 @@ def pgd(
 ) -> list[Result]:
     """Return the error after the last step of projected gradient ascent, and the clean error."""
     attack = Attack(eps, step, num_steps, random_start, restarts, loss)
-    return run_attack(
-        "pgd",
-        model,
-        batches,
-        attack,
-        seed=seed,
-        normalized_by=normalized_by,
-        amp_dtype=amp_dtype,
-        chunk=chunk,
-        on_images=on_images,
-    )
+    forward = Forward(model, normalized_by, amp_dtype)
+    return run_attack("pgd", forward, batches, attack, seed, chunk, on_images)
 
 
 @register_task("strong_attack")
@@ -121,28 +104,16 @@ def strong_attack(
     robustness comes from vanishing gradients.
     """
     attack = Attack(eps, eps / 4, num_steps, True, restarts, "margin", "any")
-    return run_attack(
-        "strong_attack",
-        model,
-        batches,
-        attack,
-        seed=seed,
-        normalized_by=normalized_by,
-        amp_dtype=amp_dtype,
-        chunk=chunk,
-        on_images=on_images,
-    )
+    forward = Forward(model, normalized_by, amp_dtype)
+    return run_attack("strong_attack", forward, batches, attack, seed, chunk, on_images)
 
 
 def run_attack(
     task: str,
-    model: nn.Module,
+    forward: Forward,
     batches: Batches,
     attack: Attack,
-    *,
     seed: int = 0,
-    normalized_by: Normalization | None = None,
-    amp_dtype: torch.dtype | None = None,
     chunk: int = 256,
     on_images: Progress | None = None,
 ) -> list[Result]:
@@ -159,13 +130,12 @@ def run_attack(
         raise ValueError(
             "an attack needs gradients, which torch.inference_mode() disables: call it outside"
         )
-    forward = Forward(model, normalized_by, amp_dtype)
+    model = forward.model
     starts = _start_generators(attack, seed)
     n, num_clean, num_broken = 0, 0, torch.zeros(attack.num_steps, dtype=torch.int64)
     with evaluating(model):
-        for images, labels in labeled_pixels(batches, normalized_by, model_device(model)):
-            for first in range(0, len(images), chunk):
-                x, y = images[first : first + chunk], labels[first : first + chunk]
+        for images, labels in labeled_pixels(batches, forward.normalized_by, model_device(model)):
+            for x, y in zip(torch.split(images, chunk), torch.split(labels, chunk), strict=True):
                 with torch.no_grad():
                     clean = forward(x)
                 check_labels(y, clean.shape[1])
@@ -176,7 +146,8 @@ def run_attack(
                 num_clean += int(wrong.sum())
                 num_broken += broken.sum(dim=1).cpu()
     errors = [100 * int(count) / n for count in num_broken]
-    settings = {**asdict(attack), "seed": seed, "num_images": n, "amp_dtype": amp_name(amp_dtype)}
+    settings = {**asdict(attack), "seed": seed, "num_images": n}
+    settings["amp_dtype"] = amp_name(forward.amp_dtype)
     return [
         Result(task, "top1_error", errors[-1], {**settings, "errors_by_step": errors}),
         Result(task, "clean_error", 100 * num_clean / n, settings),

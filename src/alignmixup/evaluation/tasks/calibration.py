@@ -14,7 +14,7 @@ torchmetrics closes its bins on the left and has an extra bin for a confidence o
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 import torch
@@ -77,24 +77,10 @@ def calibration(
     amp_dtype: torch.dtype | None = None,
 ) -> list[Result]:
     """Return all measures of calibration; the settings of ECE have the diagram."""
-    logits, labels = collect_logits(
-        model, batches, normalized_by=normalized_by, amp_dtype=amp_dtype
-    )
+    logits, labels = collect_logits(model, batches, normalized_by, amp_dtype)
     values, diagram = calibration_metrics(logits, labels, num_bins)
-    settings = {
-        "num_bins": num_bins,
-        "num_images": len(labels),
-        "amp_dtype": amp_name(amp_dtype),
-    }
-    return [
-        Result(
-            "calibration",
-            metric,
-            value,
-            {**settings, "reliability": asdict(diagram)} if metric == "ece" else settings,
-        )
-        for metric, value in values.items()
-    ]
+    settings = {"num_bins": num_bins, "num_images": len(labels), "amp_dtype": amp_name(amp_dtype)}
+    return _results("calibration", values, settings, diagram)
 
 
 @register_task("temperature", units={"nll": "nats", "brier": "", "temperature": ""})
@@ -113,9 +99,7 @@ def temperature_scaling(
     ``held_out`` is the share for the fit, drawn by ``seed``. Metrics are ``temperature``, those of
     ``calibration`` with it, and with the suffix ``_before`` without it, on the same images.
     """
-    logits, labels = collect_logits(
-        model, batches, normalized_by=normalized_by, amp_dtype=amp_dtype
-    )
+    logits, labels = collect_logits(model, batches, normalized_by, amp_dtype)
     n = len(labels)
     num_fit = round(held_out * n)
     if not 0 < num_fit < n:
@@ -127,9 +111,8 @@ def temperature_scaling(
     fit, rest = order[:num_fit], order[num_fit:]
     temperature = fit_temperature(logits[fit], labels[fit])
     before, _ = calibration_metrics(logits[rest], labels[rest], num_bins)
-    after, diagram = calibration_metrics(
-        logits[rest].double() / temperature, labels[rest], num_bins
-    )
+    scaled = logits[rest].double() / temperature
+    after, diagram = calibration_metrics(scaled, labels[rest], num_bins)
     values = {"temperature": temperature, **after}
     values |= {f"{metric}_before": value for metric, value in before.items()}
     settings = {
@@ -140,15 +123,14 @@ def temperature_scaling(
         "temperature": temperature,
         "amp_dtype": amp_name(amp_dtype),
     }
-    return [
-        Result(
-            "temperature",
-            metric,
-            value,
-            {**settings, "reliability": asdict(diagram)} if metric == "ece" else settings,
-        )
-        for metric, value in values.items()
-    ]
+    return _results("temperature", values, settings, diagram)
+
+
+def _results(
+    task: str, values: dict[str, float], settings: Mapping[str, object], diagram: Reliability
+) -> list[Result]:
+    extra = {"ece": {"reliability": asdict(diagram)}}
+    return [Result(task, m, value, {**settings, **extra.get(m, {})}) for m, value in values.items()]
 
 
 def calibration_metrics(

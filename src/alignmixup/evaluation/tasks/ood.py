@@ -57,29 +57,19 @@ def ood(
 
     Outliers are pixels, whatever ``normalized_by`` says of the ID images.
     """
-    inside = predict(model, batches, normalized_by=normalized_by, amp_dtype=amp_dtype)
+    inside = predict(model, batches, normalized_by, amp_dtype)
     results = []
     for source in outliers:
         images = source.read(len(inside))
         if images is None:
             continue
         try:
-            outside = predict(
-                model,
-                PixelBatches(images.__iter__),
-                normalized_by=normalized_by,
-                amp_dtype=amp_dtype,
-            )
+            outside = predict(model, PixelBatches(images.__iter__), normalized_by, amp_dtype)
         except ValueError as error:
             raise ValueError(f"out-of-distribution source {source.name!r}: {error}") from error
+        amp, seed = amp_name(amp_dtype), source.seed
         results += ood_from_logits(
-            inside,
-            outside,
-            source.name,
-            score=score,
-            prior=prior,
-            amp=amp_name(amp_dtype),
-            seed=source.seed,
+            inside, outside, source.name, score=score, prior=prior, amp=amp, seed=seed
         )
     if not results:
         raise Skipped("no out-of-distribution images")

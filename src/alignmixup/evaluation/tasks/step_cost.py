@@ -26,11 +26,12 @@ from alignmixup.evaluation.forward import (
     Forward,
     Normalization,
     amp_name,
-    evaluating,
+    autocast,
     labeled_pixels,
     model_device,
     model_dtype,
 )
+from alignmixup.hooks import evaluating, keeping_modes
 from alignmixup.registry import register_task
 
 BATCH = 128  # the paper's
@@ -177,7 +178,7 @@ def _forward_step(
     model: nn.Module, x: Tensor, amp_dtype: torch.dtype | None
 ) -> Iterator[Callable[[], None]]:
     def step() -> None:
-        with torch.no_grad(), _autocast(x, amp_dtype):
+        with torch.no_grad(), autocast(x, amp_dtype):
             model(x)
 
     with evaluating(model):
@@ -192,7 +193,7 @@ def _training_step(
     draw = draw.to(x.device)
 
     def step() -> None:
-        with _autocast(x, amp_dtype):
+        with autocast(x, amp_dtype):
             loss = mixer.apply(model, x, y, draw).loss()
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
@@ -204,17 +205,13 @@ def _training_step(
         yield step
 
 
-def _autocast(x: Tensor, amp_dtype: torch.dtype | None) -> torch.autocast:
-    return torch.autocast(x.device.type, dtype=amp_dtype, enabled=amp_dtype is not None)
-
-
 @contextlib.contextmanager
 def _restoring(model: nn.Module) -> Iterator[None]:
     """Restore the weights, statistics, gradients and modes of the model afterwards."""
     tensors = [*model.parameters(), *model.buffers()]
     kept = [t.detach().to("cpu", copy=True) for t in tensors]  # not on the device that is measured
     gradients = [p.grad for p in model.parameters()]
-    with evaluating(model):
+    with keeping_modes(model):
         try:
             yield
         finally:
