@@ -89,14 +89,13 @@ def build(
         if value < 1:
             raise ValueError(f"{option} must be at least 1, got {value}")
     cpu = torch.device("cpu")  # constructors draw from torch's global generator
+    _refuse_options(spec, options_of(spec.name))
     if _is_external(spec.name):
-        _refuse_options(spec, {"pretrained"})
         with fork_rng(cpu, seed):
             return build_external(
                 spec.name, num_classes, mean, std, image_size, pretrained=spec.pretrained
             )
     entry = _find(spec.name)
-    _refuse_options(spec, _options(entry))
     if spec.pretrained:
         mean, std = IMAGENET_SCALE
     with fork_rng(cpu, seed):
@@ -139,8 +138,11 @@ def _find(name: str) -> ModelEntry:
 _AUTOENCODER = {"autoencoder", "variational", "decoder", "map_size"}
 
 
-def _options(entry: ModelEntry) -> set[str]:
-    """The fields of ``NetSpec`` that apply to a registered model."""
+def options_of(name: str) -> set[str]:
+    """Return the fields of ``NetSpec`` that apply to a model."""
+    if _is_external(name):
+        return {"pretrained"}
+    entry = _find(name)
     fields = {field.name for field in dataclasses.fields(NetSpec)}
     options = fields & set(inspect.signature(entry.function).parameters)
     options |= _AUTOENCODER if entry.autoencoder else set()

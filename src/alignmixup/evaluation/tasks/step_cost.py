@@ -108,7 +108,7 @@ def step_cost(
     results += _summed("ms_forward", "peak_memory_forward_mb", {"eval": 1.0}, forward, shared)
     if mixer is not None and y is not None:
         training = {}
-        for draw in _draw_each_case(mixer, len(x), seed):
+        for draw in draw_each_case(mixer, len(x), seed):
             with _training_step(model, x, y.to(device), mixer, draw, amp_dtype) as step:
                 training[draw.case] = time_steps(step, device, num_steps, num_warmup)
         shared["mixer"] = type(mixer).__name__
@@ -159,7 +159,7 @@ def _summed(
     return results
 
 
-def _draw_each_case(mixer: Mixer, batch_size: int, seed: int) -> Iterator[Draw]:
+def draw_each_case(mixer: Mixer, batch_size: int, seed: int) -> Iterator[Draw]:
     """Yield the first draw of each case that has a positive share."""
     rng = torch.Generator().manual_seed(seed)
     wanted = {case for case, share in mixer.cases.items() if share > 0}
