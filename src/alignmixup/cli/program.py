@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from alignmixup.cli.bench import Bench
 from alignmixup.cli.detection import Detect
 from alignmixup.cli.material import Adain, parse_data
+from alignmixup.cli.measuring import Evaluate, Report
 from alignmixup.cli.parsing import PROGRAM, Call, Parse, parse_as, take_plugins
 from alignmixup.cli.pictures import Decoder, parse_figure
-from alignmixup.cli.scoring import Evaluate, Report
 from alignmixup.cli.training import Demo, Recipes, parse_sweep, parse_train
 from alignmixup.cli.using import Export, Predict
 
