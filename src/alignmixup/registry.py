@@ -22,32 +22,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Generic, TypeVar
 
-__all__ = [
-    "DATASETS",
-    "FIGURES",
-    "LOGGERS",
-    "MIXERS",
-    "MODELS",
-    "OPTIMIZERS",
-    "RECIPES",
-    "TASKS",
-    "DatasetEntry",
-    "ModelEntry",
-    "Registry",
-    "TaskEntry",
-    "import_plugin",
-    "imported_plugins",
-    "plugin_module",
-    "register_dataset",
-    "register_logger",
-    "register_mixer",
-    "register_model",
-    "register_optimizer",
-    "register_recipe",
-    "register_task",
-    "suggestion",
-]
-
 T = TypeVar("T")
 
 

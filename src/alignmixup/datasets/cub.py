@@ -26,7 +26,7 @@ from torch import Tensor
 
 from alignmixup.contracts import ImageSet
 from alignmixup.datasets.folder import BoxedFileSet, check_splits
-from alignmixup.datasets.loading.decode import read_rgb
+from alignmixup.datasets.loading.decode import empty_images, read_rgb
 from alignmixup.datasets.loading.layout import (
     IMAGENET_MEAN,
     IMAGENET_STD,
@@ -103,10 +103,8 @@ def load_cub(
 
     A box is clipped to its image.
     """
-    if image_size < 1:
-        raise ValueError(f"image_size must be at least 1, got {image_size}")
     files = scan_cub(root, split, layout)
-    images = torch.empty(len(files), 3, image_size, image_size, dtype=torch.uint8)
+    images = empty_images(len(files), image_size)
     sizes = np.empty((len(files), 2), np.float64)
 
     def decode(i: int) -> None:

@@ -27,6 +27,7 @@ from alignmixup.datasets.loading.box_lists import boxes_in_view, find_box_list, 
 from alignmixup.datasets.loading.decode import (
     IMAGE_SUFFIXES,
     decode_files,
+    empty_images,
     read_rgb,
     unreadable_files,
 )
@@ -128,8 +129,6 @@ def load_folder(root: Path | str, split: str, image_size: int) -> ImageSet:
     Boxes, if any, are clipped to the squares; an image that is not in their list, or whose boxes
     are outside of its square, has none.
     """
-    if image_size < 1:
-        raise ValueError(f"image_size must be at least 1, got {image_size}")
     return decode_set(scan_folder(root, split), image_size)
 
 
@@ -161,13 +160,11 @@ def load_images(
 
     Raises for a file that is too small for its crop.
     """
-    if image_size < 1:
-        raise ValueError(f"image_size must be at least 1, got {image_size}")
     if how not in ("resize", "crop"):
         raise ValueError(f"how must be 'resize' or 'crop', got {how!r}")
     if how == "resize":
         return decode_files(paths, image_size)
-    images = torch.empty(len(paths), 3, image_size, image_size, dtype=torch.uint8)
+    images = empty_images(len(paths), image_size)
     for image, path in zip(images, paths, strict=True):
         pixels = np.array(read_rgb(path))
         top, left = ((side - image_size) // 2 for side in pixels.shape[:2])

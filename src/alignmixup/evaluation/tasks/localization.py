@@ -246,7 +246,6 @@ class Localized:
     box: Box | None
     true_boxes: tuple[tuple[float, float, float, float], ...]
     iou: float
-    is_correct: bool
     heat: UInt8[np.ndarray, "h w"]
 
 
@@ -275,6 +274,5 @@ def _localized(image: HeatImage, settings: LocalizationSettings) -> Localized:
         box=found.box,
         true_boxes=tuple((a, b, c, d) for a, b, c, d in image.boxes.tolist()),
         iou=found.iou,
-        is_correct=image.predicted == image.label and found.iou >= settings.iou_threshold,
         heat=image.heat,
     )
