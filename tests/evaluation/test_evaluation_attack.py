@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from alignmixup.evaluation import Pixels
 from alignmixup.evaluation.forward import Forward
 from alignmixup.evaluation.tasks.attack import (
+    LOSSES,
     Attack,
     fgsm,
     pgd,
@@ -123,8 +124,8 @@ def test_error_does_not_fall_as_steps_grow(trained):
 def test_pgd_loss_is_at_least_the_fgsm_loss(trained):
     model, x, y = trained
     for eps in (0.02, 0.05, 0.1):
-        one = end_of(model, x, y, Attack(eps, eps, 1)).logits
-        many = end_of(model, x, y, Attack(eps, eps / 4, 20)).logits
+        one = end_of(model, x, y, Attack(eps, eps, 1))[1]
+        many = end_of(model, x, y, Attack(eps, eps / 4, 20))[1]
         losses = [F.cross_entropy(z, y, reduction="none") for z in (one, many)]
         assert losses[1].mean() >= losses[0].mean()
         # Image by image a local climb may end lower; rarely, and by little.
@@ -274,7 +275,7 @@ def test_fgsm_equals_foolbox(trained, eps):
     model, x, y = trained
     theirs = foolbox_adversarials(model, x, y, "LinfFastGradientAttack", eps)
     ours = end_of(model, x, y, Attack(eps, eps, 1))
-    torch.testing.assert_close(ours.images, theirs, atol=1e-12, rtol=0)
+    torch.testing.assert_close(ours[0], theirs, atol=1e-12, rtol=0)
     expected = 100 * float((model(theirs).argmax(dim=1) != y).double().mean())
     assert error(fgsm(model, as_batches(x, y), eps)) == pytest.approx(expected)
 
@@ -287,7 +288,7 @@ def test_pgd_equals_foolbox(trained, eps, step, num_steps):
         model, x, y, "LinfPGD", eps, abs_stepsize=step, steps=num_steps, random_start=False
     )
     ours = end_of(model, x, y, Attack(eps, step, num_steps))
-    torch.testing.assert_close(ours.images, theirs, atol=1e-12, rtol=0)
+    torch.testing.assert_close(ours[0], theirs, atol=1e-12, rtol=0)
     expected = 100 * float((model(theirs).argmax(dim=1) != y).double().mean())
     results = pgd(model, as_batches(x, y), eps, step, num_steps, random_start=False)
     assert error(results) == pytest.approx(expected)
@@ -315,8 +316,6 @@ def test_a_normalizing_loader_is_attacked_in_pixel_space(trained):
 
 
 def test_margin_loss_by_hand():
-    from alignmixup.evaluation.attack_steps import LOSSES
-
     logits = torch.tensor([[3.0, 1.0, 2.0], [0.0, 5.0, -1.0]])
     assert LOSSES["margin"](logits, torch.tensor([0, 2])) == (2 - 3) + (5 - -1)
 
