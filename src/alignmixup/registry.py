@@ -57,32 +57,29 @@ class Registry(Mapping[str, T], Generic[T]):
 
     def __getitem__(self, name: str) -> T:
         """Return the entry, or raise a ``ValueError`` that suggests the nearest names."""
-        self._import_package()
-        if name not in self._entries:
-            hint = suggestion(name, list(self._entries))
-            raise ValueError(f"unknown {self.kind} {name!r}{hint}")
-        return self._entries[name]
+        entries = self._all()
+        if name not in entries:
+            raise ValueError(f"unknown {self.kind} {name!r}{suggestion(name, list(entries))}")
+        return entries[name]
 
     def __contains__(self, name: object) -> bool:
-        self._import_package()
-        return name in self._entries
+        return name in self._all()
 
     def __iter__(self) -> Iterator[str]:
-        self._import_package()
-        return iter(self._entries)
+        return iter(self._all())
 
     def __len__(self) -> int:
-        self._import_package()
-        return len(self._entries)
+        return len(self._all())
 
-    def _import_package(self) -> None:
-        if self._package is None:
-            return
-        name, self._package = self._package, None  # first: its modules may look entries up
-        package = importlib.import_module(name)
-        for module in pkgutil.iter_modules(getattr(package, "__path__", []), f"{name}."):
-            if not module.ispkg:
-                importlib.import_module(module.name)
+    def _all(self) -> dict[str, T]:
+        """Return the entries, after an import of the package at the first call."""
+        if self._package is not None:
+            name, self._package = self._package, None  # first: its modules may look entries up
+            package = importlib.import_module(name)
+            for module in pkgutil.iter_modules(getattr(package, "__path__", []), f"{name}."):
+                if not module.ispkg:
+                    importlib.import_module(module.name)
+        return self._entries
 
 
 def suggestion(name: str, known: list[str]) -> str:

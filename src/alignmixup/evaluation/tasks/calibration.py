@@ -26,6 +26,8 @@ from alignmixup.contracts import Result
 from alignmixup.evaluation.forward import Batches, Normalization, amp_name, collect_logits
 from alignmixup.registry import register_task
 
+TEMPERATURES = (0.01, 100.0)
+
 
 @dataclass(frozen=True, slots=True)
 class Reliability:
@@ -186,14 +188,8 @@ def reliability(
     )
 
 
-def fit_temperature(
-    logits: Float[Tensor, "n k"],
-    labels: Int[Tensor, " n"],
-    *,
-    low: float = 0.01,
-    high: float = 100.0,
-) -> float:
-    """Return the temperature T in [low, high] at which logits / T have the least NLL.
+def fit_temperature(logits: Float[Tensor, "n k"], labels: Int[Tensor, " n"]) -> float:
+    """Return the temperature T in [0.01, 100] at which logits / T have the least NLL.
 
     NLL is convex in 1/T with derivative mean(E_p[z] - z_y), which bisection in log T brings to
     zero. If the NLL has no minimum inside (all right: T -> 0; worse than chance: T -> inf), the
@@ -209,6 +205,7 @@ def fit_temperature(
         p = (z / math.exp(log_t)).softmax(dim=1)
         return float(((p * z).sum(dim=1) - own).mean())
 
+    low, high = TEMPERATURES
     left, right = math.log(low), math.log(high)
     if slope(left) <= 0:
         return low

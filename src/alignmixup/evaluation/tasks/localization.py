@@ -254,15 +254,10 @@ def localize(
     x: Float[Tensor, "b c h w"],
     y: Int[Tensor, " b"],
     boxes: Sequence[Tensor],
-    *,
     settings: LocalizationSettings = DEFAULT,
-    layer: str | None = None,
-    classifier: str | None = None,
-    normalized_by: Normalization | None = None,
-    amp_dtype: torch.dtype | None = None,
 ) -> list[Localized]:
     """Return what ``top1_loc`` compares, per image: CAM of the predicted class, one box."""
-    scan = Scan(model, boxes, layer, classifier, normalized_by, amp_dtype)
+    scan = Scan(model, boxes)
     return [_localized(image, settings) for image in scan.images([(x, y)], of_predicted=True)]
 
 

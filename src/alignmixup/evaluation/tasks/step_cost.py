@@ -103,8 +103,13 @@ def step_cost(
         "num_warmup": num_warmup,
     }
     results = [Result("cost", "params", total / 1e6, {"trainable": trainable / 1e6})]
-    with _forward_step(model, x, amp_dtype) as step:
-        forward = {"eval": time_steps(step, device, num_steps, num_warmup)}
+
+    def forward_step() -> None:
+        with torch.no_grad(), autocast(x, amp_dtype):
+            model(x)
+
+    with evaluating(model):
+        forward = {"eval": time_steps(forward_step, device, num_steps, num_warmup)}
     results += _summed("ms_forward", "peak_memory_forward_mb", {"eval": 1.0}, forward, shared)
     if mixer is not None and y is not None:
         training = {}
@@ -171,18 +176,6 @@ def draw_each_case(mixer: Mixer, batch_size: int, seed: int) -> Iterator[Draw]:
             wanted.remove(draw.case)
             yield draw
     raise ValueError(f"{type(mixer).__name__} never draws {sorted(wanted)}, though it is a case")
-
-
-@contextlib.contextmanager
-def _forward_step(
-    model: nn.Module, x: Tensor, amp_dtype: torch.dtype | None
-) -> Iterator[Callable[[], None]]:
-    def step() -> None:
-        with torch.no_grad(), autocast(x, amp_dtype):
-            model(x)
-
-    with evaluating(model):
-        yield step
 
 
 @contextlib.contextmanager
