@@ -64,12 +64,13 @@ def scan_cub(root: Path | str | None, split: str, layout: CubLayout = CUB) -> Bo
     class_names = _columns(folder / "classes.txt", layout.num_classes, 1, _class_name)
     names = _columns(folder / "images.txt", layout.num_images, 1, lambda w: w[0])
     labels = _columns(folder / "image_class_labels.txt", layout.num_images, 1, lambda w: int(w[0]))
-    is_train = _columns(folder / "train_test_split.txt", layout.num_images, 1, _flag)
+    flags = folder / "train_test_split.txt"
+    is_train = _columns(flags, layout.num_images, 1, lambda w: bool(("0", "1").index(w[0])))
     boxes = _columns(folder / "bounding_boxes.txt", layout.num_images, 4, _box)
     if sum(is_train.values()) != layout.num_train:
         raise ValueError(
-            f"{folder / 'train_test_split.txt'} is damaged: {sum(is_train.values())} training "
-            f"images, not {layout.num_train}; unpack the archive again"
+            f"{flags} is damaged: {sum(is_train.values())} training images, not "
+            f"{layout.num_train}; unpack the archive again"
         )
     known = sorted(class_names)
     chosen = [i for i in names if is_train[i] == (split == "train")]
@@ -149,10 +150,6 @@ def _columns(
 def _class_name(words: Sequence[str]) -> str:
     # "001.Black_footed_Albatross"
     return words[0].partition(".")[2].replace("_", " ") or words[0]
-
-
-def _flag(words: Sequence[str]) -> bool:
-    return bool(("0", "1").index(words[0]))
 
 
 def _box(words: Sequence[str]) -> tuple[float, float, float, float]:

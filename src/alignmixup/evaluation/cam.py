@@ -138,7 +138,6 @@ class _Trace:
         self.means: dict[str, _Means] = {}
         self.pooled: list[Tensor] = []
         self.behind_pool: set[str] = set()
-        self.sizes: dict[str, tuple[int, int]] = {}
 
     def recorder(self, name: str, module: nn.Module) -> Callable[[Any, Any], None]:
         def record(out: Any, given: Any) -> None:
@@ -153,7 +152,6 @@ class _Trace:
                 # Now, because an in-place ReLU may change the map later.
                 self.means.pop(name, None)
                 self.means[name] = _Means.of(out)
-                self.sizes[name] = (out.shape[2], out.shape[3])
 
         return record
 
@@ -175,7 +173,7 @@ class _Trace:
             if means.give(pooled) or means.give(pooled, after_relu=True)
         ]
         for name in reversed(fitting):
-            if self.sizes[name] != (1, 1):
+            if not self.means[name].is_one:
                 return name
         if fitting and fitting[-1] in self.behind_pool:
             raise ValueError(
@@ -201,12 +199,13 @@ class _Means:
     plain: Float[Tensor, "b c"]
     after_relu: Float[Tensor, "b c"]
     is_half: bool
+    is_one: bool  # a map of one position
 
     @classmethod
     def of(cls, features: Float[Tensor, "b c h w"]) -> _Means:
         wide = _wide(features)
-        is_half = wide.dtype != features.dtype
-        return cls(wide.mean(dim=(2, 3)), wide.relu().mean(dim=(2, 3)), is_half)
+        is_half, is_one = wide.dtype != features.dtype, features[0, 0].numel() == 1
+        return cls(wide.mean(dim=(2, 3)), wide.relu().mean(dim=(2, 3)), is_half, is_one)
 
     def give(self, pooled: Tensor, *, after_relu: bool = False) -> bool:
         """Return whether these are the pooled features, within the precision of their dtypes."""

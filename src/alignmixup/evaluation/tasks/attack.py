@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Literal
 
 import torch
@@ -282,14 +283,13 @@ def _gradient(
     return logits.detach(), gradient
 
 
-def _cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
-    return F.cross_entropy(logits, y, reduction="sum")
-
-
 def _margin(logits: Tensor, y: Tensor) -> Tensor:
     own = logits.gather(1, y.unsqueeze(1)).squeeze(1)
     others = logits.scatter(1, y.unsqueeze(1), -torch.inf)
     return (others.amax(dim=1) - own).sum()
 
 
-LOSSES = {"ce": _cross_entropy, "margin": _margin}
+LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "ce": partial(F.cross_entropy, reduction="sum"),
+    "margin": _margin,
+}

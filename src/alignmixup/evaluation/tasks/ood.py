@@ -107,22 +107,14 @@ def ood_from_logits(
     return [Result("ood", metric, value, settings) for metric, value in values.items()]
 
 
-def _max_softmax(logits: Tensor) -> Tensor:
-    return logits.softmax(dim=1).amax(dim=1)
-
-
-def _energy(logits: Tensor) -> Tensor:
-    return logits.logsumexp(dim=1)
-
-
 def _negative_entropy(logits: Tensor) -> Tensor:
     log_p = logits.log_softmax(dim=1)
     return (log_p.exp() * log_p).sum(dim=1)
 
 
 SCORES: Mapping[str, Callable[[Tensor], Tensor]] = {
-    "max_softmax": _max_softmax,
-    "energy": _energy,
+    "max_softmax": lambda logits: logits.softmax(dim=1).amax(dim=1),
+    "energy": lambda logits: logits.logsumexp(dim=1),
     "entropy": _negative_entropy,
 }
 
