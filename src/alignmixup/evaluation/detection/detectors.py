@@ -74,7 +74,9 @@ def ssd300(
     mean, std = _normalization(_state(trained))
     with fork_rng(torch.device("cpu"), seed):
         trunk = _SSDTrunk(_resnet50(trained))
-        _freeze(trunk, trainable_layers)
+        layers = [trunk.stem, trunk.layer1, trunk.layer2, trunk.layer3, trunk.layer4]
+        for layer in layers[: 5 - trainable_layers]:
+            layer.requires_grad_(False)
         head = ssd.SSDHead(trunk.out_channels, anchors.num_anchors_per_location(), num_classes + 1)
         detector: nn.Module = ssd.SSD(
             trunk,
@@ -181,9 +183,3 @@ def _added(channels: int, hidden: int, out: int, *, padding: int, stride: int = 
             assert layer.bias is not None
             nn.init.zeros_(layer.bias)
     return layers
-
-
-def _freeze(trunk: _SSDTrunk, trainable_layers: int) -> None:
-    layers = [trunk.stem, trunk.layer1, trunk.layer2, trunk.layer3, trunk.layer4]
-    for layer in layers[: 5 - trainable_layers]:
-        layer.requires_grad_(False)

@@ -221,7 +221,9 @@ def _broken_by_step(
     left = torch.ones(len(x), dtype=torch.bool, device=x.device)
     for restart, rng in enumerate(starts):
         # Drawn for all images, also if none is left: a start depends only on their order.
-        start = _random_start(x, attack.eps, rng) if attack.random_start else x
+        start = x
+        if attack.random_start:
+            start = x + attack.eps * (2 * torch.rand(x.shape, generator=rng) - 1).to(x)
         if not left.any():
             continue
         so_far = wrong[left]
@@ -236,11 +238,6 @@ def _broken_by_step(
         if attack.keep == "any":
             left = ~broken[-1]
     return broken
-
-
-def _random_start(x: Tensor, eps: float, rng: torch.Generator) -> Tensor:
-    noise = 2 * torch.rand(x.shape, generator=rng) - 1
-    return x + eps * noise.to(x)
 
 
 def trajectory(
