@@ -256,7 +256,7 @@ def changed(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 def sweep() -> Iterator[str]:
     """Times of other launch settings than the ones in the code, bf16."""
-    Launch, Tiling = _triton_small.Launch, _triton_common.Tiling
+    Tiling = _triton_common.Tiling
 
     def timed(i: Inputs, plan: Tensor | None = None) -> str:
         call = (lambda: forward(i)) if plan is None else (lambda: backward(i, plan))
@@ -273,16 +273,17 @@ def sweep() -> Iterator[str]:
             with changed(_triton_small, "MAX_FUSED", 64):
                 yield f"forward {shape} in one launch: {timed(i)}"
             for w in (2, 4, 8):
-                with changed(_triton_small, "LAUNCH", {N: Launch(w, 64)}):
+                with changed(_triton_small, "TILINGS", {N: Tiling(N, N, 64, w)}):
                     yield f"forward {shape} iterations by {w} warps: {timed(i)}"
             for c, w, stages in [(32, 4, 3), (64, 4, 3), (64, 4, 2), (64, 8, 3), (128, 8, 3)]:
                 tile = Tiling(64, 64, c, w, stages)
                 with changed(_triton_cost, "cost_tiling", lambda *_, t=tile: t):
                     yield f"forward {shape} cost {tile}: {timed(i)}"
         else:
-            for launch in [Launch(w, c, s) for w in (1, 2) for c in (32, 64, 128) for s in (2, 3)]:
-                with changed(_triton_small, "LAUNCH", {N: launch}):
-                    yield f"forward {shape} {launch}: {timed(i)}"
+            sizes = [(c, w, s) for w in (1, 2) for c in (32, 64, 128) for s in (2, 3)]
+            for tile in [Tiling(N, N, *size) for size in sizes]:
+                with changed(_triton_small, "TILINGS", {N: tile}):
+                    yield f"forward {shape} {tile}: {timed(i)}"
         for w, c in [(1, 64), (2, 64), (2, 128), (4, 64), (4, 128)]:
             tile = Tiling(N, N, c, w, 1)
             with changed(_triton_product, "tiling", lambda *_, t=tile: t):

@@ -28,6 +28,25 @@ from torch.utils import checkpoint
 Action = Callable[..., Tensor]
 
 
+@contextmanager
+def keeping_modes(net: nn.Module) -> Iterator[None]:
+    """Restore the training mode of every sub-module at the end of the block."""
+    modes = [(module, module.training) for module in net.modules()]
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+@contextmanager
+def evaluating(net: nn.Module) -> Iterator[None]:
+    """Put the network in eval mode; restore the mode of every sub-module afterwards."""
+    with keeping_modes(net):
+        net.eval()
+        yield
+
+
 class WrongOutput(ValueError):
     """An action cannot replace this output; ``tap`` adds the names of all layers to the message."""
 

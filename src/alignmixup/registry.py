@@ -23,34 +23,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Generic, TypeVar
 
-__all__ = [
-    "DATASETS",
-    "FIGURES",
-    "LOGGERS",
-    "MIXERS",
-    "MODELS",
-    "OPTIMIZERS",
-    "RECIPES",
-    "TASKS",
-    "DatasetEntry",
-    "ModelEntry",
-    "Registry",
-    "TaskEntry",
-    "import_plugin",
-    "imported_plugins",
-    "nearest",
-    "plugin_module",
-    "register_dataset",
-    "register_logger",
-    "register_mixer",
-    "register_model",
-    "register_optimizer",
-    "register_recipe",
-    "register_task",
-    "suggestion",
-    "task_abouts",
-]
-
 T = TypeVar("T")
 
 
@@ -86,36 +58,33 @@ class Registry(Mapping[str, T], Generic[T]):
 
     def __getitem__(self, name: str) -> T:
         """Return the entry, or raise a ``ValueError`` that suggests the nearest names."""
-        self._import_package()
-        if name not in self._entries:
-            hint = suggestion(name, list(self._entries))
-            raise ValueError(f"unknown {self.kind} {name!r}{hint}")
-        return self._entries[name]
+        entries = self._all()
+        if name not in entries:
+            raise ValueError(f"unknown {self.kind} {name!r}{suggestion(name, list(entries))}")
+        return entries[name]
 
     def __contains__(self, name: object) -> bool:
-        self._import_package()
-        return name in self._entries
+        return name in self._all()
 
     def __iter__(self) -> Iterator[str]:
-        self._import_package()
-        return iter(self._entries)
+        return iter(self._all())
 
     def __len__(self) -> int:
-        self._import_package()
-        return len(self._entries)
+        return len(self._all())
 
     def imported(self) -> dict[str, T]:
         """Return the entries so far: those of plugins, and the built-in ones after a look-up."""
         return dict(self._entries)
 
-    def _import_package(self) -> None:
-        if self._package is None:
-            return
-        name, self._package = self._package, None  # first: its modules may look entries up
-        package = importlib.import_module(name)
-        for module in pkgutil.iter_modules(getattr(package, "__path__", []), f"{name}."):
-            if not module.ispkg:
-                importlib.import_module(module.name)
+    def _all(self) -> dict[str, T]:
+        """Return the entries, after an import of the package at the first call."""
+        if self._package is not None:
+            name, self._package = self._package, None  # first: its modules may look entries up
+            package = importlib.import_module(name)
+            for module in pkgutil.iter_modules(getattr(package, "__path__", []), f"{name}."):
+                if not module.ispkg:
+                    importlib.import_module(module.name)
+        return self._entries
 
 
 def suggestion(name: str, known: list[str]) -> str:

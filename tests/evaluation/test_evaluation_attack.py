@@ -8,7 +8,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from alignmixup.evaluation import Pixels
+from alignmixup.evaluation.forward import Forward
 from alignmixup.evaluation.tasks.attack import (
+    LOSSES,
     Attack,
     fgsm,
     pgd,
@@ -122,8 +124,8 @@ def test_error_does_not_fall_as_steps_grow(trained):
 def test_pgd_loss_is_at_least_the_fgsm_loss(trained):
     model, x, y = trained
     for eps in (0.02, 0.05, 0.1):
-        one = end_of(model, x, y, Attack(eps, eps, 1)).logits
-        many = end_of(model, x, y, Attack(eps, eps / 4, 20)).logits
+        one = end_of(model, x, y, Attack(eps, eps, 1))[1]
+        many = end_of(model, x, y, Attack(eps, eps / 4, 20))[1]
         losses = [F.cross_entropy(z, y, reduction="none") for z in (one, many)]
         assert losses[1].mean() >= losses[0].mean()
         # Image by image a local climb may end lower; rarely, and by little.
@@ -169,7 +171,7 @@ def test_restarts_only_add_broken_images_and_keep_any_never_loses_one(trained):
     errors = [error(pgd(model, data, 0.03, 0.01, 3, restarts=r)) for r in (1, 2, 4)]
     assert errors == sorted(errors)
     paths = Attack(0.05, 0.04, 6, True, 2, "margin", "any")
-    (result, clean) = run_attack("any", model, data, paths, seed=1)
+    (result, clean) = run_attack("any", Forward(model), data, paths, seed=1)
     by_step = result.settings["errors_by_step"]
     assert by_step == sorted(by_step)
     assert by_step[0] >= clean.value
@@ -184,7 +186,7 @@ def test_what_one_start_breaks_is_not_attacked_again_and_the_error_is_that_of_al
     seen = []
     handle = model.register_forward_hook(lambda module, args, out: seen.append(len(args[0])))
     attack = Attack(0.05, 0.04, 3, True, 4, "margin", "any")
-    result, _ = run_attack("any", model, data, attack, seed=1, chunk=chunk)
+    result, _ = run_attack("any", Forward(model), data, attack, seed=1, chunk=chunk)
     handle.remove()
     # Each start by itself, from the same random points.
     seeds = torch.randint(2**62, (4,), generator=torch.Generator().manual_seed(1))
@@ -232,7 +234,7 @@ def test_an_image_that_is_wrong_without_an_attack_is_broken_under_any():
     data = [(torch.rand(4, 3, 2, 2), torch.zeros(4, dtype=torch.long))]
     for keep, expected in (("any", 100), ("last", 0)):
         attack = Attack(0.1, 0.05, 3, True, 2, "margin", keep)
-        result, clean = run_attack("made", WrongAtFirst(), data, attack)
+        result, clean = run_attack("made", Forward(WrongAtFirst()), data, attack)
         assert (result.value, clean.value) == (expected, 100)
 
 
@@ -273,7 +275,7 @@ def test_fgsm_equals_foolbox(trained, eps):
     model, x, y = trained
     theirs = foolbox_adversarials(model, x, y, "LinfFastGradientAttack", eps)
     ours = end_of(model, x, y, Attack(eps, eps, 1))
-    torch.testing.assert_close(ours.images, theirs, atol=1e-12, rtol=0)
+    torch.testing.assert_close(ours[0], theirs, atol=1e-12, rtol=0)
     expected = 100 * float((model(theirs).argmax(dim=1) != y).double().mean())
     assert error(fgsm(model, as_batches(x, y), eps)) == pytest.approx(expected)
 
@@ -286,7 +288,7 @@ def test_pgd_equals_foolbox(trained, eps, step, num_steps):
         model, x, y, "LinfPGD", eps, abs_stepsize=step, steps=num_steps, random_start=False
     )
     ours = end_of(model, x, y, Attack(eps, step, num_steps))
-    torch.testing.assert_close(ours.images, theirs, atol=1e-12, rtol=0)
+    torch.testing.assert_close(ours[0], theirs, atol=1e-12, rtol=0)
     expected = 100 * float((model(theirs).argmax(dim=1) != y).double().mean())
     results = pgd(model, as_batches(x, y), eps, step, num_steps, random_start=False)
     assert error(results) == pytest.approx(expected)
@@ -314,8 +316,6 @@ def test_a_normalizing_loader_is_attacked_in_pixel_space(trained):
 
 
 def test_margin_loss_by_hand():
-    from alignmixup.evaluation.attack_steps import LOSSES
-
     logits = torch.tensor([[3.0, 1.0, 2.0], [0.0, 5.0, -1.0]])
     assert LOSSES["margin"](logits, torch.tensor([0, 2])) == (2 - 3) + (5 - -1)
 
@@ -387,8 +387,8 @@ def test_progress_counts_images_by_their_share_of_the_steps(trained):
     attack = Attack(0.05, 0.02, num_steps=4, random_start=True, restarts=2)
     options = {"seed": 1, "chunk": 16}
     batches = as_batches(x[:40], y[:40], batch_size=20)
-    watched = run_attack("pgd", model, batches, attack, on_images=told.append, **options)
+    watched = run_attack("pgd", Forward(model), batches, attack, on_images=told.append, **options)
     # Chunks of 16, 4, 16 and 4 images, eight steps each.
     first = [2, 4, 6, 8, 10, 12, 14, 16, 16, 17, 17, 18, 18, 19, 19, 20]
     assert told == first + [20 + n for n in first]
-    assert watched == run_attack("pgd", model, batches, attack, **options)
+    assert watched == run_attack("pgd", Forward(model), batches, attack, **options)

@@ -6,17 +6,21 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from alignmixup.contracts import ImageSet
+from alignmixup.datasets import find
 from alignmixup.experiments import styling
 from alignmixup.experiments.batches import load_split
-from alignmixup.experiments.bench import SHAPES, bench, check_rows, write_rows
+from alignmixup.experiments.bench import bench, check_rows, write_rows
 from alignmixup.experiments.run import Sets, train
 from alignmixup.mixers.alignmixup import AlignMixup
+from alignmixup.models.zoo import NetSpec, build
 from alignmixup.recipes.catalog import find_recipe, recipe_names
 from alignmixup.recipes.schema import Recipe, changed, on_data
-from alignmixup.registry import RECIPES, register_recipe
+from alignmixup.registry import RECIPES, register_model, register_recipe
 from alignmixup.report.paper import cell_beside
+from kept_registries import kept_registries
 from torchvision_schemas import define_torchvision_schemas
 
 NAMES = recipe_names()
@@ -33,7 +37,7 @@ def one_of_each(names):
     for name in names:
         recipe = find_recipe(name).shrunk()
         net = dataclasses.replace(recipe.net, zero_norms=False)
-        size = SHAPES[recipe.data.name][0]
+        size = find(recipe.data.name).image_size
         parts, together = [(size, net), recipe.mixer, recipe.train], (size, net, recipe.mixer)
         is_new = any(part not in seen for part in parts)
         if is_new or together not in seen:
@@ -43,7 +47,8 @@ def one_of_each(names):
 
 
 def made_up(data, count=8):
-    side, classes = SHAPES[data]
+    entry = find(data)
+    side, classes = entry.image_size, entry.num_classes
     side, classes = (
         min(side, LARGEST),
         min(classes, count),
@@ -324,6 +329,15 @@ def test_a_record_from_before_blocks_were_a_setting_has_the_standard_one():
         assert Recipe.from_json(record).net.block == "released"
         del record["net"]["block"]
         assert Recipe.from_json(record).net.block == block
+
+
+def test_shrunk_narrows_only_what_has_a_width():
+    recipe = find_recipe("cifar10-r18-cutmix-fast")
+    assert recipe.shrunk().net.width == 4
+    with kept_registries():
+        register_model("fixed", layer="0")(lambda num_classes, mean, std: nn.Identity())
+        fixed = dataclasses.replace(recipe, net=NetSpec("fixed")).shrunk()
+        build(fixed.net, 10, (0.5,) * 3, (0.5,) * 3, 32)  # or an error: width does not apply
 
 
 def test_shrunk_keeps_the_method():

@@ -17,10 +17,10 @@ from alignmixup.cli.bench import Bench
 from alignmixup.cli.detection import Detect
 from alignmixup.cli.doctor import Doctor
 from alignmixup.cli.material import Adain, parse_data
+from alignmixup.cli.measuring import Report, parse_evaluate
 from alignmixup.cli.parsing import PROGRAM, WIDTH, Call, Parse, parse_as, take_plugins
 from alignmixup.cli.pictures import Decoder, parse_figure
 from alignmixup.cli.recipes import Recipes
-from alignmixup.cli.scoring import Report, parse_evaluate
 from alignmixup.cli.training import Demo, parse_sweep, parse_train
 from alignmixup.cli.using import Export, Predict
 

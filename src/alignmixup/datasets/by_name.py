@@ -80,13 +80,8 @@ def fetch(
     folder = place / wanted.folder
     if folder.is_dir() and not check(name, place):
         return folder
-    archive = download(
-        url or entry.archive.url,
-        place / entry.archive.filename,
-        entry.archive.checksum,
-        on_progress,
-    )
-    unpack(archive, place)
+    target = place / wanted.filename
+    unpack(download(url or wanted.url, target, wanted.checksum, on_progress), place)
     problems = check(name, place)
     if problems:
         raise ValueError(f"{name} was unpacked to {folder} but is not complete: {problems[0]}")

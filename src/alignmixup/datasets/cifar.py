@@ -8,6 +8,7 @@ an inert class, so nothing in the file is ever called, not even numpy's construc
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,6 +24,7 @@ from alignmixup.datasets.loading.layout import (
     PROTOCOL_STD,
     SPLITS,
     check_split,
+    data_root,
     find_folder,
 )
 from alignmixup.registry import register_dataset
@@ -56,6 +58,9 @@ class CifarLayout:
 
     def records(self, split: str) -> int:
         return self.train_records if split == "train" else self.test_records
+
+    def is_binary(self, folder: Path) -> bool:
+        return folder.name == self.binary_folder
 
 
 CIFAR10 = CifarLayout(
@@ -103,17 +108,13 @@ def load_cifar(layout: CifarLayout, root: Path | str | None, split: str) -> Imag
     """Read one split, from the pickles if both kinds of files exist."""
     check_split(split)
     folder = _find(layout, root)
-    is_binary = folder.name == layout.binary_folder
-    parts = [
-        _read_file(layout, folder, name, is_binary, layout.records(split))
-        for name in layout.files(split)
-    ]
+    parts = [_read_file(layout, folder, name, split) for name in layout.files(split)]
     return ImageSet(
         name=layout.name,
         split=split,
         images=torch.from_numpy(np.concatenate([part.pixels for part in parts])),
         labels=torch.from_numpy(np.concatenate([part.labels for part in parts])),
-        class_names=_class_names(layout, folder, is_binary),
+        class_names=_class_names(layout, folder),
         mean=PROTOCOL_MEAN,
         std=PROTOCOL_STD,
     )
@@ -125,23 +126,22 @@ def check_cifar(layout: CifarLayout, root: Path | str | None) -> list[str]:
         folder = _find(layout, root)
     except FileNotFoundError as error:
         return [str(error)]
-    is_binary = folder.name == layout.binary_folder
+    files = [(name, split) for split in SPLITS for name in layout.files(split)]
+    reads: list[Callable[[], object]] = [partial(_class_names, layout, folder)]
+    reads[:0] = [partial(_read_file, layout, folder, name, split) for name, split in files]
     problems = []
-    for split in SPLITS:
-        for name in layout.files(split):
-            try:
-                _read_file(layout, folder, name, is_binary, layout.records(split))
-            except (ValueError, OSError) as error:
-                problems.append(str(error))
-    try:
-        _class_names(layout, folder, is_binary)
-    except (ValueError, OSError) as error:
-        problems.append(str(error))
+    for read in reads:
+        try:
+            read()
+        except (ValueError, OSError) as error:
+            problems.append(str(error))
     return problems
 
 
 def _find(layout: CifarLayout, root: Path | str | None) -> Path:
-    return find_folder(root, (layout.python_folder, layout.binary_folder), layout.name)
+    place, names = data_root(root), (layout.python_folder, layout.binary_folder)
+    tried = [place] if place.name in names else [place / name for name in names]
+    return find_folder(layout.name, tried, holds=())
 
 
 @dataclass(frozen=True)
@@ -150,9 +150,8 @@ class _Batch:
     labels: np.ndarray  # int64 [n]
 
 
-def _read_file(
-    layout: CifarLayout, folder: Path, name: str, is_binary: bool, num_records: int
-) -> _Batch:
+def _read_file(layout: CifarLayout, folder: Path, name: str, split: str) -> _Batch:
+    is_binary, num_records = layout.is_binary(folder), layout.records(split)
     path = folder / (f"{name}.bin" if is_binary else name)
     if not path.is_file():
         raise FileNotFoundError(
@@ -272,7 +271,8 @@ def _text(value: Any) -> str:
     return value.decode("latin1") if isinstance(value, bytes) else str(value)
 
 
-def _class_names(layout: CifarLayout, folder: Path, is_binary: bool) -> tuple[str, ...]:
+def _class_names(layout: CifarLayout, folder: Path) -> tuple[str, ...]:
+    is_binary = layout.is_binary(folder)
     path = folder / (layout.binary_meta_file if is_binary else layout.meta_file)
     if not path.is_file():
         return layout.class_names

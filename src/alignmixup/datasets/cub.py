@@ -25,12 +25,11 @@ from jaxtyping import UInt8
 from torch import Tensor
 
 from alignmixup.contracts import ImageSet
-from alignmixup.datasets.folder import BoxedFileSet
-from alignmixup.datasets.loading.decode import read_rgb, unreadable_files
+from alignmixup.datasets.folder import BoxedFileSet, check_splits
+from alignmixup.datasets.loading.decode import empty_images, read_rgb
 from alignmixup.datasets.loading.layout import (
     IMAGENET_MEAN,
     IMAGENET_STD,
-    SPLITS,
     check_split,
     data_root,
     find_folder,
@@ -63,13 +62,14 @@ def scan_cub(root: Path | str | None, split: str, layout: CubLayout = CUB) -> Bo
     folder = _find(root)
     class_names = _columns(folder / "classes.txt", layout.num_classes, 1, _class_name)
     names = _columns(folder / "images.txt", layout.num_images, 1, lambda w: w[0])
-    labels = _columns(folder / "image_class_labels.txt", layout.num_images, 1, _label)
-    is_train = _columns(folder / "train_test_split.txt", layout.num_images, 1, _flag)
+    labels = _columns(folder / "image_class_labels.txt", layout.num_images, 1, lambda w: int(w[0]))
+    flags = folder / "train_test_split.txt"
+    is_train = _columns(flags, layout.num_images, 1, lambda w: bool(("0", "1").index(w[0])))
     boxes = _columns(folder / "bounding_boxes.txt", layout.num_images, 4, _box)
     if sum(is_train.values()) != layout.num_train:
         raise ValueError(
-            f"{folder / 'train_test_split.txt'} is damaged: {sum(is_train.values())} training "
-            f"images, not {layout.num_train}; unpack the archive again"
+            f"{flags} is damaged: {sum(is_train.values())} training images, not "
+            f"{layout.num_train}; unpack the archive again"
         )
     known = sorted(class_names)
     chosen = [i for i in names if is_train[i] == (split == "train")]
@@ -103,10 +103,8 @@ def load_cub(
 
     A box is clipped to its image.
     """
-    if image_size < 1:
-        raise ValueError(f"image_size must be at least 1, got {image_size}")
     files = scan_cub(root, split, layout)
-    images = torch.empty(len(files), 3, image_size, image_size, dtype=torch.uint8)
+    images = empty_images(len(files), image_size)
     sizes = np.empty((len(files), 2), np.float64)
 
     def decode(i: int) -> None:
@@ -121,28 +119,7 @@ def load_cub(
 
 def check_cub(root: Path | str | None, layout: CubLayout = CUB) -> list[str]:
     """Decode every image and return one line for each thing that is missing or damaged."""
-    problems: list[str] = []
-    for split in SPLITS:
-        try:
-            files = scan_cub(root, split, layout)
-        except (ValueError, OSError) as error:
-            return [str(error)]
-        problems += unreadable_files(files.paths)
-    return problems
-
-
-def _find(root: Path | str | None) -> Path:
-    place = data_root(root)
-    # The root may be the folder itself, under any name.
-    if (place / "images.txt").is_file():
-        return place
-    try:
-        return find_folder(root, ("CUB_200_2011",), "cub200")
-    except FileNotFoundError:
-        raise FileNotFoundError(
-            f"cub200: no folder {place / 'CUB_200_2011'} with images.txt in it: {BY_HAND}, or name "
-            "the folder that holds it with --data or ALIGNMIXUP_DATA"
-        ) from None
+    return check_splits(lambda split: scan_cub(root, split, layout).paths)
 
 
 def _columns(
@@ -174,14 +151,6 @@ def _class_name(words: Sequence[str]) -> str:
     return words[0].partition(".")[2].replace("_", " ") or words[0]
 
 
-def _label(words: Sequence[str]) -> int:
-    return int(words[0])
-
-
-def _flag(words: Sequence[str]) -> bool:
-    return bool(("0", "1").index(words[0]))
-
-
 def _box(words: Sequence[str]) -> tuple[float, float, float, float]:
     x, y, width, height = (float(word) for word in words)
     if not (width > 0 and height > 0 and np.isfinite([x, y, width, height]).all()):
@@ -211,6 +180,11 @@ def _scaled(files: BoxedFileSet, sizes: np.ndarray, image_size: int) -> tuple[Te
             f"{width} x {height} pixels; unpack the archive again"
         )
     return boxes.float().unsqueeze(1).unbind()
+
+
+def _find(root: Path | str | None) -> Path:
+    place = data_root(root)  # it may be the folder itself, under any name
+    return find_folder("cub200", (place, place / "CUB_200_2011"), ("images.txt",), BY_HAND)
 
 
 register_dataset(

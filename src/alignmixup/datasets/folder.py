@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -27,6 +27,7 @@ from alignmixup.datasets.loading.box_lists import boxes_in_view, find_box_list, 
 from alignmixup.datasets.loading.decode import (
     IMAGE_SUFFIXES,
     decode_files,
+    empty_images,
     read_rgb,
     unreadable_files,
 )
@@ -128,13 +129,15 @@ def load_folder(root: Path | str, split: str, image_size: int) -> ImageSet:
     Boxes, if any, are clipped to the squares; an image that is not in their list, or whose boxes
     are outside of its square, has none.
     """
-    if image_size < 1:
-        raise ValueError(f"image_size must be at least 1, got {image_size}")
-    files = scan_folder(root, split)
-    images = decode_files(files.paths, image_size)
+    return decode_set(scan_folder(root, split), image_size)
+
+
+def decode_set(files: FileSet, image_size: int, fraction: float = 1.0) -> ImageSet:
+    """Decode each file as its centered square, ``fraction`` of the shorter side, boxes with it."""
+    images = decode_files(files.paths, image_size, fraction=fraction)
     boxes = None
     if isinstance(files, BoxedFileSet):
-        boxes = boxes_in_view(files.boxes, files.paths, image_size)
+        boxes = boxes_in_view(files.boxes, files.paths, image_size, fraction)
     return files.in_memory(images, boxes)
 
 
@@ -157,13 +160,11 @@ def load_images(
 
     Raises for a file that is too small for its crop.
     """
-    if image_size < 1:
-        raise ValueError(f"image_size must be at least 1, got {image_size}")
     if how not in ("resize", "crop"):
         raise ValueError(f"how must be 'resize' or 'crop', got {how!r}")
     if how == "resize":
         return decode_files(paths, image_size)
-    images = torch.empty(len(paths), 3, image_size, image_size, dtype=torch.uint8)
+    images = empty_images(len(paths), image_size)
     for image, path in zip(images, paths, strict=True):
         pixels = np.array(read_rgb(path))
         top, left = ((side - image_size) // 2 for side in pixels.shape[:2])
@@ -179,15 +180,18 @@ def load_images(
 
 def check_image_folder(root: Path | str) -> list[str]:
     """Decode every image and return one line for each thing that is missing or damaged."""
-    problems = []
+    return check_splits(lambda split: scan_folder(root, split).paths)
+
+
+def check_splits(paths_of: Callable[[str], Sequence[str]]) -> list[str]:
+    """Decode the files of both splits; return one line for each problem, also of listing them."""
+    problems: list[str] = []
     for split in SPLITS:
         try:
-            files = scan_folder(root, split)
+            problems += unreadable_files(paths_of(split))
         except (ValueError, OSError) as error:
             problems.append(str(error))
-        else:
-            problems += unreadable_files(files.paths)
-    return problems
+    return list(dict.fromkeys(problems))
 
 
 def _split_folder(root: Path, split: str) -> Path:

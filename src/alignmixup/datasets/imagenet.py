@@ -16,10 +16,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from alignmixup.contracts import ImageSet
-from alignmixup.datasets.folder import BoxedFileSet, FileSet, scan_folder
-from alignmixup.datasets.loading.box_lists import boxes_in_view
-from alignmixup.datasets.loading.decode import decode_files, unreadable_files
-from alignmixup.datasets.loading.layout import SPLITS, check_split, data_root
+from alignmixup.datasets.folder import FileSet, decode_set, scan_folder
+from alignmixup.datasets.loading.decode import unreadable_files
+from alignmixup.datasets.loading.layout import SPLITS, check_split, data_root, find_folder
 from alignmixup.datasets.loading.stream import CENTER_FRACTION
 from alignmixup.registry import register_dataset
 
@@ -81,12 +80,7 @@ def load_imagenet(
             "imagenet: the 1,281,167 training images do not fit in memory; list them with "
             "scan_imagenet and stream them with StreamLoader, as the recipes do"
         )
-    files = scan_imagenet(root, split, layout)
-    images = decode_files(files.paths, IMAGE_SIZE, fraction=CENTER_FRACTION)
-    boxes = None
-    if isinstance(files, BoxedFileSet):
-        boxes = boxes_in_view(files.boxes, files.paths, IMAGE_SIZE, CENTER_FRACTION)
-    return files.in_memory(images, boxes)
+    return decode_set(scan_imagenet(root, split, layout), IMAGE_SIZE, CENTER_FRACTION)
 
 
 def check_imagenet(root: Path | str | None, layout: ImageNetLayout = IMAGENET) -> list[str]:
@@ -103,13 +97,8 @@ def check_imagenet(root: Path | str | None, layout: ImageNetLayout = IMAGENET) -
 
 def _find(root: Path | str | None) -> Path:
     place = data_root(root)
-    for folder in (place / FOLDERS[0], place / FOLDERS[1], place):
-        if (folder / "train").is_dir() and (folder / "val").is_dir():
-            return folder
-    raise FileNotFoundError(
-        f"imagenet: no folder {place / FOLDERS[0]} with train/ and val/ in it, and no program can "
-        f"fetch it: {BY_HAND}; or name the folder that holds it with --data or ALIGNMIXUP_DATA"
-    )
+    tried = (place / FOLDERS[0], place / FOLDERS[1], place)
+    return find_folder("imagenet", tried, ("train", "val"), f"no program can fetch it: {BY_HAND}")
 
 
 register_dataset(

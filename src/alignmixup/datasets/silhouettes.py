@@ -34,7 +34,7 @@ def coverage(
 ) -> NDArray[Any]:
     """Count the sub-pixels inside each shape: uint8 [n, h, w], of SUBSAMPLES squared."""
     counts = np.zeros((len(labels), image_size, image_size), dtype=np.uint8)
-    for label, is_inside in enumerate(_INSIDE.values()):
+    for label, is_inside in enumerate(_TESTS):
         (chosen,) = np.nonzero(labels == label)
         # Small blocks, so that the arrays of one test stay in the cache.
         for start in range(0, len(chosen), 64):
@@ -125,16 +125,6 @@ def _bar(u: Points, v: Points) -> Inside:
     return (np.abs(u) <= 0.95) & (np.abs(v) <= 0.26)
 
 
-_INSIDE: dict[str, Callable[[Points, Points], Inside]] = {
-    "disc": _disc,
-    "square": _square,
-    "triangle": _triangle,
-    "star": _star,
-    "ring": _ring,
-    "cross": _cross,
-    "crescent": _crescent,
-    "heart": _heart,
-    "corner": _corner,
-    "bar": _bar,
-}
-SHAPE_NAMES = tuple(_INSIDE)
+# In the order of the classes.
+_TESTS = (_disc, _square, _triangle, _star, _ring, _cross, _crescent, _heart, _corner, _bar)
+SHAPE_NAMES = tuple(test.__name__.removeprefix("_") for test in _TESTS)

@@ -22,12 +22,12 @@ from jaxtyping import UInt8
 from torch import Tensor
 
 from alignmixup.contracts import ImageSet
-from alignmixup.datasets.loading.decode import decode_files, unreadable_files
+from alignmixup.datasets.folder import check_splits
+from alignmixup.datasets.loading.decode import decode_files
 from alignmixup.datasets.loading.download import Archive
 from alignmixup.datasets.loading.layout import (
     PROTOCOL_MEAN,
     PROTOCOL_STD,
-    SPLITS,
     check_split,
     data_root,
     find_folder,
@@ -71,15 +71,7 @@ def load_tiny(root: Path | str | None, split: str, layout: TinyLayout = TINY) ->
 
 def list_tiny_val(root: Path | str | None, layout: TinyLayout = TINY) -> tuple[Path, list[str]]:
     """Return the folder that contains ``val``, and its image files; nothing else is needed."""
-    place = data_root(root)
-    for folder in (place, place / "tiny-imagenet-200"):
-        if (folder / "val" / "images").is_dir():
-            break
-    else:
-        raise FileNotFoundError(
-            f"tiny: no folder {place / 'tiny-imagenet-200' / 'val' / 'images'}; run 'alignmixup "
-            "data fetch tiny', or name the folder that contains it with --data or ALIGNMIXUP_DATA"
-        )
+    folder = _find(root, "val/images")
     images = folder / "val" / "images"
     # By number, the order of val_annotations.txt, so that the cache is shared.
     names = sorted((e.name for e in os.scandir(images) if e.name.endswith(".JPEG")), key=_number)
@@ -104,20 +96,13 @@ def load_tiny_val(root: Path | str | None, layout: TinyLayout = TINY) -> UInt8[T
 
 def check_tiny(root: Path | str | None, layout: TinyLayout = TINY) -> list[str]:
     """Decode every image and return one line for each thing that is missing or damaged."""
-    try:
+
+    def paths_of(split: str) -> list[str]:
         folder = _find(root)
-        wnids = _wnids(folder, layout)
-    except (ValueError, OSError) as error:
-        return [str(error)]
-    problems = []
-    for split in SPLITS:
-        try:
-            listing = _LISTINGS[split](folder, wnids, layout)
-        except (ValueError, OSError) as error:
-            problems.append(str(error))
-        else:
-            problems += unreadable_files([row.path for row in listing])
-    return problems
+        listing = _LISTINGS[split](folder, _wnids(folder, layout), layout)
+        return [row.path for row in listing]
+
+    return check_splits(paths_of)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,12 +112,9 @@ class _Row:
     box: tuple[int, int, int, int]
 
 
-def _find(root: Path | str | None) -> Path:
-    place = data_root(root)
-    # The root may be the folder itself, under any name.
-    if (place / "wnids.txt").is_file():
-        return place
-    return find_folder(root, ("tiny-imagenet-200",), "tiny")
+def _find(root: Path | str | None, holds: str = "wnids.txt") -> Path:
+    place = data_root(root)  # it may be the folder itself, under any name
+    return find_folder("tiny", (place, place / "tiny-imagenet-200"), (holds,))
 
 
 def _wnids(folder: Path, layout: TinyLayout) -> list[str]:

@@ -29,7 +29,7 @@ from jaxtyping import Bool, Float, Int64, UInt8
 from torch import Tensor
 
 from alignmixup.datasets.loading.decode import read_rgb
-from alignmixup.datasets.loading.layout import data_root
+from alignmixup.datasets.loading.layout import data_root, find_folder
 
 # In the order of the development kit, which is alphabetical.
 VOC_CLASSES = (
@@ -135,13 +135,8 @@ def voc_splits(
 def coco_splits(root: Path | str | None) -> tuple[DetectionSet, DetectionSet]:
     """Return train2017 and val2017 of the COCO folder, which is ``root`` or ``root/coco``."""
     place = data_root(root)
-    tried = (place / "coco", place)
-    folder = next((f for f in tried if (f / "annotations").is_dir()), None)
-    if folder is None:
-        raise FileNotFoundError(
-            f"COCO: no annotations in any of {', '.join(map(str, tried))}; unpack the official "
-            "archives there, or name the folder that contains them"
-        )
+    remedy = "unpack the official archives there"
+    folder = find_folder("COCO", (place / "coco", place), ("annotations",), remedy)
     train, val = (
         scan_coco(folder / "annotations" / f"instances_{split}.json", folder / split)
         for split in ("train2017", "val2017")
@@ -175,13 +170,8 @@ def _voc_folder(root: Path | str | None, year: int) -> Path:
     tried = [place / "VOCdevkit" / f"VOC{year}", place / f"VOC{year}"]
     if not re.fullmatch(r"VOC\d{4}", place.name) or place.name == f"VOC{year}":
         tried.append(place)  # unless it is another year's
-    for folder in tried:
-        if (folder / "ImageSets" / "Main").is_dir():
-            return folder
-    raise FileNotFoundError(
-        f"VOC {year}: no ImageSets/Main in any of {', '.join(map(str, tried))}; unpack the "
-        "development kit there, or name the folder that contains it"
-    )
+    remedy = "unpack the development kit there"
+    return find_folder(f"VOC {year}", tried, ("ImageSets/Main",), remedy)
 
 
 def _read_voc(folder: Path, name: str, number: int, label_of: dict[str, int]) -> _Annotated:

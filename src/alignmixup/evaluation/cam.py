@@ -26,10 +26,11 @@ from torch import Tensor, nn
 from alignmixup.evaluation.forward import (
     Forward,
     Normalization,
+    autocast,
     check_finite,
     check_labels,
-    evaluating,
 )
+from alignmixup.hooks import evaluating
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,7 @@ def class_maps(
         if own is not None and head is None:
             return _own_maps(own, forward, x, classes)
         head = head or find_pool_head(model, x, normalized_by=normalized_by)
-        layer, linear = _named(model, head.layer, None), _linear(model, head.classifier)
+        layer, linear = _named(model, head.layer), _linear(model, head.classifier)
         seen: dict[str, Tensor] = {}
         with contextlib.ExitStack() as hooks:
             hooks.enter_context(_watch(layer, lambda out, _: seen.update(features=out)))
@@ -92,9 +93,11 @@ def find_pool_head(
 ) -> PoolHead:
     """Find the two layers by a forward pass of the first image; a given name is kept."""
     model = _plain(model)
-    if layer is not None and classifier is not None:
-        _named(model, layer, None)
+    if layer is not None:
+        _named(model, layer)
+    if classifier is not None:
         _linear(model, classifier)
+    if layer is not None and classifier is not None:
         return PoolHead(layer, classifier)
     trace = _Trace()
     with evaluating(model), torch.no_grad(), contextlib.ExitStack() as hooks:
@@ -102,13 +105,9 @@ def find_pool_head(
             hooks.enter_context(_watch(module, trace.recorder(name, module)))
         logits = Forward(model, normalized_by)(x[:1])
     classifier = classifier or trace.find_classifier(logits)
-    _linear(model, classifier)
     if classifier not in trace.linear_inputs:
         raise ValueError(f"the classifier {classifier!r} was not called in the forward pass")
-    if layer is not None:
-        _named(model, layer, None)
-        return PoolHead(layer, classifier)
-    return PoolHead(trace.find_layer(classifier), classifier)
+    return PoolHead(layer or trace.find_layer(classifier), classifier)
 
 
 def _plain(model: nn.Module) -> nn.Module:
@@ -139,7 +138,6 @@ class _Trace:
         self.means: dict[str, _Means] = {}
         self.pooled: list[Tensor] = []
         self.behind_pool: set[str] = set()
-        self.sizes: dict[str, tuple[int, int]] = {}
 
     def recorder(self, name: str, module: nn.Module) -> Callable[[Any, Any], None]:
         def record(out: Any, given: Any) -> None:
@@ -154,7 +152,6 @@ class _Trace:
                 # Now, because an in-place ReLU may change the map later.
                 self.means.pop(name, None)
                 self.means[name] = _Means.of(out)
-                self.sizes[name] = (out.shape[2], out.shape[3])
 
         return record
 
@@ -176,7 +173,7 @@ class _Trace:
             if means.give(pooled) or means.give(pooled, after_relu=True)
         ]
         for name in reversed(fitting):
-            if self.sizes[name] != (1, 1):
+            if not self.means[name].is_one:
                 return name
         if fitting and fitting[-1] in self.behind_pool:
             raise ValueError(
@@ -202,12 +199,13 @@ class _Means:
     plain: Float[Tensor, "b c"]
     after_relu: Float[Tensor, "b c"]
     is_half: bool
+    is_one: bool  # a map of one position
 
     @classmethod
     def of(cls, features: Float[Tensor, "b c h w"]) -> _Means:
         wide = _wide(features)
-        is_half = wide.dtype != features.dtype
-        return cls(wide.mean(dim=(2, 3)), wide.relu().mean(dim=(2, 3)), is_half)
+        is_half, is_one = wide.dtype != features.dtype, features[0, 0].numel() == 1
+        return cls(wide.mean(dim=(2, 3)), wide.relu().mean(dim=(2, 3)), is_half, is_one)
 
     def give(self, pooled: Tensor, *, after_relu: bool = False) -> bool:
         """Return whether these are the pooled features, within the precision of their dtypes."""
@@ -229,11 +227,11 @@ def _pools(module: nn.Module, given: Any, out: Tensor) -> bool:
     return shrinks and not list(module.parameters())
 
 
-def _named(model: nn.Module, name: str, kind: type[nn.Module] | None) -> nn.Module:
-    """Return the submodule of that name and kind, or raise with the names there are."""
+def _named(model: nn.Module, name: str, kind: type[nn.Module] = nn.Module) -> nn.Module:
+    """Return the submodule of that name, or raise with the names of this ``kind``."""
     modules: dict[str, nn.Module] = dict(model.named_modules())
-    known = [n for n, m in modules.items() if n and (kind is None or isinstance(m, kind))]
     if name not in modules:
+        known = [n for n, m in modules.items() if n and isinstance(m, kind)]
         some = ", ".join(known if len(known) < 40 else known[-40:])
         raise ValueError(f"the model has no layer {name!r}; there are {some or 'none'}")
     return modules[name]
@@ -287,9 +285,7 @@ def _own_maps(
         # Checked here, because its indexing would not name a wrong label.
         classes = _chosen(forward(x), classes)
     x = forward.prepared(x)
-    with torch.autocast(
-        x.device.type, dtype=forward.amp_dtype, enabled=forward.amp_dtype is not None
-    ):
+    with autocast(x, forward.amp_dtype):
         logits, maps = own(x, classes)
     logits, maps = logits.float(), maps.float()
     return ClassMaps(logits, maps, _chosen(logits, classes))

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from alignmixup.device import fork_rng
-from alignmixup.hooks import find_layer, plain_module, tap
+from alignmixup.hooks import find_layer, keeping_modes, plain_module, tap
 from alignmixup.mixers.alignmixup import AlignMixup, mix_features, to_resolution
 from alignmixup.mixers.alignmixup_ae import AlignMixupAE
 from alignmixup.mixers.base import check_images
@@ -262,24 +262,21 @@ def _unchanged(net: nn.Module, is_training: bool, device: torch.device) -> Itera
 
     A network in training mode keeps the modes it has: parts may be frozen.
     """
-    modes = {module: module.training for module in net.modules()}
     buffers = [
         (module, name, buffer, buffer.clone())
         for module in net.modules()
         for name, buffer in module._buffers.items()
         if buffer is not None
     ]
-    if not (is_training and net.training):
-        net.train(is_training)
-    try:
-        # Each forward starts from one random state, so that dropout is the same in all.
-        with fork_rng(device):
+    # Each forward starts from one random state, so that dropout is the same in all.
+    with keeping_modes(net), fork_rng(device):
+        if not (is_training and net.training):
+            net.train(is_training)
+        try:
             yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
-        for module, name, buffer, value in buffers:
-            module._buffers[name] = buffer.copy_(value)
+        finally:
+            for module, name, buffer, value in buffers:
+                module._buffers[name] = buffer.copy_(value)
 
 
 def _change(aligned: Tensor, unaligned: Tensor) -> float:

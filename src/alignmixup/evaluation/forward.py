@@ -7,7 +7,6 @@ Symbols: b images of a batch, n images in all, k classes.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -16,6 +15,8 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+
+from alignmixup.hooks import evaluating
 
 Batches = Iterable[tuple[Tensor, Tensor]]
 ImageBatches = Iterable[Tensor] | Iterable[Sequence[Tensor]]
@@ -103,18 +104,6 @@ class Predictions(NamedTuple):
     labels: Int[Tensor, " n"]
 
 
-@contextlib.contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put the model in eval mode; restore the mode of every submodule afterwards."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
-
-
 @dataclass(frozen=True, slots=True)
 class Forward:
     """The model as a function from pixels to logits in float32 or better."""
@@ -131,9 +120,7 @@ class Forward:
 
     def __call__(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b k"]:
         x = self.prepared(x)
-        with torch.autocast(
-            x.device.type, dtype=self.amp_dtype, enabled=self.amp_dtype is not None
-        ):
+        with autocast(x, self.amp_dtype):
             logits = self.model(x)
         if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != len(x):
             found = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
@@ -141,10 +128,14 @@ class Forward:
         return logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
 
 
+def autocast(x: Tensor, amp_dtype: torch.dtype | None) -> torch.autocast:
+    """Return autocast in ``amp_dtype`` on the device of ``x``; None disables it."""
+    return torch.autocast(x.device.type, dtype=amp_dtype, enabled=amp_dtype is not None)
+
+
 def collect_logits(
     model: nn.Module,
     batches: Batches,
-    *,
     normalized_by: Normalization | None = None,
     amp_dtype: torch.dtype | None = None,
 ) -> Predictions:
@@ -167,7 +158,6 @@ def collect_logits(
 def predict(
     model: nn.Module,
     batches: ImageBatches,
-    *,
     normalized_by: Normalization | None = None,
     amp_dtype: torch.dtype | None = None,
 ) -> Float[Tensor, "n k"]:

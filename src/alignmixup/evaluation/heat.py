@@ -46,10 +46,10 @@ class Scan:
 
     model: nn.Module
     boxes: Sequence[Tensor]
-    layer: str | None
-    classifier: str | None
-    normalized_by: Normalization | None
-    amp_dtype: torch.dtype | None
+    layer: str | None = None
+    classifier: str | None = None
+    normalized_by: Normalization | None = None
+    amp_dtype: torch.dtype | None = None
     head: PoolHead | None = None
 
     def layers(self) -> dict[str, object]:

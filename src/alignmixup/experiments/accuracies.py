@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -39,7 +38,8 @@ def record_accuracy(recipe: Recipe, folder: Path) -> None:
     if not (folder / LEDGER).exists() or not (summary := summarize(folder)).is_complete:
         return
     where = origin(recipe, summary.epochs, folder)
-    there = set(_recorded(folder))
+    lines = map(json.loads, whole_lines(folder / RESULTS).splitlines())
+    there = {(line.get("metric"), line.get("epoch")) for line in lines}
     figures = {
         "top1_median10": summary.median10,
         "top1_last": summary.last,
@@ -53,10 +53,3 @@ def record_accuracy(recipe: Recipe, folder: Path) -> None:
             if value is not None and not {(metric, summary.epochs), (metric, None)} & there
         ],
     )
-
-
-def _recorded(folder: Path) -> Iterator[tuple[object, object]]:
-    """The metrics that the results of the run hold, each with its epoch."""
-    for line in whole_lines(folder / RESULTS).splitlines():
-        result = json.loads(line)
-        yield result.get("metric"), result.get("epoch")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,6 +18,7 @@ from alignmixup.datasets.folder import FileSet
 from alignmixup.datasets.loading.decode import decode_files
 from alignmixup.datasets.loading.device_loader import Batch
 from alignmixup.device import compute_for
+from alignmixup.evaluation.forward import PixelBatches
 from alignmixup.recipes.schema import DataSpec
 from alignmixup.training.distributed import Team
 from alignmixup.training.settings import TrainSettings
@@ -48,7 +49,10 @@ def shortened(images: Images, limit: int | None) -> Images:
     """
     if limit is None or len(images) <= limit:
         return images
-    chosen = _equal_shares(images.labels, limit, seed=0).sort().values
+    return _subset(images, _equal_shares(images.labels, limit, seed=0).sort().values)
+
+
+def _subset(images: Images, chosen: Int[Tensor, " m"]) -> Images:
     rows = chosen.tolist()
     kept: dict[str, Any] = {"labels": images.labels[chosen]}
     if isinstance(images, ImageSet):
@@ -152,17 +156,7 @@ def eval_batches(
         squash=spec.squash,
         channels_last=channels_last,
     )
-    return _Again(loader)
-
-
-@dataclass(frozen=True)
-class _Again:
-    """The epoch of a loader that has no chance in it."""
-
-    loader: datasets.StreamLoader
-
-    def __iter__(self) -> Iterator[Batch]:
-        return self.loader.epoch(0)
+    return PixelBatches(partial(loader.epoch, 0))
 
 
 def sample_images(images: ImageSet | FileSet, count: int, side: int, seed: int) -> ImageSet:
@@ -172,18 +166,9 @@ def sample_images(images: ImageSet | FileSet, count: int, side: int, seed: int) 
     """
     chosen = _equal_shares(images.labels, count, seed)
     if isinstance(images, ImageSet):
-        pixels = images.images[chosen]
-    else:
-        pixels = decode_files([images.paths[i] for i in chosen.tolist()], side)
-    return ImageSet(
-        images.name,
-        images.split,
-        pixels,
-        images.labels[chosen],
-        images.class_names,
-        images.mean,
-        images.std,
-    )
+        return _subset(images, chosen)
+    files = _subset(images, chosen)
+    return files.in_memory(decode_files(files.paths, side))
 
 
 def _equal_shares(labels: Int[Tensor, " n"], count: int, seed: int) -> Int[Tensor, " m"]:

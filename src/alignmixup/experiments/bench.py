@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from alignmixup import datasets
-from alignmixup.contracts import Draw, ImageSet, Mixer
+from alignmixup.contracts import Draw, ImageSet
 from alignmixup.device import (
     compute_for,
     current_device,
@@ -28,24 +28,16 @@ from alignmixup.device import (
     reset_peak_memory,
     time_calls,
 )
+from alignmixup.evaluation.tasks.step_cost import count_parameters, draw_each_case
 from alignmixup.experiments.networks import build_net
 from alignmixup.experiments.provenance import provenance
-from alignmixup.mixers.stylecutmix import StyleCutMix
-from alignmixup.mixers.stylemix import StyleMix
+from alignmixup.mixers.stylemix import StyleMixer
 from alignmixup.ops.adain import save_adain, small_adain
 from alignmixup.recipes.catalog import find_recipe
 from alignmixup.recipes.schema import Recipe, changed
 from alignmixup.training.optim import make_optimizer
 from alignmixup.training.steps import WARM_UP_STEPS, PlainStep, Step, make_step, prepared
 
-# Image side and number of classes.
-SHAPES = {
-    "cifar10": (32, 10),
-    "cifar100": (32, 100),
-    "tiny": (64, 200),
-    "imagenet": (224, 1000),
-    "cub200": (224, 200),
-}
 REPEATS = 50
 
 
@@ -88,18 +80,19 @@ def bench(
 
 def time_recipe(recipe: Recipe, repeats: int) -> MethodTime:
     """Time every case of one recipe on random images of its data's size."""
-    mixer = recipe.mixer
-    if isinstance(mixer, StyleMix | StyleCutMix) and not mixer.weights:
+    mixer, entry = recipe.mixer, datasets.find(recipe.data.name)
+    side, num_classes = entry.image_size, entry.num_classes
+    if num_classes is None:
+        raise ValueError(f"the classes of {entry.name} depend on its files: bench other data")
+    if isinstance(mixer, StyleMixer) and not mixer.weights:
         # Untrained weights take the same time.
         with tempfile.TemporaryDirectory() as folder:
             path = str(Path(folder) / "style.safetensors")
             style = small_adain(rng=torch.Generator().manual_seed(0))
-            num_classes = SHAPES[recipe.data.name][1]
             style.class_distances = torch.ones(num_classes, num_classes)
             save_adain(style, path)
             styled = dataclasses.replace(mixer, weights=path)
             return time_recipe(dataclasses.replace(recipe, mixer=styled), repeats)
-    side, num_classes = SHAPES[recipe.data.name]
     device = pick_device(recipe.train.device)
     images = _random_images(recipe.data.name, side, num_classes, 2 * recipe.train.batch_size)
     net = build_net(recipe, images, device).train()
@@ -120,11 +113,14 @@ def _time_net(
     plain = PlainStep(prepared(net, settings), mixer, optimizer, settings, loader.gather)
     step = make_step(plain, device)
     reset_peak_memory(device)
+    draws = {draw.case: draw for draw in draw_each_case(mixer, b, seed=0)}
     cases = tuple(
-        CaseTime(case, share, *_percentiles(_time_case(step, rows, draw, device, repeats)))
-        for case, share, draw in _draws(mixer, b)
+        _time_case(step, rows, draws[case], share, device, repeats)
+        for case, share in mixer.cases.items()
+        if case in draws
     )
-    return MethodTime(recipe.name, cases, _count(net), peak_memory_mb(device), step.path)
+    num_parameters, _ = count_parameters(net)
+    return MethodTime(recipe.name, cases, num_parameters, peak_memory_mb(device), step.path)
 
 
 def check_rows(path: Path) -> None:
@@ -161,28 +157,15 @@ def write_rows(path: Path, measured: Iterable[MethodTime]) -> None:
                 writer.writerow((method.recipe, c.case, f"{c.probability:.4f}", *times, *tail))
 
 
-def _draws(mixer: Mixer, batch_size: int) -> Iterator[tuple[str, float, Draw]]:
-    """Yield one draw of each case."""
-    rng = torch.Generator().manual_seed(0)
-    for case, share in mixer.cases.items():
-        draw = mixer.draw(batch_size, rng)
-        while draw.case != case:
-            draw = mixer.draw(batch_size, rng)
-        yield case, share, draw
-
-
 def _time_case(
-    step: Step, rows: torch.Tensor, draw: Draw, device: torch.device, repeats: int
-) -> list[float]:
+    step: Step, rows: torch.Tensor, draw: Draw, share: float, device: torch.device, repeats: int
+) -> CaseTime:
     for _ in range(WARM_UP_STEPS + 5):
         step((rows,), draw)
     # Ten steps per interval on a GPU: its queue never runs dry.
-    return time_calls(lambda: step((rows,), draw), device, repeats, gpu_calls=10)
-
-
-def _percentiles(times: list[float]) -> tuple[float, float, float]:
+    times = time_calls(lambda: step((rows,), draw), device, repeats, gpu_calls=10)
     p20, p50, p80 = torch.tensor(times).quantile(torch.tensor([0.2, 0.5, 0.8])).tolist()
-    return p20, p50, p80
+    return CaseTime(draw.case, share, p20, p50, p80)
 
 
 def _random_images(name: str, side: int, num_classes: int, count: int) -> ImageSet:
@@ -196,7 +179,3 @@ def _random_images(name: str, side: int, num_classes: int, count: int) -> ImageS
         (0.5, 0.5, 0.5),
         (0.25, 0.25, 0.25),
     )
-
-
-def _count(net: nn.Module) -> int:
-    return sum(p.numel() for p in net.parameters())

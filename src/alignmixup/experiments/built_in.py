@@ -10,7 +10,7 @@ import hashlib
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from alignmixup import datasets
@@ -102,21 +102,11 @@ def train_built_in(recipe: Recipe, out: Path, sets: Sets) -> Path:
 def localizer(out: Path, seed: int = 0) -> tuple[Path, ImageSet]:
     """The folder of a trained classifier whose maps are fine enough for boxes, and test images."""
     epochs = BUILT_IN.wrn_epochs
-    settings = TrainSettings(
-        epochs=epochs,
-        batch_size=50,
-        nesterov=True,
-        weight_decay=5e-4,
-        schedule="cosine",
-        milestones=(),
-        warmup_epochs=0.5,
-        eval_every=epochs,
-        seed=seed,
-        device="cpu",
-    )
     # Narrow, for a CPU; its last map is 8 x 8.
-    net, data = NetSpec("wrn16_8", width=1), DataSpec("shapes", flip=False)
-    recipe = Recipe(RecipeKey("shapes", "wrn16-8", "baseline"), data, net, NoMix(), settings)
+    key, net = RecipeKey("shapes", "wrn16-8", "baseline"), NetSpec("wrn16_8", width=1)
+    recipe = small_recipe(key, net, NoMix(), epochs, seed)
+    settings = replace(recipe.train, batch_size=50, lr=0.1, warmup_epochs=0.5, eval_every=epochs)
+    recipe = replace(recipe, train=settings)
     sets = BUILT_IN.sets(BUILT_IN.num_train)
     return train_built_in(recipe, out, sets), sets.test
 

@@ -16,7 +16,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
@@ -39,8 +39,6 @@ from alignmixup.training.checkpoint import CHECKPOINT, load_checkpoint
 from alignmixup.training.ledger import LEDGER
 from alignmixup.training.progress import Reporter
 from alignmixup.training.settings import check_same
-
-__all__ = ["SETTINGS", "Transfer", "TransferData", "schedule", "transfer"]
 
 SETTINGS = "settings.json"
 
@@ -97,16 +95,11 @@ def schedule(
 ) -> FineTuning:
     """Return the usual schedule with what is given changed; milestones keep their share of it."""
     usual = KINDS[data].schedule
-    epochs = usual.num_epochs if epochs is None else epochs
-    return dataclasses.replace(
-        usual,
-        num_epochs=epochs,
-        batch_size=usual.batch_size if batch_size is None else batch_size,
-        lr=usual.lr if lr is None else lr,
-        milestones=tuple(round(m * epochs / usual.num_epochs) for m in usual.milestones),
-        seed=seed,
-        num_threads=num_threads,
-    )
+    given: dict[str, Any] = {"num_epochs": epochs, "batch_size": batch_size, "lr": lr}
+    changes = {name: value for name, value in given.items() if value is not None}
+    length = epochs or usual.num_epochs
+    changes["milestones"] = tuple(round(m * length / usual.num_epochs) for m in usual.milestones)
+    return dataclasses.replace(usual, **changes, seed=seed, num_threads=num_threads)
 
 
 def transfer(
@@ -139,7 +132,8 @@ def transfer(
     folder, kind = Path(run), KINDS[what.data]
     recipe = read_recipe(folder)
     state = _finished_state(folder, recipe)
-    train_set, test_set = (split.first(what.limit) for split in _splits(what, root))
+    splits = voc_splits(root, what.years) if what.data == "voc" else coco_splits(root)
+    train_set, test_set = (split.first(what.limit) for split in splits)
     seed = what.schedule.seed
     detector = kind.make(state, train_set.num_classes, seed=seed).to(pick_device(device))
     tuner = FineTuner(detector, train_set, what.schedule)
@@ -172,10 +166,6 @@ def _finished_state(folder: Path, recipe: Recipe) -> dict[str, Tensor]:
             "'alignmixup train' first"
         )
     return checkpoint.weights()
-
-
-def _splits(what: Transfer, root: Path | str | None) -> tuple[DetectionSet, DetectionSet]:
-    return voc_splits(root, what.years) if what.data == "voc" else coco_splits(root)
 
 
 def _claim(place: Path, what: Transfer, train_set: DetectionSet, test_set: DetectionSet) -> None:

@@ -15,6 +15,7 @@ from alignmixup.device import compute_for
 from alignmixup.experiments.batches import side_of
 from alignmixup.experiments.export import MODULE
 from alignmixup.experiments.run_folder import read_recipe
+from alignmixup.hooks import evaluating
 from alignmixup.models.zoo import NetSpec
 from alignmixup.recipes.schema import Recipe
 from alignmixup.training.checkpoint import CHECKPOINT, load_checkpoint
@@ -44,10 +45,8 @@ def _check_logits(net: nn.Module, size: int, num_classes: int) -> None:
     weight = next(net.parameters(), None)
     if weight is None:
         raise ValueError(f"model ({type(net).__name__}) has no parameters: nothing to train")
-    was_training = net.training
-    with torch.no_grad():
-        logits = net.eval()(torch.zeros(2, 3, size, size, device=weight.device))
-    net.train(was_training)
+    with torch.no_grad(), evaluating(net):
+        logits = net(torch.zeros(2, 3, size, size, device=weight.device))
     shape = list(getattr(logits, "shape", [type(logits).__name__]))
     if shape != [2, num_classes]:
         raise ValueError(

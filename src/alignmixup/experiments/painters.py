@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from alignmixup.hooks import tap
+from alignmixup.hooks import evaluating, tap
 from alignmixup.models.autoencoder import (
     MOST_CHANNELS,
     AutoencodingClassifier,
@@ -126,12 +126,7 @@ def _as_map(features: Tensor, layer: str) -> Float[Tensor, "b c h w"]:
 
 def _to_pixels(net: nn.Module, output: Tensor) -> Tensor:
     """Convert normalized images to pixels."""
-    return output * _buffer(net, "std") + _buffer(net, "mean")
-
-
-def _buffer(net: nn.Module, name: str) -> Tensor:
-    """Return the mean or the std of the network's normalization."""
-    return net.get_buffer(f"normalize.{name}")
+    return output * net.get_buffer("normalize.std") + net.get_buffer("normalize.mean")
 
 
 class OwnDecoder:
@@ -168,21 +163,15 @@ def features_at(net: nn.Module, layer: str, x: Tensor) -> Tensor:
         seen.append(output)
         return output
 
-    modes = {module: module.training for module in net.modules()}
-    net.eval()
-    try:
-        with tap(net, layer, look):
-            net(x)
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
+    with evaluating(net), tap(net, layer, look):
+        net(x)
     return seen[0]
 
 
 @torch.no_grad()
 def reconstruction(painter: Painter, batches: Iterable[tuple[Tensor, ...]]) -> Reconstruction:
     """Return the error on these images, and that of predicting the mean of them all."""
-    deviation = _buffer(painter.net, "std").double()
+    deviation = painter.net.get_buffer("normalize.std").double()
     device = deviation.device
     error = first = second = torch.zeros((), dtype=torch.float64, device=device)
     count = 0

@@ -18,8 +18,7 @@ import torch
 from alignmixup.contracts import RecipeKey
 from alignmixup.device import hardware
 from alignmixup.experiments.run_folder import read_run
-from alignmixup.mixers.stylecutmix import StyleCutMix
-from alignmixup.mixers.stylemix import StyleMix
+from alignmixup.mixers.stylemix import StyleMixer
 from alignmixup.recipes.catalog import find_recipe, recipe_names
 from alignmixup.recipes.schema import Recipe
 from alignmixup.training.ledger import LEDGER, read_ledger
@@ -36,7 +35,7 @@ def origin(recipe: Recipe, epoch: int, folder: Path | None = None) -> dict[str, 
     if ledger is not None and ledger.exists():
         events = cast(list[dict[str, Any]], read_ledger(ledger))
     trained |= _computed(events)
-    if isinstance(recipe.mixer, StyleMix | StyleCutMix):
+    if isinstance(recipe.mixer, StyleMixer):
         for used in (event for event in events if event["event"] == "style_weights"):
             trained["mixer.weights"] = used["kind"]
             trained["style_weights"] = {k: used[k] for k in ("kind", "sha256", "metadata")}
@@ -68,7 +67,7 @@ def recipe_settings(key: RecipeKey) -> dict[str, object] | None:
     if key.name not in recipe_names() or (recipe := find_recipe(key.name)).key != key:
         return None
     settings = recipe.chosen()
-    if isinstance(recipe.mixer, StyleMix | StyleCutMix) and not recipe.mixer.weights:
+    if isinstance(recipe.mixer, StyleMixer) and not recipe.mixer.weights:
         settings["mixer.weights"] = "small"  # the run trains its own
     return settings
 

@@ -36,8 +36,7 @@ from alignmixup.experiments.run_folder import alone_in, check_folder, claim
 from alignmixup.experiments.styling import with_style_weights
 from alignmixup.mixers.alignmixup import AlignMixup
 from alignmixup.mixers.alignmixup_ae import AlignMixupAE
-from alignmixup.mixers.stylecutmix import StyleCutMix
-from alignmixup.mixers.stylemix import StyleMix
+from alignmixup.mixers.stylemix import StyleMixer
 from alignmixup.recipes.schema import Recipe, changed, on_data
 from alignmixup.training import TrainSettings, fit, join_team
 from alignmixup.training.checkpoint import CHECKPOINT
@@ -148,13 +147,13 @@ def train(
             print(f"note: {effect}")
     about = {"recipe": recipe.to_json()}
     chosen = make_loggers(loggers if team.is_leader else (), folder, quiet=quiet, about=about)
-    if isinstance(recipe.mixer, StyleMix | StyleCutMix) and recipe.mixer.weights:
+    if isinstance(recipe.mixer, StyleMixer) and recipe.mixer.weights:
         recipe.mixer.network(device)  # or an error that says what is wrong with them
     with team.leader_first():
         if team.is_leader:
             claim(folder, record)  # nothing is missing: the folder is ours now
         mixers = [with_style_weights(stage, used.train, folder, device) for _, stage in stages]
-    if isinstance(mixers[0], StyleMix | StyleCutMix):
+    if isinstance(mixers[0], StyleMixer):
         notes["style_weights"] = dict(mixers[0].describe())
     evaluate = Evaluator(plan, used.test, device)
     try:

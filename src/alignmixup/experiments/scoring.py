@@ -23,8 +23,7 @@ from alignmixup.experiments.data_record import check_classes, own_test_set
 from alignmixup.experiments.load import Run, load_run
 from alignmixup.experiments.provenance import origin, provenance
 from alignmixup.experiments.run_folder import ADAIN, append_results, read_recipe, read_run
-from alignmixup.mixers.stylecutmix import StyleCutMix
-from alignmixup.mixers.stylemix import StyleMix
+from alignmixup.mixers.stylemix import StyleMixer
 from alignmixup.recipes.schema import Recipe, on_data
 
 __all__ = ["evaluate", "other_images", "task_names"]
@@ -73,7 +72,7 @@ def _of_run(
     elif device != "auto":
         run.model.to(pick_device(device))
     mixer = recipe.mixer
-    if isinstance(mixer, StyleMix | StyleCutMix) and not mixer.weights:
+    if isinstance(mixer, StyleMixer) and not mixer.weights:
         mixer = dataclasses.replace(mixer, weights=str(folder / ADAIN))
     place = model_device(run.model) or torch.device("cpu")
     return Subject(

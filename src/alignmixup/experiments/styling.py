@@ -21,7 +21,7 @@ from alignmixup.device import pick_device
 from alignmixup.experiments.batches import sample_images, side_of
 from alignmixup.experiments.run_folder import ADAIN
 from alignmixup.mixers.stylecutmix import StyleCutMix
-from alignmixup.mixers.stylemix import StyleMix
+from alignmixup.mixers.stylemix import StyleMixer
 from alignmixup.ops.adain import WeightsFile
 from alignmixup.recipes.schema import Recipe
 from alignmixup.training.adain_fit import OnStep, add_distances, fit_adain
@@ -115,7 +115,7 @@ def with_style_weights(
     It is made once and kept in the run's folder; any other mixer comes back as it is.
     """
     mixer, seed = recipe.mixer, recipe.train.seed
-    if not isinstance(mixer, StyleMix | StyleCutMix) or mixer.weights:
+    if not isinstance(mixer, StyleMixer) or mixer.weights:
         return mixer
     path = folder / ADAIN
     if not path.exists():

@@ -180,9 +180,10 @@ class PuzzleMix(Method):
         for n in self.grids:  # check all grids in the first step, whichever is drawn
             self._check_size(x, n)
         pixels = to_pixels(x, self.mean, self.std)
-        is_noisy = draw.case.endswith(ADVERSARIAL)
-        noise = self._start_noise(draw, x) if is_noisy else None
-        seen = x if noise is None else self._from_pixels((pixels + noise).clamp(0, 1))
+        noise, seen = None, x
+        if draw.case.endswith(ADVERSARIAL):
+            noise = _uniform_noise(require(draw, PuzzleDraw, self).seed, x, self.adv_eps)
+            seen = from_pixels((pixels + noise).clamp(0, 1), self.mean, self.std)
         saliency = gradient_saliency(
             net, seen, y, clean_lam=self.clean_lam, loss=self.loss, std=self.saliency_std
         )
@@ -258,12 +259,6 @@ class PuzzleMix(Method):
                 f"{side}): choose a divisor, or -1 for the blocks of the mask"
             )
 
-    def _from_pixels(self, pixels: Tensor) -> Tensor:
-        return from_pixels(pixels, self.mean, self.std)
-
-    def _start_noise(self, draw: Draw, x: Tensor) -> Tensor:
-        return _uniform_noise(require(draw, PuzzleDraw, self).seed, x, self.adv_eps)
-
     def _sharpen(self, noise: Tensor, gradient: Tensor) -> Tensor:
         """Take one step up the loss from random noise, at most ``adv_eps`` in each pixel."""
         stepped = noise + (self.adv_eps + 2 / 255) * gradient.sign()
@@ -274,7 +269,7 @@ class PuzzleMix(Method):
         draw = require(draw, PuzzleDraw, self)
         both = torch.stack([noise, noise[draw.perm]]) * draw.strength
         flat = to_pixels(pair.flatten(0, 1), self.mean, self.std) + both.flatten(0, 1)
-        noisy = self._from_pixels(flat.clamp(0, 1)).view_as(pair)
+        noisy = from_pixels(flat.clamp(0, 1), self.mean, self.std).view_as(pair)
         return torch.where(draw.coins.view(2, 1, 1, 1, 1) > 0, noisy, pair)
 
 

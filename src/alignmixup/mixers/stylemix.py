@@ -49,14 +49,7 @@ class StyleDraw(Draw):
 
 @dataclass(frozen=True)
 class StyleMixer(Method):
-    """Base of StyleMix and StyleCutMix: the AdaIN network and its weights file.
-
-    ``weights`` is a file written by ``fit_adain`` or a folder with the reference weights (see
-    ``ops/adain.py``), ``sha256`` its expected checksum. ``input_size`` is the side to which images
-    are resized for the style network; the default is 224 for the reference weights and no resizing
-    for small ones. ``content_weight`` is r. ``mean`` and ``std`` are those of a loader that
-    normalizes; None for images in [0, 1].
-    """
+    """Base of StyleMix and StyleCutMix: the AdaIN network and its weights file."""
 
     weights: str = ""
     sha256: str = ""

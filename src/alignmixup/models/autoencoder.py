@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from alignmixup.hooks import evaluating
 from alignmixup.models.decoder import ResidualDecoder, start_side
 
 EmbeddingKind = Literal["vector", "tensor"]
@@ -168,15 +169,9 @@ class AutoencodingClassifier(nn.Module):
 
 def _map_shape(encoder: nn.Sequential, image_size: int) -> tuple[int, int, int]:
     """Return (channels, height, width) of A from a forward pass of one black image."""
-    modes = {module: module.training for module in encoder.modules()}
-    encoder.eval()
-    try:
-        with torch.no_grad():
-            black = next(encoder.parameters()).new_zeros(1, 3, image_size, image_size)
-            _, channels, height, width = encoder(black).shape
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
+    with torch.no_grad(), evaluating(encoder):
+        black = next(encoder.parameters()).new_zeros(1, 3, image_size, image_size)
+        _, channels, height, width = encoder(black).shape
     return channels, height, width
 
 

@@ -80,7 +80,7 @@ def _pretrained_scale(model: nn.Module) -> tuple[Rgb, Rgb]:
 
 
 def _from_timm(name: str, num_classes: int, image_size: int, pretrained: bool) -> nn.Module:
-    timm = _extra("timm")
+    timm = import_extra("timm")
     if not timm.is_model(name):
         raise _unknown(f"timm:{name}", [f"timm:{n}" for n in timm.list_models()])
     # A model with position embeddings has a fixed size; the others have no such argument.
@@ -93,7 +93,7 @@ def _from_timm(name: str, num_classes: int, image_size: int, pretrained: bool) -
 
 
 def _from_torchvision(name: str, num_classes: int, image_size: int, pretrained: bool) -> nn.Module:
-    models = _extra("torchvision").models
+    models = import_extra("torchvision").models
     known = models.list_models(module=models)
     if name not in known:
         raise _unknown(f"torchvision:{name}", [f"torchvision:{n}" for n in known])
@@ -114,23 +114,24 @@ def _unknown(name: str, known: list[str]) -> ValueError:
     return ValueError(f"unknown model {name!r}{suggestion(name, known)}")
 
 
-def _extra(package: str) -> Any:
-    """Import a package of an extra, or raise with the name of the extra."""
+def import_extra(module: str, extra: str = "timm") -> Any:
+    """Import a module of an extra, or raise with the name of the extra."""
+    package = module.partition(".")[0]
     try:
-        return importlib.import_module(package)
+        return importlib.import_module(module)
     except ImportError as error:
-        raise ImportError(f"{package} is missing: pip install alignmixup[timm]") from error
+        raise ImportError(f"{package} is missing: pip install alignmixup[{extra}]") from error
     except RuntimeError as error:
         # torchvision's compiled operators must come from the build that fits torch's.
         raise ImportError(
             f"{package} does not import beside torch {torch.__version__} ({error}): "
-            "install the torchvision build made for it, then pip install alignmixup[timm]"
+            f"install the torchvision build made for it, then pip install alignmixup[{extra}]"
         ) from error
 
 
 def torchvision_weights(name: str, version: str) -> Mapping[str, Tensor]:
     """Return weights by torchvision's name, downloaded at first use and checked by their hash."""
-    weights = _extra("torchvision").models.get_model_weights(name)[version]
+    weights = import_extra("torchvision").models.get_model_weights(name)[version]
     state: Mapping[str, Tensor] = weights.get_state_dict(progress=True, check_hash=True)
     return state
 

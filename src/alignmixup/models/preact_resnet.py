@@ -10,9 +10,9 @@ raw output of the last one is the feature tensor A of the paper (512 x 4 x 4 for
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch.nn.functional as F
 from jaxtyping import Float
@@ -66,7 +66,7 @@ class PreActResNet18(nn.Module):
             stem |= {"norm": nn.BatchNorm2d(width), "relu": nn.ReLU()}
         self.stem = NormReluSequential(OrderedDict(stem))
         skips = check_block(block) == "released"
-        stage = partial(preact_stage, num_blocks=2, activated_skip=skips)
+        stage = partial(make_stage, partial(PreActBlock, activated_skip=skips), num_blocks=2)
         self.layer1 = stage(width, width, stride=1)
         self.layer2 = stage(width, 2 * width, stride=2)
         self.layer3 = stage(2 * width, 4 * width, stride=2)
@@ -88,13 +88,22 @@ def check_block(block: str) -> str:
     return block
 
 
-def preact_stage(
-    in_channels: int, channels: int, *, num_blocks: int, stride: int, **options: Any
+def make_stage(
+    block: Callable[..., nn.Module],
+    in_channels: int,
+    channels: int,
+    *,
+    num_blocks: int,
+    stride: int,
+    expansion: int = 1,
 ) -> nn.Sequential:
-    """Return ``num_blocks`` blocks, the first of which changes width and resolution."""
-    first = PreActBlock(in_channels, channels, stride=stride, **options)
-    others = [PreActBlock(channels, channels, stride=1, **options) for _ in range(num_blocks - 1)]
-    return nn.Sequential(first, *others)
+    """Return ``num_blocks`` blocks, the first of which changes width and resolution.
+
+    A block returns ``expansion`` times ``channels``.
+    """
+    first = block(in_channels, channels, stride=stride)
+    wide = expansion * channels
+    return nn.Sequential(first, *(block(wide, channels, stride=1) for _ in range(num_blocks - 1)))
 
 
 class PreActBlock(nn.Module):

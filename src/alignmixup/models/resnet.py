@@ -17,11 +17,13 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from alignmixup.models.normalize import ImageConv, Normalize, Rgb
-from alignmixup.models.preact_resnet import Head
+from alignmixup.models.preact_resnet import Head, make_stage
 from alignmixup.ops.norm_relu import NormReluSequential, norm_relu
 from alignmixup.registry import register_model
 
 EXPANSION = 4
+# Parts of the names of tensors: torchvision's and ours.
+RENAMES = {"downsample.0": "shortcut.conv", "downsample.1": "shortcut.norm", ".bn": ".norm"}
 
 
 @register_model(
@@ -53,7 +55,8 @@ class ResNet50(nn.Module):
             "pool": nn.MaxPool2d(3, stride=2, padding=1),
         }
         self.stem = NormReluSequential(OrderedDict(stem))
-        stage = partial(_stage, last_norm=_ZeroNorm if zero_norms else nn.BatchNorm2d)
+        block = partial(Bottleneck, last_norm=_ZeroNorm if zero_norms else nn.BatchNorm2d)
+        stage = partial(make_stage, block, expansion=EXPANSION)
         self.layer1 = stage(width, width, num_blocks=3, stride=1)
         self.layer2 = stage(4 * width, 2 * width, num_blocks=4, stride=2)
         self.layer3 = stage(8 * width, 4 * width, num_blocks=6, stride=2)
@@ -84,21 +87,6 @@ class _ZeroNorm(nn.BatchNorm2d):
     def reset_parameters(self) -> None:
         super().reset_parameters()
         nn.init.zeros_(self.weight)
-
-
-def _stage(
-    in_channels: int,
-    channels: int,
-    *,
-    num_blocks: int,
-    stride: int,
-    last_norm: type[nn.BatchNorm2d],
-) -> nn.Sequential:
-    """Return ``num_blocks`` blocks, the first of which changes width and resolution."""
-    first = Bottleneck(in_channels, channels, stride=stride, last_norm=last_norm)
-    wide = EXPANSION * channels
-    others = [Bottleneck(wide, channels, last_norm=last_norm) for _ in range(num_blocks - 1)]
-    return nn.Sequential(first, *others)
 
 
 class Bottleneck(nn.Module):
@@ -140,7 +128,15 @@ def _our_name(name: str) -> str:
     top = {"conv1": "stem.conv", "bn1": "stem.norm", "fc": "head.linear"}
     if first in top:
         return f"{top[first]}.{rest}"
-    renames = {"downsample.0": "shortcut.conv", "downsample.1": "shortcut.norm", ".bn": ".norm"}
-    for theirs, ours in renames.items():
+    for theirs, ours in RENAMES.items():
         name = name.replace(theirs, ours)
+    return name
+
+
+def their_name(name: str) -> str:
+    """Return the name that a tensor of our ResNet-50, without its head, has in torchvision's."""
+    if name.startswith("stem."):
+        return name.replace("stem.conv.", "conv1.").replace("stem.norm.", "bn1.")
+    for theirs, ours in RENAMES.items():
+        name = name.replace(ours, theirs)
     return name

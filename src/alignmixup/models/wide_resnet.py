@@ -21,9 +21,10 @@ from alignmixup.models.preact_resnet import (
     Block,
     Head,
     HeadKind,
+    PreActBlock,
     check_block,
+    make_stage,
     map_size,
-    preact_stage,
 )
 from alignmixup.ops.norm_relu import NormReluSequential, norm_relu
 from alignmixup.registry import register_model
@@ -65,11 +66,10 @@ class WideResNet(nn.Module):
             raise ValueError(f"dropout must lie in [0, 1), got {dropout}")
         wide = [width, *(width * widen_factor * scale for scale in (1, 2, 4))]
         released = check_block(block) == "released"
-        make = _released_stage if released else partial(preact_stage, activated_skip=False)
-        stages = [
-            make(wide[i], wide[i + 1], num_blocks=num_blocks, stride=s, dropout=dropout)
-            for i, s in enumerate((1, 2, last_stride))
-        ]
+        kind = _ReleasedBlock if released else partial(PreActBlock, activated_skip=False)
+        make = partial(make_stage, partial(kind, dropout=dropout), num_blocks=num_blocks)
+        strides = (1, 2, last_stride)
+        stages = [make(wide[i], wide[i + 1], stride=stride) for i, stride in enumerate(strides)]
         self.normalize = Normalize(mean, std)
         self.stem = ImageConv(3, width, 3, stride=stem_stride, padding=1, bias=released)
         self.layer1, self.layer2, self.layer3 = stages
@@ -86,14 +86,6 @@ class WideResNet(nn.Module):
         out = self.norm(self.layer3(self.layer2(self.layer1(out))))
         logits: Tensor = self.head(out)
         return logits
-
-
-def _released_stage(
-    in_channels: int, channels: int, *, num_blocks: int, stride: int, dropout: float
-) -> nn.Sequential:
-    first = _ReleasedBlock(in_channels, channels, stride, dropout)
-    others = [_ReleasedBlock(channels, channels, 1, dropout) for _ in range(num_blocks - 1)]
-    return nn.Sequential(first, *others)
 
 
 class _ReleasedBlock(nn.Module):

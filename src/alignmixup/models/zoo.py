@@ -9,14 +9,13 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import nn
 
+from alignmixup.device import fork_rng
 from alignmixup.models.autoencoder import AutoencodingClassifier
 from alignmixup.models.decoder import ToImage
 from alignmixup.models.external import (
@@ -89,17 +88,17 @@ def build(
     for option, value in (("num_classes", num_classes), ("image_size", image_size)):
         if value < 1:
             raise ValueError(f"{option} must be at least 1, got {value}")
+    cpu = torch.device("cpu")  # constructors draw from torch's global generator
+    _refuse_options(spec, options_of(spec.name))
     if _is_external(spec.name):
-        _refuse_options(spec, {"pretrained"})
-        with _seeded(seed):
+        with fork_rng(cpu, seed):
             return build_external(
                 spec.name, num_classes, mean, std, image_size, pretrained=spec.pretrained
             )
     entry = _find(spec.name)
-    _refuse_options(spec, _options(entry))
     if spec.pretrained:
         mean, std = IMAGENET_SCALE
-    with _seeded(seed):  # constructors draw from torch's global generator
+    with fork_rng(cpu, seed):
         backbone = _construct(entry, spec, num_classes, mean, std, image_size)
         net = _autoencoding(spec, backbone, image_size)
     if entry.initialize:
@@ -139,8 +138,11 @@ def _find(name: str) -> ModelEntry:
 _AUTOENCODER = {"autoencoder", "variational", "decoder", "map_size"}
 
 
-def _options(entry: ModelEntry) -> set[str]:
-    """The fields of ``NetSpec`` that apply to a registered model."""
+def options_of(name: str) -> set[str]:
+    """Return the fields of ``NetSpec`` that apply to a model."""
+    if _is_external(name):
+        return {"pretrained"}
+    entry = _find(name)
     fields = {field.name for field in dataclasses.fields(NetSpec)}
     options = fields & set(inspect.signature(entry.function).parameters)
     options |= _AUTOENCODER if entry.autoencoder else set()
@@ -232,12 +234,3 @@ def _refuse_options(spec: NetSpec, known: set[str]) -> None:
         raise ValueError(
             f"{spec.name} with width={spec.width} has no pretrained weights: leave one of them out"
         )
-
-
-@contextmanager
-def _seeded(seed: int) -> Iterator[None]:
-    """Seed torch's global CPU generator inside the context; restore its state afterwards."""
-    with torch.random.fork_rng(devices=[]):
-        # Not torch.manual_seed, which seeds the generators of all devices.
-        torch.default_generator.manual_seed(seed)
-        yield

@@ -22,15 +22,9 @@ def cut_ordered(
     """Return the labels [b, n, m] and energies [b] of ``gridcut.cut_ordered``."""
     from alignmixup.ops.triton import gridcut as _triton_gridcut
 
+    unary, down, right = (costs.contiguous() for costs in (unary, down, right))
     with torch.cuda.device_of(unary):  # type: ignore[no-untyped-call]
-        return _triton_gridcut.cut(
-            unary.contiguous(),
-            down.contiguous(),
-            right.contiguous(),
-            num_relaxations,
-            num_sweeps,
-            num_roundings,
-        )
+        return _triton_gridcut.cut(unary, down, right, num_relaxations, num_sweeps, num_roundings)
 
 
 @cut_ordered.register_fake
@@ -71,21 +65,11 @@ def joint_assignment(
     """Return the shares [p, N, s, N] of the best restart of ``joint.assign_blocks``."""
     from alignmixup.ops.triton import joint as _triton_joint
 
+    terms = unary.contiguous(), compatibility.contiguous(), is_real.contiguous(), start.contiguous()
+    weights = (beta, gamma, tau, is_soft)
+    search = (num_iters, num_sweeps, half_labels, resolve_ties)
     with torch.cuda.device_of(unary):  # type: ignore[no-untyped-call]
-        return _triton_joint.assign(
-            unary.contiguous(),
-            compatibility.contiguous(),
-            is_real.contiguous(),
-            start.contiguous(),
-            beta,
-            gamma,
-            tau,
-            is_soft,
-            num_iters,
-            num_sweeps,
-            half_labels,
-            resolve_ties,
-        )
+        return _triton_joint.assign(*terms, *weights, *search)
 
 
 @joint_assignment.register_fake

@@ -18,6 +18,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from alignmixup.contracts import soft_cross_entropy, soft_targets
+from alignmixup.hooks import evaluating
 from alignmixup.ops.blend import channel_values, check_logits
 
 
@@ -84,18 +85,15 @@ def _evaluated_logits(module: nn.Module, x: Tensor) -> Tensor:
     The parameters require no gradient meanwhile: compiled code computes all required gradients, and
     those of the weights are half of the work.
     """
-    modes = [(part, part.training) for part in module.modules()]
     learned = [p for p in module.parameters() if p.requires_grad]
-    module.eval()
-    try:
-        for parameter in learned:
-            parameter.requires_grad_(False)
-        return _logits(module, x)
-    finally:
-        for parameter in learned:
-            parameter.requires_grad_()
-        for part, mode in modes:
-            part.training = mode
+    with evaluating(module):
+        try:
+            for parameter in learned:
+                parameter.requires_grad_(False)
+            return _logits(module, x)
+        finally:
+            for parameter in learned:
+                parameter.requires_grad_()
 
 
 def _logits(module: nn.Module, x: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ Symbols: p parts, i of N inputs, j of N outputs, s blocks, r restarts, b = r p, 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -55,12 +55,11 @@ class JointCosts:
 
     def repeated(self, times: int) -> JointCosts:
         """Return the same parts repeated, one copy per restart."""
-        unary, compatibility, is_real = (
-            tensor.repeat(times, *[1] * (tensor.ndim - 1))
-            for tensor in (self.unary, self.compatibility, self.is_real)
-        )
-        return JointCosts(
-            unary, compatibility, is_real, self.beta, self.gamma, self.tau, self.penalty
+        return replace(
+            self,
+            unary=self.unary.repeat(times, 1, 1),
+            compatibility=self.compatibility.repeat(times, 1, 1),
+            is_real=self.is_real.repeat(times, 1),
         )
 
     def excess(self, counts: Tensor) -> Tensor:
@@ -110,24 +109,12 @@ def assign_blocks(
     _, num, sites = costs.unary.shape
     device = costs.unary.device
     name = choose_backend(backend, device, "reference", refuse_blocks, costs.unary, sites, num)
+    search = (num_iters, num_sweeps, half_labels, resolve_ties)
     if name == "triton":
-        shares = kernels.joint_assignment(
-            costs.unary,
-            costs.compatibility,
-            costs.is_real,
-            start,
-            costs.beta,
-            costs.gamma,
-            costs.tau,
-            costs.penalty == "soft",
-            num_iters,
-            num_sweeps,
-            half_labels,
-            resolve_ties,
-        )
-    else:
-        shares = _assign(costs, start, num_iters, num_sweeps, half_labels, resolve_ties)
-    return Assignment(shares, name)
+        terms = (costs.unary, costs.compatibility, costs.is_real, start)
+        weights = (costs.beta, costs.gamma, costs.tau, costs.penalty == "soft")
+        return Assignment(kernels.joint_assignment(*terms, *weights, *search), name)
+    return Assignment(_assign(costs, start, *search), name)
 
 
 def _assign(

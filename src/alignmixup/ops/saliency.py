@@ -28,20 +28,16 @@ def fine_grained_saliency(images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b 
     A uniform image has saliency zero. The arithmetic is that of integers in floats, exact up to
     256 x 256 pixels, so all devices return the same map.
     """
-    _check_images(images)
-    gray = _blur(_blur(_gray(images)))
-    difference = (gray.unsqueeze(1) - _surround_mean(gray)).trunc()
-    on = difference.clamp(min=0).sum(1)
-    off = on - difference.sum(1)
-    return _stretch(torch.stack([on, off])).sum(0, dtype=torch.float32)
-
-
-def _check_images(images: Tensor) -> None:
     if images.ndim != 4 or images.shape[1] not in (1, 3) or min(images.shape[2:]) < 2:
         raise ValueError(
             "saliency needs RGB or gray images [b, 3 or 1, h, w] of at least 2 x 2 pixels, "
             f"got {list(images.shape)}"
         )
+    gray = _blur(_blur(_gray(images)))
+    difference = (gray.unsqueeze(1) - _surround_mean(gray)).trunc()
+    on = difference.clamp(min=0).sum(1)
+    off = on - difference.sum(1)
+    return _stretch(torch.stack([on, off])).sum(0, dtype=torch.float32)
 
 
 def _gray(images: Tensor) -> Float[Tensor, "b h w"]:

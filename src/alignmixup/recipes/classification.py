@@ -98,11 +98,7 @@ def short(settings: TrainSettings) -> TrainSettings:
 
 def _input(data: str, layer: str) -> Mixer:
     # 1 on CIFAR and 0.2 on ImageNet (Zhang et al.); 0.2 on Tiny-ImageNet, as PuzzleMix runs it.
-    return InputMixup(alpha=1.0 if data in ("cifar10", "cifar100") else 0.2)
-
-
-def _manifold(data: str, layer: str) -> Mixer:
-    return ManifoldMixup(alpha=2.0 if data in ("cifar10", "cifar100") else 0.2)
+    return InputMixup(alpha=1.0 if "cifar" in data else 0.2)
 
 
 def _puzzlemix(data: str, layer: str) -> Mixer:
@@ -133,7 +129,7 @@ METHODS: dict[tuple[str, str], Callable[[str, str], Mixer]] = {
     ("input", ""): _input,
     ("cutout", ""): _cutout,
     ("cutmix", ""): lambda data, layer: CutMix(alpha=1.0, prob=0.5),
-    ("manifold", ""): _manifold,
+    ("manifold", ""): lambda data, layer: ManifoldMixup(alpha=2.0 if "cifar" in data else 0.2),
     ("puzzlemix", ""): _puzzlemix,
     ("comixup", ""): lambda data, layer: CoMixup(loss="ce"),
     ("saliencymix", ""): lambda data, layer: SaliencyMix(),

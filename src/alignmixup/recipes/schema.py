@@ -17,7 +17,7 @@ from typing import Any, Self, get_type_hints
 from alignmixup.checking import check_kind
 from alignmixup.contracts import Mixer, RecipeKey
 from alignmixup.datasets.folder import absolute
-from alignmixup.models.zoo import NetSpec
+from alignmixup.models.zoo import NetSpec, options_of
 from alignmixup.recipes.records import default_of, plain, read_mixer, read_record, with_block
 from alignmixup.registry import suggestion
 from alignmixup.training.settings import FREE_SETTINGS, TrainSettings
@@ -177,8 +177,8 @@ class Recipe:
             capture=False,
             device="cpu",
         )
-        own = not self.net.name.startswith(("timm:", "torchvision:"))
-        net = dataclasses.replace(self.net, width=4 if own else None, pretrained=False)
+        width = 4 if "width" in options_of(self.net.name) else None
+        net = dataclasses.replace(self.net, width=width, pretrained=False)
         return dataclasses.replace(self, net=net, train=settings, phases=())
 
     def to_json(self) -> dict[str, Any]:

@@ -100,13 +100,20 @@ def decode_files(
 
     ``num_workers=None`` chooses by the number of files.
     """
-    images = torch.empty(len(paths), 3, image_size, image_size, dtype=torch.uint8)
+    images = empty_images(len(paths), image_size)
     start = 0
     work = partial(_decode_block, fraction=fraction)
     for block in _map_blocks(work, paths, image_size, num_workers):
         images[start : start + len(block)] = torch.from_numpy(block)
         start += len(block)
     return images
+
+
+def empty_images(count: int, image_size: int) -> UInt8[Tensor, "n 3 s s"]:
+    """Return room for square images of side ``image_size``."""
+    if image_size < 1:
+        raise ValueError(f"image_size must be at least 1, got {image_size}")
+    return torch.empty(count, 3, image_size, image_size, dtype=torch.uint8)
 
 
 def unreadable_files(paths: Sequence[str], num_workers: int | None = None) -> list[str]:

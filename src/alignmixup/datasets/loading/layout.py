@@ -34,16 +34,14 @@ def data_root(root: Path | str | None = None) -> Path:
     return Path(root or os.environ.get("ALIGNMIXUP_DATA") or "datasets").expanduser()
 
 
-def find_folder(root: Path | str | None, names: Sequence[str], source: str) -> Path:
-    """Return the first of ``names`` found in the data root; the root itself may be that folder."""
-    place = data_root(root)
-    for name in names:
-        if place.name == name and place.is_dir():
-            return place
-        if (place / name).is_dir():
-            return place / name
-    looked_for = " or ".join(str(place / name) for name in names)
+def find_folder(source: str, tried: Sequence[Path], holds: Sequence[str], remedy: str = "") -> Path:
+    """Return the first of the folders that has all of ``holds``; else raise with the remedy."""
+    for folder in tried:
+        if folder.is_dir() and all((folder / name).exists() for name in holds):
+            return folder
+    remedy = remedy or f"run 'alignmixup data fetch {source}'"
+    wanted = f"{' and '.join(holds)} in any" if holds else "folder, none"
     raise FileNotFoundError(
-        f"{source}: no folder {looked_for}; run 'alignmixup data fetch {source}', "
-        "or name the folder that contains it with --data or ALIGNMIXUP_DATA"
+        f"{source}: no {wanted} of {', '.join(map(str, tried))}; {remedy}, or name the folder that "
+        "contains it with --data or ALIGNMIXUP_DATA"
     )

@@ -162,26 +162,18 @@ class _Key:
     index: int
 
 
+@dataclass
 class _EpochOrder(Sampler[list[_Key]]):
     """The batches of the epoch that is set as its attribute."""
 
-    def __init__(
-        self,
-        num_images: int,
-        batch_size: int,
-        num_steps: int,
-        seed: int,
-        is_shuffled: bool,
-        share: slice,
-    ) -> None:
-        self.num_images = num_images
-        self.batch_size = batch_size
-        self.num_steps = num_steps
-        self.seed = seed
-        self.is_shuffled = is_shuffled
-        self.share = share
-        self.epoch = 0
-        self.start_step = 0
+    num_images: int
+    batch_size: int
+    num_steps: int
+    seed: int
+    is_shuffled: bool
+    share: slice
+    epoch: int = 0
+    start_step: int = 0
 
     def __len__(self) -> int:
         return self.num_steps - self.start_step

@@ -11,16 +11,16 @@ boxes of the published SSD300.
 
 from __future__ import annotations
 
-import importlib
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-IMAGENET = ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
+from alignmixup.device import fork_rng
+from alignmixup.models.external import IMAGENET_SCALE, import_extra
+from alignmixup.models.resnet import their_name
 
 
 def faster_rcnn(
@@ -38,10 +38,10 @@ def faster_rcnn(
     ``trainable_layers`` are trained. New layers are drawn by ``seed``.
     """
     _check(num_classes, trainable_layers)
-    models = _torchvision("torchvision.models.detection")
-    utils = _torchvision("torchvision.models.detection.backbone_utils")
+    models = import_extra("torchvision.models.detection", "detection")
+    utils = import_extra("torchvision.models.detection.backbone_utils", "detection")
     mean, std = _normalization(_state(trained))
-    with _seeded(seed):
+    with fork_rng(torch.device("cpu"), seed):
         backbone = utils._resnet_fpn_extractor(_resnet50(trained), trainable_layers)
         detector: nn.Module = models.FasterRCNN(
             backbone,
@@ -63,16 +63,20 @@ def ssd300(
 ) -> nn.Module:
     """Return an SSD for images of 300 x 300 whose trunk has the ``trained`` weights."""
     _check(num_classes, trainable_layers)
-    ssd = _torchvision("torchvision.models.detection.ssd")
-    anchors = _torchvision("torchvision.models.detection.anchor_utils").DefaultBoxGenerator(
+    ssd = import_extra("torchvision.models.detection.ssd", "detection")
+    anchors = import_extra(
+        "torchvision.models.detection.anchor_utils", "detection"
+    ).DefaultBoxGenerator(
         [[2], [2, 3], [2, 3], [2, 3], [2], [2]],
         scales=[0.07, 0.15, 0.33, 0.51, 0.69, 0.87, 1.05],
         steps=[8, 16, 32, 64, 100, 300],
     )
     mean, std = _normalization(_state(trained))
-    with _seeded(seed):
+    with fork_rng(torch.device("cpu"), seed):
         trunk = _SSDTrunk(_resnet50(trained))
-        _freeze(trunk, trainable_layers)
+        layers = [trunk.stem, trunk.layer1, trunk.layer2, trunk.layer3, trunk.layer4]
+        for layer in layers[: 5 - trainable_layers]:
+            layer.requires_grad_(False)
         head = ssd.SSDHead(trunk.out_channels, anchors.num_anchors_per_location(), num_classes + 1)
         detector: nn.Module = ssd.SSD(
             trunk,
@@ -94,7 +98,7 @@ def torchvision_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """
     body = {name.removeprefix("model.").removeprefix("encoder."): v for name, v in state.items()}
     body = {name: value for name, value in body.items() if not name.startswith(_NOT_BACKBONE)}
-    renamed = {_their_name(name): value for name, value in body.items()}
+    renamed = {their_name(name): value for name, value in body.items()}
     if "conv1.weight" not in renamed or "layer4.2.conv3.weight" not in renamed:
         raise ValueError(
             "these are not the weights of a ResNet-50, ours or torchvision's; their names begin "
@@ -106,18 +110,6 @@ def torchvision_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 _NOT_BACKBONE = ("normalize.", "head.", "fc.", "embed.", "classifier.", "decoder.")
 
 
-def _their_name(name: str) -> str:
-    if name.startswith("stem."):
-        return name.replace("stem.conv.", "conv1.").replace("stem.norm.", "bn1.")
-    for ours, theirs in (
-        ("shortcut.conv.", "downsample.0."),
-        ("shortcut.norm.", "downsample.1."),
-        (".norm", ".bn"),
-    ):
-        name = name.replace(ours, theirs)
-    return name
-
-
 def _check(num_classes: int, trainable_layers: int) -> None:
     if num_classes < 1:
         raise ValueError(f"num_classes must be at least 1, got {num_classes}")
@@ -125,35 +117,25 @@ def _check(num_classes: int, trainable_layers: int) -> None:
         raise ValueError(f"trainable_layers must lie in 0..5, got {trainable_layers}")
 
 
-def _torchvision(module: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise ImportError("torchvision is missing: pip install alignmixup[detection]") from error
-    except RuntimeError as error:
-        raise ImportError(
-            f"torchvision does not import beside torch {torch.__version__} ({error}): install the "
-            "build made for it, then pip install alignmixup[detection]"
-        ) from error
-
-
 def _state(trained: nn.Module | Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     return trained.state_dict() if isinstance(trained, nn.Module) else trained
 
 
 def _normalization(state: Mapping[str, Tensor]) -> tuple[list[float], list[float]]:
+    """Return mean and std, ours if the network has them."""
     if "normalize.mean" not in state:
-        return IMAGENET
-    return (
-        state["normalize.mean"].flatten().tolist(),
-        state["normalize.std"].flatten().tolist(),
-    )
+        mean, std = map(list, IMAGENET_SCALE)
+    else:
+        mean, std = (state[f"normalize.{name}"].flatten().tolist() for name in ("mean", "std"))
+    return mean, std
 
 
 def _resnet50(trained: nn.Module | Mapping[str, Tensor]) -> Any:
     """Return torchvision's ResNet-50 with these weights, batch normalization frozen."""
-    frozen = _torchvision("torchvision.ops.misc").FrozenBatchNorm2d
-    resnet = _torchvision("torchvision.models").resnet50(weights=None, norm_layer=frozen)
+    frozen = import_extra("torchvision.ops.misc", "detection").FrozenBatchNorm2d
+    resnet = import_extra("torchvision.models", "detection").resnet50(
+        weights=None, norm_layer=frozen
+    )
     resnet.fc = nn.Identity()
     try:
         resnet.load_state_dict(torchvision_state(_state(trained)))
@@ -201,17 +183,3 @@ def _added(channels: int, hidden: int, out: int, *, padding: int, stride: int = 
             assert layer.bias is not None
             nn.init.zeros_(layer.bias)
     return layers
-
-
-def _freeze(trunk: _SSDTrunk, trainable_layers: int) -> None:
-    layers = [trunk.stem, trunk.layer1, trunk.layer2, trunk.layer3, trunk.layer4]
-    for layer in layers[: 5 - trainable_layers]:
-        layer.requires_grad_(False)
-
-
-@contextmanager
-def _seeded(seed: int) -> Iterator[None]:
-    """Seed torch's global CPU generator inside the context, for constructors."""
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
-        yield

@@ -156,18 +156,12 @@ class FineTuner:
             for first in starts:
                 following = order[first + size : first + 2 * size]
                 ahead.append(pool.map(read, following))
-                yield _on_device(list(ahead.pop(0)), self.device)
+                labeled = [[part.to(self.device) for part in row] for row in ahead.pop(0)]
+                targets = [{"boxes": boxes, "labels": y + 1} for _, boxes, y in labeled]
+                yield [image for image, _, _ in labeled], targets
 
 
 _Targets = list[dict[str, Tensor]]
-
-
-def _on_device(
-    read: list[tuple[Tensor, Tensor, Tensor]], device: torch.device
-) -> tuple[list[Tensor], _Targets]:
-    images = [image.to(device) for image, _, _ in read]
-    targets = [{"boxes": b.to(device), "labels": y.to(device) + 1} for _, b, y in read]
-    return images, targets
 
 
 def _mixed_seed(seed: int, epoch: int, index: int) -> int:

@@ -22,7 +22,8 @@ from alignmixup.evaluation.detection.average_precision import (
     coco_average_precision,
     voc_average_precision,
 )
-from alignmixup.evaluation.forward import evaluating, model_device
+from alignmixup.evaluation.forward import model_device
+from alignmixup.hooks import evaluating
 
 OnImages = Callable[[int, int], None]
 

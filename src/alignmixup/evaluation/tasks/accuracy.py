@@ -23,9 +23,7 @@ def accuracy(
     amp_dtype: torch.dtype | None = None,
 ) -> list[Result]:
     """Return ``top1``, ``top1_error`` and, for five or more classes, ``top5``, in percent."""
-    logits, labels = collect_logits(
-        model, batches, normalized_by=normalized_by, amp_dtype=amp_dtype
-    )
+    logits, labels = collect_logits(model, batches, normalized_by, amp_dtype)
     n, k = logits.shape
     settings = {"num_images": n, "num_classes": k, "amp_dtype": amp_name(amp_dtype)}
     num_right = int((logits.argmax(dim=1) == labels).sum())

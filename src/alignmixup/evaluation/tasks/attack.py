@@ -15,16 +15,17 @@ not known, so the error after every one of them is in ``settings["errors_by_step
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Literal
 
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from alignmixup.contracts import Result
-from alignmixup.evaluation.attack_steps import Attack, trajectory
 from alignmixup.evaluation.forward import (
     Batches,
     Forward,
@@ -32,13 +33,49 @@ from alignmixup.evaluation.forward import (
     amp_name,
     check_finite,
     check_labels,
-    evaluating,
     labeled_pixels,
     model_device,
 )
+from alignmixup.hooks import evaluating
 from alignmixup.registry import register_task
 
 Progress = Callable[[int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Attack:
+    """The settings of an attack.
+
+    ``loss`` is what the steps increase: cross-entropy, or the margin max_{j != y} z_j - z_y, whose
+    gradient does not vanish where the softmax saturates. An image is broken if it is wrong after
+    the last step (``keep="last"``), or clean or after any step (``"any"``), in one of the
+    ``restarts``.
+    """
+
+    eps: float
+    step: float
+    num_steps: int
+    random_start: bool = False
+    restarts: int = 1
+    loss: Literal["ce", "margin"] = "ce"
+    keep: Literal["last", "any"] = "last"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.eps <= 1:
+            raise ValueError(f"eps must lie in [0, 1] (pixels; 8/255 is usual), got {self.eps}")
+        if not 0 < self.step <= 1 and not self.step == self.eps == 0:
+            raise ValueError(f"step must lie in (0, 1] (pixels; 2/255 is usual), got {self.step}")
+        if self.num_steps < 1 or self.restarts < 1:
+            raise ValueError(
+                f"num_steps and restarts must be at least 1, "
+                f"got {self.num_steps} and {self.restarts}"
+            )
+        if self.restarts > 1 and not self.random_start:
+            raise ValueError("restarts without random_start all take the same path; set it to True")
+        if self.loss not in LOSSES:
+            raise ValueError(f"unknown loss {self.loss!r}; choose from {sorted(LOSSES)}")
+        if self.keep not in ("last", "any"):
+            raise ValueError(f"keep must be 'last' or 'any', got {self.keep!r}")
 
 
 @register_task("fgsm", about="error under FGSM, one signed gradient step")
@@ -55,16 +92,8 @@ def fgsm(
 ) -> list[Result]:
     """Return the error under one signed gradient step of length ``eps``, and the clean error."""
     attack = Attack(eps=eps, step=eps, num_steps=1, loss=loss)
-    return run_attack(
-        "fgsm",
-        model,
-        batches,
-        attack,
-        normalized_by=normalized_by,
-        amp_dtype=amp_dtype,
-        chunk=chunk,
-        on_images=on_images,
-    )
+    forward = Forward(model, normalized_by, amp_dtype)
+    return run_attack("fgsm", forward, batches, attack, chunk=chunk, on_images=on_images)
 
 
 @register_task("pgd", about="error under PGD, projected gradient ascent")
@@ -86,17 +115,8 @@ def pgd(
 ) -> list[Result]:
     """Return the error after the last step of projected gradient ascent, and the clean error."""
     attack = Attack(eps, step, num_steps, random_start, restarts, loss)
-    return run_attack(
-        "pgd",
-        model,
-        batches,
-        attack,
-        seed=seed,
-        normalized_by=normalized_by,
-        amp_dtype=amp_dtype,
-        chunk=chunk,
-        on_images=on_images,
-    )
+    forward = Forward(model, normalized_by, amp_dtype)
+    return run_attack("pgd", forward, batches, attack, seed, chunk, on_images)
 
 
 @register_task(
@@ -124,28 +144,16 @@ def strong_attack(
     robustness comes from vanishing gradients.
     """
     attack = Attack(eps, eps / 4, num_steps, True, restarts, "margin", "any")
-    return run_attack(
-        "strong_attack",
-        model,
-        batches,
-        attack,
-        seed=seed,
-        normalized_by=normalized_by,
-        amp_dtype=amp_dtype,
-        chunk=chunk,
-        on_images=on_images,
-    )
+    forward = Forward(model, normalized_by, amp_dtype)
+    return run_attack("strong_attack", forward, batches, attack, seed, chunk, on_images)
 
 
 def run_attack(
     task: str,
-    model: nn.Module,
+    forward: Forward,
     batches: Batches,
     attack: Attack,
-    *,
     seed: int = 0,
-    normalized_by: Normalization | None = None,
-    amp_dtype: torch.dtype | None = None,
     chunk: int = 256,
     on_images: Progress | None = None,
 ) -> list[Result]:
@@ -162,13 +170,12 @@ def run_attack(
         raise ValueError(
             "an attack needs gradients, which torch.inference_mode() disables: call it outside"
         )
-    forward = Forward(model, normalized_by, amp_dtype)
+    model = forward.model
     starts = _start_generators(attack, seed)
     n, num_clean, num_broken = 0, 0, torch.zeros(attack.num_steps, dtype=torch.int64)
     with evaluating(model):
-        for images, labels in labeled_pixels(batches, normalized_by, model_device(model)):
-            for first in range(0, len(images), chunk):
-                x, y = images[first : first + chunk], labels[first : first + chunk]
+        for images, labels in labeled_pixels(batches, forward.normalized_by, model_device(model)):
+            for x, y in zip(torch.split(images, chunk), torch.split(labels, chunk), strict=True):
                 with torch.no_grad():
                     clean = forward(x)
                 check_labels(y, clean.shape[1])
@@ -179,7 +186,8 @@ def run_attack(
                 num_clean += int(wrong.sum())
                 num_broken += broken.sum(dim=1).cpu()
     errors = [100 * int(count) / n for count in num_broken]
-    settings = {**asdict(attack), "seed": seed, "num_images": n, "amp_dtype": amp_name(amp_dtype)}
+    settings = {**asdict(attack), "seed": seed, "num_images": n}
+    settings["amp_dtype"] = amp_name(forward.amp_dtype)
     return [
         Result(task, "top1_error", errors[-1], {**settings, "errors_by_step": errors}),
         Result(task, "clean_error", 100 * num_clean / n, settings),
@@ -216,7 +224,9 @@ def _broken_by_step(
     left = torch.ones(len(x), dtype=torch.bool, device=x.device)
     for restart, rng in enumerate(starts):
         # Drawn for all images, also if none is left: a start depends only on their order.
-        start = _random_start(x, attack.eps, rng) if attack.random_start else x
+        start = x
+        if attack.random_start:
+            start = x + attack.eps * (2 * torch.rand(x.shape, generator=rng) - 1).to(x)
         if not left.any():
             continue
         so_far = wrong[left]
@@ -233,6 +243,53 @@ def _broken_by_step(
     return broken
 
 
-def _random_start(x: Tensor, eps: float, rng: torch.Generator) -> Tensor:
-    noise = 2 * torch.rand(x.shape, generator=rng) - 1
-    return x + eps * noise.to(x)
+def trajectory(
+    forward: Callable[[Tensor], Tensor],
+    x: Float[Tensor, "b c h w"],
+    y: Int[Tensor, " b"],
+    attack: Attack,
+    start: Float[Tensor, "b c h w"],
+) -> Iterator[tuple[Float[Tensor, "b c h w"], Float[Tensor, "b k"]]]:
+    """Yield the start, clipped to the ball, and the point after each step, with their logits.
+
+    ``forward`` maps pixels to logits. The forward pass of the next gradient also scores the step
+    before it.
+    """
+    low, high = (x - attack.eps).clamp(min=0), (x + attack.eps).clamp(max=1)
+    current = start.clamp(low, high)
+    for _ in range(attack.num_steps):
+        logits, gradient = _gradient(forward, current, y, attack)
+        yield current, logits
+        current = (current + attack.step * gradient.sign()).clamp(low, high)
+    with torch.no_grad():
+        last = forward(current)
+    yield current, last
+
+
+def _gradient(
+    forward: Callable[[Tensor], Tensor], x: Tensor, y: Tensor, attack: Attack
+) -> tuple[Tensor, Tensor]:
+    with torch.enable_grad():
+        x = x.detach().requires_grad_()
+        logits = forward(x)
+        if not logits.requires_grad:
+            raise ValueError(
+                "the model's logits carry no gradient to the images; "
+                "does its forward run under torch.no_grad or detach?"
+            )
+        # The sum, not the mean: images are independent in eval mode, and dividing by the batch
+        # size would bring gradients nearer to underflow.
+        (gradient,) = torch.autograd.grad(LOSSES[attack.loss](logits, y), x)
+    return logits.detach(), gradient
+
+
+def _margin(logits: Tensor, y: Tensor) -> Tensor:
+    own = logits.gather(1, y.unsqueeze(1)).squeeze(1)
+    others = logits.scatter(1, y.unsqueeze(1), -torch.inf)
+    return (others.amax(dim=1) - own).sum()
+
+
+LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "ce": partial(F.cross_entropy, reduction="sum"),
+    "margin": _margin,
+}

@@ -14,7 +14,7 @@ torchmetrics closes its bins on the left and has an extra bin for a confidence o
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 import torch
@@ -25,6 +25,8 @@ from torch.nn import functional as F
 from alignmixup.contracts import Result
 from alignmixup.evaluation.forward import Batches, Normalization, amp_name, collect_logits
 from alignmixup.registry import register_task
+
+TEMPERATURES = (0.01, 100.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,24 +83,10 @@ def calibration(
     amp_dtype: torch.dtype | None = None,
 ) -> list[Result]:
     """Return all measures of calibration; the settings of ECE have the diagram."""
-    logits, labels = collect_logits(
-        model, batches, normalized_by=normalized_by, amp_dtype=amp_dtype
-    )
+    logits, labels = collect_logits(model, batches, normalized_by, amp_dtype)
     values, diagram = calibration_metrics(logits, labels, num_bins)
-    settings = {
-        "num_bins": num_bins,
-        "num_images": len(labels),
-        "amp_dtype": amp_name(amp_dtype),
-    }
-    return [
-        Result(
-            "calibration",
-            metric,
-            value,
-            {**settings, "reliability": asdict(diagram)} if metric == "ece" else settings,
-        )
-        for metric, value in values.items()
-    ]
+    settings = {"num_bins": num_bins, "num_images": len(labels), "amp_dtype": amp_name(amp_dtype)}
+    return _results("calibration", values, settings, diagram)
 
 
 @register_task(
@@ -121,9 +109,7 @@ def temperature_scaling(
     ``held_out`` is the share for the fit, drawn by ``seed``. Metrics are ``temperature``, those of
     ``calibration`` with it, and with the suffix ``_before`` without it, on the same images.
     """
-    logits, labels = collect_logits(
-        model, batches, normalized_by=normalized_by, amp_dtype=amp_dtype
-    )
+    logits, labels = collect_logits(model, batches, normalized_by, amp_dtype)
     n = len(labels)
     num_fit = round(held_out * n)
     if not 0 < num_fit < n:
@@ -135,9 +121,8 @@ def temperature_scaling(
     fit, rest = order[:num_fit], order[num_fit:]
     temperature = fit_temperature(logits[fit], labels[fit])
     before, _ = calibration_metrics(logits[rest], labels[rest], num_bins)
-    after, diagram = calibration_metrics(
-        logits[rest].double() / temperature, labels[rest], num_bins
-    )
+    scaled = logits[rest].double() / temperature
+    after, diagram = calibration_metrics(scaled, labels[rest], num_bins)
     values = {"temperature": temperature, **after}
     values |= {f"{metric}_before": value for metric, value in before.items()}
     settings = {
@@ -148,15 +133,14 @@ def temperature_scaling(
         "temperature": temperature,
         "amp_dtype": amp_name(amp_dtype),
     }
-    return [
-        Result(
-            "temperature",
-            metric,
-            value,
-            {**settings, "reliability": asdict(diagram)} if metric == "ece" else settings,
-        )
-        for metric, value in values.items()
-    ]
+    return _results("temperature", values, settings, diagram)
+
+
+def _results(
+    task: str, values: dict[str, float], settings: Mapping[str, object], diagram: Reliability
+) -> list[Result]:
+    extra = {"ece": {"reliability": asdict(diagram)}}
+    return [Result(task, m, value, {**settings, **extra.get(m, {})}) for m, value in values.items()]
 
 
 def calibration_metrics(
@@ -212,14 +196,8 @@ def reliability(
     )
 
 
-def fit_temperature(
-    logits: Float[Tensor, "n k"],
-    labels: Int[Tensor, " n"],
-    *,
-    low: float = 0.01,
-    high: float = 100.0,
-) -> float:
-    """Return the temperature T in [low, high] at which logits / T have the least NLL.
+def fit_temperature(logits: Float[Tensor, "n k"], labels: Int[Tensor, " n"]) -> float:
+    """Return the temperature T in [0.01, 100] at which logits / T have the least NLL.
 
     NLL is convex in 1/T with derivative mean(E_p[z] - z_y), which bisection in log T brings to
     zero. If the NLL has no minimum inside (all right: T -> 0; worse than chance: T -> inf), the
@@ -235,6 +213,7 @@ def fit_temperature(
         p = (z / math.exp(log_t)).softmax(dim=1)
         return float(((p * z).sum(dim=1) - own).mean())
 
+    low, high = TEMPERATURES
     left, right = math.log(low), math.log(high)
     if slope(left) <= 0:
         return low

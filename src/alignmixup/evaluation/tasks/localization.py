@@ -30,7 +30,7 @@ decisions at IoU 0.5 (20,000 simulated pairs of boxes, 500 x 375 pixels shown as
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -79,10 +79,6 @@ class LocalizationSettings:
             raise ValueError(f"convention must be 'reference' or 'exact', got {self.convention!r}")
         if self.box not in ("contour", "mask"):
             raise ValueError(f"box must be 'contour' or 'mask', got {self.box!r}")
-
-    def taus(self) -> Floats:
-        """Return the thresholds tried: 0, d, 2 d, ... below 1."""
-        return np.arange(0, 1, self.threshold_step)
 
 
 DEFAULT = LocalizationSettings()
@@ -201,7 +197,8 @@ class _Tally:
         share = 100 / self.num_images
         tau, v1 = self._best(self.largest)
         common["threshold_step"] = chosen.threshold_step
-        best = {delta: self._best(row) for delta, row in self._rows()}
+        rows = zip(chosen.v2_iou_thresholds, self.any, strict=True)
+        best = {delta: self._best(row) for delta, row in rows}
         v2 = sum(value for _, value in best.values()) / len(best)
         of_v1 = {"iou_threshold": chosen.iou_threshold, "tau": tau, **common}
         of_v2 = {
@@ -217,12 +214,9 @@ class _Tally:
             Result("localization", "maxboxacc_v2", v2, of_v2),
         ]
 
-    def _rows(self) -> Iterator[tuple[float, NDArray[np.int64]]]:
-        yield from zip(self.settings.v2_iou_thresholds, self.any, strict=True)
-
     def _best(self, counts: NDArray[np.int64]) -> tuple[float, float]:
         """Return the first of the best thresholds and the percentage it gives."""
-        taus = self.settings.taus()
+        taus = np.arange(0, 1, self.settings.threshold_step)
         by_tau = counts[[_level_of(tau) for tau in taus]]
         best = int(by_tau.argmax())
         return round(float(taus[best]), 6), 100 * int(by_tau[best]) / self.num_images
@@ -246,7 +240,6 @@ class Localized:
     box: Box | None
     true_boxes: tuple[tuple[float, float, float, float], ...]
     iou: float
-    is_correct: bool
     heat: UInt8[np.ndarray, "h w"]
 
 
@@ -255,15 +248,10 @@ def localize(
     x: Float[Tensor, "b c h w"],
     y: Int[Tensor, " b"],
     boxes: Sequence[Tensor],
-    *,
     settings: LocalizationSettings = DEFAULT,
-    layer: str | None = None,
-    classifier: str | None = None,
-    normalized_by: Normalization | None = None,
-    amp_dtype: torch.dtype | None = None,
 ) -> list[Localized]:
     """Return what ``top1_loc`` compares, per image: CAM of the predicted class, one box."""
-    scan = Scan(model, boxes, layer, classifier, normalized_by, amp_dtype)
+    scan = Scan(model, boxes)
     return [_localized(image, settings) for image in scan.images([(x, y)], of_predicted=True)]
 
 
@@ -275,6 +263,5 @@ def _localized(image: HeatImage, settings: LocalizationSettings) -> Localized:
         box=found.box,
         true_boxes=tuple((a, b, c, d) for a, b, c, d in image.boxes.tolist()),
         iou=found.iou,
-        is_correct=image.predicted == image.label and found.iou >= settings.iou_threshold,
         heat=image.heat,
     )

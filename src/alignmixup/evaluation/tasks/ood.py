@@ -57,29 +57,19 @@ def ood(
 
     Outliers are pixels, whatever ``normalized_by`` says of the ID images.
     """
-    inside = predict(model, batches, normalized_by=normalized_by, amp_dtype=amp_dtype)
+    inside = predict(model, batches, normalized_by, amp_dtype)
     results = []
     for source in outliers:
         images = source.read(len(inside))
         if images is None:
             continue
         try:
-            outside = predict(
-                model,
-                PixelBatches(images.__iter__),
-                normalized_by=normalized_by,
-                amp_dtype=amp_dtype,
-            )
+            outside = predict(model, PixelBatches(images.__iter__), normalized_by, amp_dtype)
         except ValueError as error:
             raise ValueError(f"out-of-distribution source {source.name!r}: {error}") from error
+        amp, seed = amp_name(amp_dtype), source.seed
         results += ood_from_logits(
-            inside,
-            outside,
-            source.name,
-            score=score,
-            prior=prior,
-            amp=amp_name(amp_dtype),
-            seed=source.seed,
+            inside, outside, source.name, score=score, prior=prior, amp=amp, seed=seed
         )
     if not results:
         raise Skipped("no out-of-distribution images")
@@ -117,22 +107,14 @@ def ood_from_logits(
     return [Result("ood", metric, value, settings) for metric, value in values.items()]
 
 
-def _max_softmax(logits: Tensor) -> Tensor:
-    return logits.softmax(dim=1).amax(dim=1)
-
-
-def _energy(logits: Tensor) -> Tensor:
-    return logits.logsumexp(dim=1)
-
-
 def _negative_entropy(logits: Tensor) -> Tensor:
     log_p = logits.log_softmax(dim=1)
     return (log_p.exp() * log_p).sum(dim=1)
 
 
 SCORES: Mapping[str, Callable[[Tensor], Tensor]] = {
-    "max_softmax": _max_softmax,
-    "energy": _energy,
+    "max_softmax": lambda logits: logits.softmax(dim=1).amax(dim=1),
+    "energy": lambda logits: logits.logsumexp(dim=1),
     "entropy": _negative_entropy,
 }
 

@@ -26,11 +26,12 @@ from alignmixup.evaluation.forward import (
     Forward,
     Normalization,
     amp_name,
-    evaluating,
+    autocast,
     labeled_pixels,
     model_device,
     model_dtype,
 )
+from alignmixup.hooks import evaluating, keeping_modes
 from alignmixup.registry import register_task
 
 BATCH = 128  # the paper's
@@ -106,13 +107,18 @@ def step_cost(
         "num_warmup": num_warmup,
     }
     results = [Result("cost", "params", total / 1e6, {"trainable": trainable / 1e6})]
-    with _forward_step(model, x, amp_dtype) as step:
-        forward = {"eval": time_steps(step, device, num_steps, num_warmup)}
+
+    def forward_step() -> None:
+        with torch.no_grad(), autocast(x, amp_dtype):
+            model(x)
+
+    with evaluating(model):
+        forward = {"eval": time_steps(forward_step, device, num_steps, num_warmup)}
     results += _summed("ms_forward", "peak_memory_forward_mb", {"eval": 1.0}, forward, shared)
     if mixer is not None and y is not None:
         training = {}
         mixer = mixer.attach(model, x)
-        for draw in _draw_each_case(mixer, len(x), seed):
+        for draw in draw_each_case(mixer, len(x), seed):
             with _training_step(model, x, y.to(device), mixer, draw, amp_dtype) as step:
                 training[draw.case] = time_steps(step, device, num_steps, num_warmup)
         shared["mixer"] = type(mixer).__name__
@@ -163,7 +169,7 @@ def _summed(
     return results
 
 
-def _draw_each_case(mixer: Mixer, batch_size: int, seed: int) -> Iterator[Draw]:
+def draw_each_case(mixer: Mixer, batch_size: int, seed: int) -> Iterator[Draw]:
     """Yield the first draw of each case that has a positive share."""
     rng = torch.Generator().manual_seed(seed)
     wanted = {case for case, share in mixer.cases.items() if share > 0}
@@ -178,18 +184,6 @@ def _draw_each_case(mixer: Mixer, batch_size: int, seed: int) -> Iterator[Draw]:
 
 
 @contextlib.contextmanager
-def _forward_step(
-    model: nn.Module, x: Tensor, amp_dtype: torch.dtype | None
-) -> Iterator[Callable[[], None]]:
-    def step() -> None:
-        with torch.no_grad(), _autocast(x, amp_dtype):
-            model(x)
-
-    with evaluating(model):
-        yield step
-
-
-@contextlib.contextmanager
 def _training_step(
     model: nn.Module, x: Tensor, y: Tensor, mixer: Mixer, draw: Draw, amp_dtype: torch.dtype | None
 ) -> Iterator[Callable[[], None]]:
@@ -198,7 +192,7 @@ def _training_step(
     draw = draw.to(x.device)
 
     def step() -> None:
-        with _autocast(x, amp_dtype):
+        with autocast(x, amp_dtype):
             loss = mixer.apply(model, x, y, draw).loss()
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
@@ -210,17 +204,13 @@ def _training_step(
         yield step
 
 
-def _autocast(x: Tensor, amp_dtype: torch.dtype | None) -> torch.autocast:
-    return torch.autocast(x.device.type, dtype=amp_dtype, enabled=amp_dtype is not None)
-
-
 @contextlib.contextmanager
 def _restoring(model: nn.Module) -> Iterator[None]:
     """Restore the weights, statistics, gradients and modes of the model afterwards."""
     tensors = [*model.parameters(), *model.buffers()]
     kept = [t.detach().to("cpu", copy=True) for t in tensors]  # not on the device that is measured
     gradients = [p.grad for p in model.parameters()]
-    with evaluating(model):
+    with keeping_modes(model):
         try:
             yield
         finally:

@@ -22,7 +22,7 @@ REACH = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """Tile sizes and warps of one program of a product."""
+    """Tile sizes and warps of one program."""
 
     rows: int
     inner: int

@@ -1,8 +1,6 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 """Kernels for up to 64 positions: one program per sample, all iterations in registers."""
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
@@ -10,6 +8,7 @@ from torch import Tensor
 
 from alignmixup.ops.triton.common import (
     LOG2_E,
+    Tiling,
     cost_tile,
     half_dot,
     load_tile,
@@ -26,17 +25,8 @@ MAX_POSITIONS = 64
 MAX_FUSED = 32
 
 
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """Launch parameters for one padded size."""
-
-    num_warps: int
-    block_c: int
-    num_stages: int = 3
-
-
 # One warp reduces a tile without a barrier; 64 x 64 exceeds the registers of one warp.
-LAUNCH = {16: Launch(1, 64), 32: Launch(2, 64), 64: Launch(4, 64)}
+TILINGS = {size: Tiling(size, size, 64, warps) for size, warps in ((16, 1), (32, 2), (64, 4))}
 
 
 def solve(costs: Tensor, plan: Tensor, eps: float, num_iters: int, tol: float | None) -> Tensor:
@@ -50,7 +40,7 @@ def solve(costs: Tensor, plan: Tensor, eps: float, num_iters: int, tol: float | 
     _sinkhorn_kernel[(b,)](
         costs, plan, used, LOG2_E / eps, num_iters, tol or 0.0, *costs.stride(), *plan.stride(),
         n=n, m=m, N=N, M=M, PARTS=len(costs), ONCE=num_iters == 0, HAS_TOL=tol is not None,
-        num_warps=LAUNCH[max(N, M)].num_warps,
+        num_warps=TILINGS[max(N, M)].num_warps,
     )  # fmt: skip
     return used
 
@@ -108,13 +98,13 @@ def align_mix(
     out = torch.empty_like(features)
     plan = torch.empty(b, n, n, dtype=torch.float32, device=features.device)
     N = padded(n)
-    launch = LAUNCH[N]
+    tiling = TILINGS[N]
     _align_mix_kernel[(b,)](
         features, out, plan, perm, lam, c, LOG2_E / eps, num_iters, tol or 0.0,
         features.stride(0), out.stride(0), **strides(features, out), n=n, N=N,
-        BLOCK_C=launch.block_c, KEEP_PARTNER=keep_partner, LAST_ROWS=last == "rows",
+        BLOCK_C=tiling.channels, KEEP_PARTNER=keep_partner, LAST_ROWS=last == "rows",
         ONCE=num_iters == 0, HAS_TOL=tol is not None,
-        num_warps=launch.num_warps, num_stages=launch.num_stages,
+        num_warps=tiling.num_warps, num_stages=tiling.num_stages,
     )  # fmt: skip
     return out, plan
 

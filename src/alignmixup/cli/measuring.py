@@ -1,4 +1,4 @@
-"""Commands that score: ``evaluate``, and ``report`` for what it found."""
+"""Commands that measure: ``evaluate``, and ``report`` for what it found."""
 
 from __future__ import annotations
 
