@@ -217,8 +217,13 @@ def test_a_checkpoint_of_another_mixer_is_named(tmp_path):
 
 def test_a_phase_may_begin_with_a_mixer_of_its_own(tmp_path):
     """Cases differ between phases; the state begins with the phase that has one."""
-    run(tmp_path, NoMix(), epochs=range(1))
-    assert "gain" in run(tmp_path, epochs=range(1, 2)).part("mixer")
+    first = run(tmp_path, NoMix(), epochs=range(1)).part("model")
+    still = am.AutoMix("0", ema=(1.0, 1.0))
+    second = run(tmp_path, still, epochs=range(1, 2))
+    teacher = second.part("mixer.teacher")
+    for name in ("0.weight", "4.weight"):
+        assert torch.equal(teacher[name], first[name])  # of that time, not of the start
+        assert not torch.equal(second.part("model")[name], first[name])
 
 
 class TwoArguments(InputMixup):

@@ -19,11 +19,34 @@ from alignmixup.training.checkpoint import (
     load_state,
     optimizer_tensors,
 )
+from alignmixup.training.distributed import Team
 from alignmixup.training.losses import Losses
 from alignmixup.training.optim import EMA, make_optimizer
 from alignmixup.training.settings import TrainSettings
+from alignmixup.training.steps import Batches
 
 Evaluate = Callable[[nn.Module], Mapping[str, float]]
+
+
+def attached(
+    mixer: Mixer, net: nn.Module, batches: Batches, seed: int, team: Team, path: Path
+) -> Mixer:
+    """Return the mixer with its parameters and state, the same in all processes.
+
+    ``path`` is the run's checkpoint: a teacher that begins in a later phase begins with the weights
+    of that time.
+    """
+    if type(mixer).attach is Mixer.attach:
+        return mixer  # no image needs to be read
+    device = next(net.parameters()).device
+    if path.exists():
+        load_state(net, load_checkpoint(path).part("model"), path)
+    seed_rng(device, seed)  # of its first parameters; the run seeds or restores generators later
+    mixer = mixer.attach(net, batches.first())
+    if mixer.module is not None:
+        mixer.module.to(device)
+        team.share_state(mixer.module)
+    return mixer
 
 
 class TrainState:

@@ -25,7 +25,6 @@ from alignmixup.device import (
     current_device,
     fast_convolutions,
     fork_rng,
-    seed_rng,
     synchronize,
 )
 from alignmixup.training.checkpoint import CHECKPOINT, CheckpointWriter
@@ -38,7 +37,7 @@ from alignmixup.training.progress import Estimate
 from alignmixup.training.resume import check_resumed, past_compute, resumed_settings
 from alignmixup.training.settings import TrainSettings
 from alignmixup.training.signals import Stopped, stop_signals
-from alignmixup.training.state import Evaluate, TrainState
+from alignmixup.training.state import Evaluate, TrainState, attached
 from alignmixup.training.steps import Batches, Loader, PlainStep, Step, make_step, prepared
 from alignmixup.training.summary import Summary, summarize
 
@@ -119,19 +118,6 @@ def _check_arguments(net: object, mixer: object, settings: object) -> None:
         raise ValueError(f"net ({type(net).__name__}) has no parameters: there is nothing to train")
 
 
-def _attached(mixer: Mixer, net: nn.Module, batches: Batches, seed: int, team: Team) -> Mixer:
-    """Return the mixer with its parameters and state, on the device of the network."""
-    if type(mixer).attach is Mixer.attach:
-        return mixer  # no image needs to be read
-    device = next(net.parameters()).device
-    seed_rng(device, seed)  # of its first parameters; the run seeds or restores generators later
-    mixer = mixer.attach(net, batches.first())
-    if mixer.module is not None:
-        mixer.module.to(device)
-        team.share_state(mixer.module)
-    return mixer
-
-
 class _Run:
     """One call of ``fit``: the state of the training and what acts on it."""
 
@@ -148,7 +134,7 @@ class _Run:
         self.settings = settings
         self.team, self.epochs, self.path = team, epochs, out / CHECKPOINT
         self.batches = Batches(loader, team)
-        self.mixer = _attached(mixer, net, self.batches, settings.seed, team)
+        self.mixer = attached(mixer, net, self.batches, settings.seed, team, self.path)
         self.state = TrainState(net, self.mixer, settings)
         self.device = self.state.device
         self.compute = compute_for(settings, self.device, team.size)
