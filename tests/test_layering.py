@@ -37,7 +37,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "mixers": {"contracts", "hooks", "ops", "registry"},
     "models": {"registry", "contracts", "ops"},
     "datasets": {"registry", "contracts", "device"},
-    "training": {"registry", "contracts", "device", "ops"},
+    "training": {"checking", "registry", "contracts", "device", "ops"},
     "evaluation": {"checking", "registry", "contracts", "datasets", "device", "hooks", "mixers"}
     | {"ops"},
     "report": {"registry", "contracts"},

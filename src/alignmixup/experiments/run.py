@@ -40,7 +40,7 @@ from alignmixup.mixers.stylecutmix import StyleCutMix
 from alignmixup.mixers.stylemix import StyleMix
 from alignmixup.recipes.schema import Recipe, changed, on_data
 from alignmixup.training import TrainSettings, fit, join_team
-from alignmixup.training.checkpoint import CHECKPOINT
+from alignmixup.training.checkpoint import CHECKPOINT, has_checkpoint
 from alignmixup.training.loggers import Logger, make_loggers
 from alignmixup.training.resume import resumed_settings
 
@@ -131,7 +131,7 @@ def train(
     # As recorded, and with the precision that a run there has.
     plan = dataclasses.replace(recipe, train=resumed_settings(recipe.train, folder))
     net = build_net(plan, used.train, device, model)
-    if not (folder / CHECKPOINT).exists():
+    if not has_checkpoint(folder / CHECKPOINT):
         record = dataclasses.replace(record, plugins=plugins_of(recipe))
         if source is not None:
             begun = initialize(net, source, used.train.num_classes)

@@ -21,7 +21,7 @@ from alignmixup.contracts import Result
 from alignmixup.experiments.data_record import DataRecord
 from alignmixup.experiments.plugins import import_recorded
 from alignmixup.recipes.schema import Recipe
-from alignmixup.training.checkpoint import CHECKPOINT, read_facts
+from alignmixup.training.checkpoint import CHECKPOINT, POSITION, has_checkpoint, read_facts
 from alignmixup.training.settings import check_same
 
 RUN = "run.json"
@@ -106,7 +106,7 @@ def check_folder(
         beginnings = {f"{RUN}.partial", "tensorboard"}
         if folder.is_dir() and {path.name for path in folder.iterdir()} - beginnings:
             raise ValueError(f"{folder} is not empty and holds no run; choose another --out")
-    if not (folder / CHECKPOINT).exists() or not (folder / RUN).exists():
+    if not has_checkpoint(folder / CHECKPOINT) or not (folder / RUN).exists():
         if extend:
             raise ValueError(f"{folder} holds no run to extend: train it first")
         return RunRecord(recipe)
@@ -133,7 +133,7 @@ def _extended(folder: Path, recorded: RunRecord, recipe: Recipe) -> Recipe:
             f"the run in {folder} has {before} epochs and cannot be cut to {epochs}: set "
             "--train.epochs to more"
         )
-    reached = read_facts(folder / CHECKPOINT)["epoch"]
+    reached = read_facts(folder / CHECKPOINT, POSITION)["epoch"]
     if reached < before < epochs:
         raise ValueError(
             f"the run in {folder} is at epoch {reached} of {before}: let it finish, then extend it"
@@ -150,7 +150,7 @@ def claim(folder: Path, record: RunRecord) -> None:
     Raises:
         ValueError: The run there was trained on other images.
     """
-    if not (folder / CHECKPOINT).exists():
+    if not has_checkpoint(folder / CHECKPOINT):
         folder.mkdir(parents=True, exist_ok=True)
         _replace(folder, record.to_json())
         return
