@@ -150,9 +150,9 @@ def test_a_ledger_is_cut_back_to_its_checkpoint(tmp_path):
 
 def test_a_torn_last_line_is_left_out_and_other_damage_named(tmp_path):
     path = tmp_path / "ledger.jsonl"
-    path.write_text('{"event": "epoch"}\n{"event": "ep')
-    assert read_ledger(path) == [{"event": "epoch"}]
-    path.write_text('{"event": "ep\n{"event": "epoch"}\n')
+    path.write_text('{"event": "start"}\n{"event": "ep')
+    assert read_ledger(path) == [{"event": "start"}]
+    path.write_text('{"event": "ep\n{"event": "start"}\n')
     with pytest.raises(ValueError, match="line 1 is damaged"):
         read_ledger(path)
 

@@ -10,7 +10,11 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
+from alignmixup.checking import check_kind
+
 LEDGER = "ledger.jsonl"
+# The types of what events have, besides the epoch of an epoch.
+FIELDS = {"settings": dict, "cases": dict, "compute": dict, "test": dict[str, float], "lines": list}
 
 
 class Ledger:
@@ -52,7 +56,21 @@ def read_ledger(path: Path) -> list[dict[str, object]]:
     events = []
     for number, line in enumerate(lines[:-1], start=1):  # the last piece is empty or cut short
         try:
-            events.append(json.loads(line))
-        except ValueError as error:  # no JSON, or no UTF-8
+            events.append(_event(line))
+        except ValueError as error:  # no JSON, no UTF-8, or no event
             raise ValueError(f"{path}, line {number} is damaged: {error}") from None
     return events
+
+
+def _event(line: bytes) -> dict[str, object]:
+    """Read one event; what is read of it elsewhere has the right type."""
+    event = json.loads(line)
+    check_kind("an event", event, dict)
+    check_kind("event", event.get("event"), str)
+    if event["event"] == "epoch":
+        check_kind("epoch", event.get("epoch"), int)
+    for name in FIELDS.keys() & event.keys():
+        check_kind(name, event[name], FIELDS[name])
+    if "test" in event:
+        check_kind("top1", event["test"].get("top1"), float)
+    return dict(event)
