@@ -16,6 +16,7 @@ PACKAGE = Path(__file__).parents[1] / "src" / "alignmixup"
 # A package or module of alignmixup may import itself and these.
 _BELOW = {
     "checking",
+    "files",
     "registry",
     "contracts",
     "datasets",
@@ -29,18 +30,19 @@ _BELOW = {
 }
 MAY_IMPORT: dict[str, set[str]] = {
     "checking": set(),
+    "files": set(),
     "registry": set(),
     "contracts": set(),
     "device": set(),
     "hooks": {"contracts"},
-    "ops": {"contracts"},
+    "ops": {"contracts", "files"},
     "mixers": {"contracts", "hooks", "ops", "registry"},
     "models": {"registry", "contracts", "ops"},
     "datasets": {"registry", "contracts", "device"},
-    "training": {"checking", "registry", "contracts", "device", "ops"},
+    "training": {"checking", "files", "registry", "contracts", "device", "ops"},
     "evaluation": {"checking", "registry", "contracts", "datasets", "device", "hooks", "mixers"}
     | {"ops"},
-    "report": {"registry", "contracts"},
+    "report": {"files", "registry", "contracts"},
     "recipes": {"checking", "registry", "contracts", "datasets", "mixers", "models", "training"},
     "experiments": _BELOW | {"recipes"},
     "figures": _BELOW | {"experiments", "recipes", "report"},

@@ -30,6 +30,7 @@ from alignmixup.device import (
 )
 from alignmixup.experiments.networks import build_net
 from alignmixup.experiments.provenance import provenance
+from alignmixup.files import writing
 from alignmixup.mixers.stylecutmix import StyleCutMix
 from alignmixup.mixers.stylemix import StyleMix
 from alignmixup.ops.adain import save_adain, small_adain
@@ -148,7 +149,7 @@ def write_rows(path: Path, measured: Iterable[MethodTime]) -> None:
     check_rows(path)
     is_new = not path.exists()
     where = {k: str(v) for k, v in provenance().items()}
-    with path.open("a", newline="", encoding="utf-8") as file:
+    with writing(path), path.open("a", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         if is_new:
             writer.writerow(_header())

@@ -20,6 +20,7 @@ from typing import IO, Any
 from alignmixup.contracts import Result
 from alignmixup.experiments.data_record import DataRecord
 from alignmixup.experiments.plugins import import_recorded
+from alignmixup.files import write_text, writing
 from alignmixup.recipes.schema import Recipe
 from alignmixup.training.checkpoint import CHECKPOINT, POSITION, has_checkpoint, read_facts
 from alignmixup.training.settings import check_same
@@ -227,15 +228,12 @@ def append_results(folder: Path, results: list[Result]) -> None:
     part of it.
     """
     path = folder / RESULTS
-    try:
-        with path.open("ab") as file:
-            _lock(file, wait=True)
-            kept, size = whole_lines(path), file.seek(0, os.SEEK_END)
-            file.truncate(min(len(kept), size))
-            lines = "".join(result.to_json() + "\n" for result in results)
-            file.write(kept[size:] + lines.encode())
-    except OSError as error:
-        raise OSError(f"cannot write the results to {path}: {error.strerror}") from error
+    with writing(path), path.open("ab") as file:
+        _lock(file, wait=True)
+        kept, size = whole_lines(path), file.seek(0, os.SEEK_END)
+        file.truncate(min(len(kept), size))
+        lines = "".join(result.to_json() + "\n" for result in results)
+        file.write(kept[size:] + lines.encode())
 
 
 def whole_lines(path: Path) -> bytes:
@@ -251,6 +249,4 @@ def whole_lines(path: Path) -> bytes:
 
 def write_json(path: Path, record: Mapping[str, object]) -> None:
     """Write a record whole or not at all, whenever the process is killed."""
-    partial = path.with_name(f"{path.name}.partial")
-    partial.write_text(json.dumps(record, indent=2), encoding="utf-8")
-    os.replace(partial, path)
+    write_text(path, json.dumps(record, indent=2))

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from alignmixup.checking import check_kind
+from alignmixup.files import writing
 
 LEDGER = "ledger.jsonl"
 # The types of what events have, besides the epoch of an epoch.
@@ -33,14 +34,14 @@ class Ledger:
                 f"{path} has {size} bytes, but its checkpoint was written after {length}; restore "
                 "the file or start in a new folder"
             )
-        with path.open("ab") as file:
+        with writing(path), path.open("ab") as file:
             file.truncate(length)
 
     def append(self, event: str, values: Mapping[str, object]) -> None:
         if not self._writes:
             return
         # A short-lived handle: nothing is buffered when the process dies.
-        with self.path.open("a", encoding="utf-8") as file:
+        with writing(self.path), self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"event": event, **values}) + "\n")
 
     @property
