@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from alignmixup.checking import check_kind
 from alignmixup.contracts import Result
 from alignmixup.experiments.data_record import DataRecord
 from alignmixup.experiments.plugins import import_recorded
@@ -69,7 +70,8 @@ def read_run(folder: Path) -> RunRecord:
         raise FileNotFoundError(f"{path} does not exist: {folder} is not the folder of a run")
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
-        import_recorded(record.get("plugins", ()), folder)
+        check_kind("plugins", record.get("plugins", []), list[str])
+        import_recorded(record.get("plugins", []), folder)
         images: dict[str, Any] | None = record.get("images")
         if images is not None:
             images = {k: tuple(v) if isinstance(v, list) else v for k, v in images.items()}

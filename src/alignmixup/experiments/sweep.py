@@ -95,7 +95,7 @@ def sweep(
         for recipe in recipes
         for seed in dict.fromkeys(seeds)  # two runs in one folder would undo each other
     ]
-    jobs = [Job(r, Path(out) / f"{r.name}-seed{r.train.seed}") for r in chosen]
+    jobs = [Job(r, Path(out) / r.folder) for r in chosen]
     _check_folders(names, jobs)
     Path(out).mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + 60 * minutes if minutes is not None else float("inf")

@@ -159,6 +159,17 @@ class Recipe:
         """The name on the command line and of the run's folder."""
         return self.key.name
 
+    @property
+    def folder(self) -> str:
+        """The name of the run's folder, where no other one is chosen."""
+        name = f"{self.name}-seed{self.train.seed}"
+        if any(sign in name for sign in "/\\\0"):
+            raise ValueError(
+                f"the name {self.name!r} cannot be that of a folder: no part of a key may hold a "
+                "slash, or choose --out"
+            )
+        return name
+
     def stages(self) -> list[tuple[range, Recipe]]:
         """Return the epochs of each phase, counted from 0, with the recipe as it is then."""
         end = self.train.epochs
