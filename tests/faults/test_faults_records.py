@@ -20,6 +20,7 @@ from alignmixup.experiments import sweep as sweeps
 from alignmixup.experiments.accuracies import record_accuracy
 from alignmixup.experiments.run_folder import RESULTS, RUN, append_results, read_run
 from alignmixup.report.reading import read_results
+from alignmixup.training.checkpoint import CHECKPOINT, previous
 from alignmixup.training.ledger import LEDGER, read_ledger
 from alignmixup.training.resume import check_resumed, past_compute
 from alignmixup.training.summary import summarize
@@ -126,7 +127,27 @@ def test_damaged_notes_of_a_sweep_score_the_run_again(run, tmp_path):
         assert sweeps._unscored(job, shared) == ["accuracy", "pgd"]
 
 
-@pytest.mark.parametrize("name", [RUN, LEDGER, "checkpoint.safetensors"])
+@pytest.mark.parametrize("command", [["evaluate", "--dataset", "shapes"], ["export"], ["predict"]])
+def test_one_flipped_bit_of_the_weights_is_never_used(run, tmp_path, capsys, command):
+    shutil.copytree(run, tmp_path / "run")
+    path = tmp_path / "run" / CHECKPOINT
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    name, *flags = command
+    more = {"evaluate": [], "export": [str(tmp_path / "w.safetensors")], "predict": ["a.png"]}
+    assert main([name, str(tmp_path / "run"), *more[name], *flags]) == 1
+    error = capsys.readouterr().err
+    assert "checkpoint.safetensors is damaged" in error
+    assert "checksum" in error
+    assert not (tmp_path / "w.safetensors").exists()
+    # With one before it, that is used, and its epoch recorded.
+    shutil.copy(run / CHECKPOINT, previous(path))
+    with pytest.warns(UserWarning, match=r"checkpoint\.previous\.safetensors"):
+        assert am.load_run(tmp_path / "run").epoch == 1
+
+
+@pytest.mark.parametrize("name", [RUN, LEDGER, CHECKPOINT])
 def test_every_command_says_what_is_damaged_in_one_line(run, tmp_path, capsys, name):
     shutil.copytree(run, tmp_path / "run")
     (tmp_path / "run" / name).write_bytes(b'{"half of')

@@ -2,7 +2,7 @@
 
 OUT/run.json                 the recipe, every setting; classes and image size; plugins
 OUT/ledger.jsonl             one line an epoch
-OUT/checkpoint.safetensors   weights, momentum, generators
+OUT/checkpoint.safetensors   weights, momentum, generators; the one before it is kept, too
 OUT/results.jsonl            one line a figure: accuracy at the end, then what ``evaluate`` adds
 OUT/adain.safetensors        for style mixing without weights of its own: a small network
 """

@@ -139,10 +139,12 @@ class StreamLoader:
 
 
 def _all_of(loader: DataLoader[Any]) -> Iterator[Any]:
+    """Yield its batches; what torch raises where a worker has died becomes one sentence."""
     try:
         yield from loader
-    except RuntimeError as error:
-        if "DataLoader worker" not in str(error):
+    except (OSError, EOFError, RuntimeError) as error:
+        # The first two: it has died between a batch and the memory that the batch is in.
+        if isinstance(error, RuntimeError) and "DataLoader worker" not in str(error):
             raise
         raise RuntimeError(f"{DEAD_WORKER} ({error})") from None
 
