@@ -195,12 +195,13 @@ def _read(path: Path, facts: Mapping[str, Any], *, tensors: bool) -> Checkpoint:
         return checkpoint
     except (OSError, ValueError) as error:
         if not before.exists():
-            raise
+            raise _with_remedy(error) from None
         try:
             checkpoint, _ = _read_file(before, facts, tensors)
         except (OSError, ValueError):
-            raise ValueError(f"{error}; {before.name}, the one before it, is no better") from None
-        warnings.warn(f"{error}; the one before it is used, {before}", stacklevel=4)
+            also = ValueError(f"{error}; so is the one before it, {before.name}")
+            raise _with_remedy(also) from None
+        warnings.warn(f"{error}: the one before it is used, {before.name}", stacklevel=4)
         return checkpoint
 
 
@@ -213,17 +214,22 @@ def _read_file(path: Path, facts: Mapping[str, Any], tensors: bool) -> tuple[Che
         found = json.loads(file.metadata["facts"])
         _check_facts(found, facts)
     except FileNotFoundError:
-        raise FileNotFoundError(f"{path} does not exist: is this the folder of a run?") from None
+        raise FileNotFoundError(f"{path} does not exist") from None
     except ValueError as error:
         raise ValueError(_damage(path, error)) from None
     return Checkpoint(file.tensors, found), file.is_checked
 
 
 def _damage(path: Path, why: object) -> str:
-    return (
-        f"{path} is damaged or no checkpoint of alignmixup ({why}): restore it, or start the run "
-        "in a new folder"
-    )
+    return f"{path} is damaged or no checkpoint of alignmixup ({why})"
+
+
+def _with_remedy(error: OSError | ValueError) -> OSError | ValueError:
+    if isinstance(error, FileNotFoundError):
+        return FileNotFoundError(f"{error}: is this the folder of a run?")
+    if isinstance(error, OSError):
+        return error
+    return ValueError(f"{error}: restore it, or start the run in a new folder")
 
 
 def _check_facts(facts: object, kinds: Mapping[str, Any]) -> None:
@@ -255,7 +261,7 @@ def naming_damage(path: Path) -> Iterator[None]:
     except torch.OutOfMemoryError:
         raise
     except (LookupError, TypeError, RuntimeError) as error:
-        raise ValueError(_damage(path, error)) from None
+        raise _with_remedy(ValueError(_damage(path, error))) from None
 
 
 def load_weights(
