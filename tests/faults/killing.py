@@ -43,21 +43,23 @@ def start(kind: str, out: Path) -> int:
     A training is forked from here, where all is imported and nothing computed; the other kinds
     start processes of their own.
     """
-    args, log = command(kind, out), open(out.with_suffix(".err"), "ab")  # noqa: SIM115
+    args = command(kind, out)
     if kind != "train":
         module = ["-m", "alignmixup.cli"]
         if kind == "torchrun":
             module = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port"]
             module += [str(random.randrange(20000, 60000)), "-m", "alignmixup.cli"]
-        return subprocess.Popen(
-            [sys.executable, *module, *args], stdout=log, stderr=log, start_new_session=True
-        ).pid
+        with open(out.with_suffix(".err"), "ab") as log:
+            words = [sys.executable, *module, *args]
+            child = subprocess.Popen(words, stdout=log, stderr=log, start_new_session=True)
+        child.returncode = 0  # we wait for it by its number
+        return child.pid
     child = os.fork()
     if child:
         return child
-    os.setsid()
-    os.dup2(log.fileno(), 1)
-    os.dup2(log.fileno(), 2)
+    log = os.open(out.with_suffix(".err"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
     from alignmixup.cli.program import main
 
     os._exit(main(args))
