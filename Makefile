@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 READY_DOCS := $(VENV)/.ready-docs
 RELEASE := build/release
 
-.PHONY: demo test test-all lint types check docs release-check clean
+.PHONY: demo test test-all faults lint types check docs release-check clean
 
 demo: $(READY)
 	$(BIN)/alignmixup demo --out demo
@@ -21,6 +21,10 @@ test: $(READY)
 # Exhaustive grids and long trainings as well; a markexpr of the command line replaces the default.
 test-all: $(READY)
 	$(PYTEST) -m "slow or not slow"
+
+# Kills, full disks, damaged files: the quick part is in `make test`, this is all of it (docs/reliability.md).
+faults: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "slow or not slow" tests/faults
 
 lint: $(READY)
 	$(BIN)/ruff check .

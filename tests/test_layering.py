@@ -16,6 +16,7 @@ PACKAGE = Path(__file__).parents[1] / "src" / "alignmixup"
 # A package or module of alignmixup may import itself and these.
 _BELOW = {
     "checking",
+    "files",
     "registry",
     "contracts",
     "datasets",
@@ -29,17 +30,18 @@ _BELOW = {
 }
 MAY_IMPORT: dict[str, set[str]] = {
     "checking": set(),
+    "files": set(),
     "registry": set(),
     "contracts": set(),
     "device": set(),
     "hooks": {"contracts"},
-    "ops": {"contracts", "hooks"},
+    "ops": {"contracts", "files", "hooks"},
     "mixers": {"contracts", "hooks", "ops", "registry"},
     "models": {"registry", "contracts", "device", "hooks", "ops"},
     "datasets": {"registry", "contracts", "device"},
-    "training": {"registry", "contracts", "device", "ops"},
+    "training": {"checking", "files", "registry", "contracts", "device", "ops"},
     "evaluation": _BELOW - {"evaluation", "training"},
-    "report": {"registry", "contracts"},
+    "report": {"files", "registry", "contracts"},
     "recipes": {"checking", "registry", "contracts", "datasets", "mixers", "models", "training"},
     "experiments": _BELOW | {"recipes"},
     "figures": _BELOW | {"experiments", "recipes", "report"},

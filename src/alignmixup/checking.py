@@ -26,6 +26,8 @@ def _fits(value: object, hint: Any) -> bool:
             return False
         each = parts[:1] * len(value) if parts[1:] == (...,) else parts
         return len(each) == len(value) and all(map(_fits, value, each))
+    if origin is list:
+        return isinstance(value, list) and all(_fits(v, parts[0]) for v in value)
     if origin is dict:
         return isinstance(value, dict) and all(_fits(v, parts[1]) for v in value.values())
     if hint is object:

@@ -19,6 +19,7 @@ from alignmixup.figures.correspondences import aligned_pair, draw_pairs
 from alignmixup.figures.curves import training_curves
 from alignmixup.figures.sources import different_pairs
 from alignmixup.figures.style import save
+from alignmixup.files import write_text
 from alignmixup.mixers.alignmixup import AlignMixup
 from alignmixup.mixers.input_mixup import InputMixup
 from alignmixup.mixers.nomix import NoMix
@@ -102,12 +103,13 @@ def _table(summaries: dict[str, Summary], epochs: int, num_train: int) -> Table:
 
 
 def _write_page(out: Path, table: Table, effect: str) -> Path:
-    (out / "report.md").write_text(
+    write_text(
+        out / "report.md",
         f"{to_markdown(table)}\n\n{effect}.\n\n![curves](curves.png)\n\n![pairs](pairs.png)\n",
-        encoding="utf-8",
     )
     page = out / "report.html"
-    page.write_text(
+    write_text(
+        page,
         "<!doctype html><meta charset='utf-8'><title>alignmixup demo</title>"
         "<style>body{font:16px/1.5 sans-serif;max-width:60em;margin:2em auto;padding:0 1em}"
         "td,th{padding:.2em .8em;text-align:left}img{max-width:100%}</style>"
@@ -116,6 +118,5 @@ def _write_page(out: Path, table: Table, effect: str) -> Path:
         "<h2>What is matched with what</h2><p>Each position of the left image is joined to the "
         "position of the right one it is assigned to most.</p>"
         "<img src='pairs.png' alt='aligned pairs'>",
-        encoding="utf-8",
     )
     return page

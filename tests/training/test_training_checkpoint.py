@@ -8,13 +8,13 @@ from safetensors.torch import load_file
 from torch import nn
 
 from alignmixup.training.checkpoint import (
-    DTYPES,
     Checkpoint,
     CheckpointWriter,
     load_checkpoint,
     load_weights,
 )
 from alignmixup.training.ledger import Ledger, read_ledger
+from alignmixup.training.tensor_file import DTYPES
 
 
 def write(path, checkpoint):
@@ -109,7 +109,7 @@ def test_a_failed_write_leaves_the_file_before_it(tmp_path, monkeypatch):
         file.write(b"as far as it went")
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("alignmixup.training.checkpoint._write_safetensors", full)
+    monkeypatch.setattr("alignmixup.training.checkpoint.write_tensors", full)
     writer = CheckpointWriter(path)
     writer.save(Checkpoint({"model.w": torch.zeros(2)}, {"epoch": 2}))
     with pytest.raises(OSError, match=r"c\.safetensors.*No space left on device.*intact"):
@@ -150,9 +150,9 @@ def test_a_ledger_is_cut_back_to_its_checkpoint(tmp_path):
 
 def test_a_torn_last_line_is_left_out_and_other_damage_named(tmp_path):
     path = tmp_path / "ledger.jsonl"
-    path.write_text('{"event": "epoch"}\n{"event": "ep')
-    assert read_ledger(path) == [{"event": "epoch"}]
-    path.write_text('{"event": "ep\n{"event": "epoch"}\n')
+    path.write_text('{"event": "start"}\n{"event": "ep')
+    assert read_ledger(path) == [{"event": "start"}]
+    path.write_text('{"event": "ep\n{"event": "start"}\n')
     with pytest.raises(ValueError, match="line 1 is damaged"):
         read_ledger(path)
 

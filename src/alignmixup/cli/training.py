@@ -85,7 +85,7 @@ class Train:
         """Train the recipe and print its accuracies."""
         from alignmixup.experiments.run import train
 
-        out = self.out or Path("runs") / f"{recipe.name}-seed{recipe.train.seed}"
+        out = self.out or Path("runs") / recipe.folder
         run = train(
             recipe,
             out,

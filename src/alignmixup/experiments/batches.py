@@ -134,6 +134,7 @@ def train_batches(
         drop_last=drop_last,
         channels_last=compute_for(settings, device).channels_last,
         share=share,
+        on_error=spec.on_error,
     )
 
 

@@ -31,6 +31,7 @@ from alignmixup.device import (
 from alignmixup.evaluation.tasks.step_cost import count_parameters, draw_each_case
 from alignmixup.experiments.networks import build_net
 from alignmixup.experiments.provenance import provenance
+from alignmixup.files import writing
 from alignmixup.mixers.stylemix import StyleMixer
 from alignmixup.ops.adain import save_adain, small_adain
 from alignmixup.recipes.catalog import find_recipe
@@ -145,7 +146,7 @@ def write_rows(path: Path, measured: Iterable[MethodTime]) -> None:
     check_rows(path)
     is_new = not path.exists()
     where = {k: str(v) for k, v in provenance().items()}
-    with path.open("a", newline="", encoding="utf-8") as file:
+    with writing(path), path.open("a", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         if is_new:
             writer.writerow(_header())

@@ -21,6 +21,7 @@ from alignmixup.experiments.painters import OwnDecoder, Painter
 from alignmixup.experiments.provenance import origin, provenance
 from alignmixup.experiments.run import train
 from alignmixup.experiments.run_folder import read_recipe
+from alignmixup.files import write_text
 from alignmixup.mixers.alignmixup import AlignMixup
 from alignmixup.mixers.alignmixup_ae import AlignMixupAE
 from alignmixup.mixers.nomix import NoMix
@@ -168,5 +169,5 @@ def decoded_source(out: Path, run: Path | None, seed: int, data_root: Path | Non
 def write_lines(results: Sequence[Result], path: Path) -> Path:
     """Write results as JSON lines, in the place of those of an earlier figure."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(result.to_json() + "\n" for result in results), encoding="utf-8")
+    write_text(path, "".join(result.to_json() + "\n" for result in results))
     return path

@@ -40,8 +40,12 @@ from alignmixup.mixers.alignmixup import AlignMixup
 from alignmixup.mixers.alignmixup_ae import AlignMixupAE
 from alignmixup.models.autoencoder import AutoencodingClassifier
 from alignmixup.models.zoo import default_tap
-from alignmixup.training.checkpoint import load_checkpoint
-from alignmixup.training.decoder_fit import DecoderFit, OtherSettings, fit_decoder
+from alignmixup.training.checkpoint import (
+    load_checkpoint,
+    naming_damage,
+    remove_checkpoint,
+)
+from alignmixup.training.decoder_fit import FACTS, DecoderFit, OtherSettings, fit_decoder
 
 DECODER = "decoder.safetensors"
 
@@ -135,8 +139,8 @@ def _check_finite(measured: Reconstruction, remedy: str) -> None:
 
 
 def _delete(folder: Path) -> None:
-    for path in (folder / DECODER, (folder / DECODER).with_suffix(".json")):
-        path.unlink(missing_ok=True)
+    remove_checkpoint(folder / DECODER)
+    (folder / DECODER).with_suffix(".json").unlink(missing_ok=True)
 
 
 def _open_finished(folder: Path, images: ImageSet | FileSet, device: str) -> Run:
@@ -208,7 +212,7 @@ def open_painter(
         raise FileNotFoundError(
             f"{opened.folder} has no decoder: train one with 'alignmixup decoder {opened.folder}'"
         )
-    there = load_checkpoint(path)
+    there = load_checkpoint(path, FACTS)
     settings = cast(dict[str, object], there.facts["settings"])
     if there.facts["step"] != settings["steps"]:
         raise ValueError(
@@ -224,8 +228,9 @@ def open_painter(
     known = {key: value for key, value in settings.items() if key in names}
     chosen = DecoderSettings(**known)  # type: ignore[arg-type]
     decoder = _layer_decoder(opened, chosen, image_size)
-    for name in ("embed", "decoder"):
-        decoder.get_submodule(name).load_state_dict(there.part(f"model.{name}"))
+    with naming_damage(path):
+        for name in ("embed", "decoder"):
+            decoder.get_submodule(name).load_state_dict(there.part(f"model.{name}"))
     return opened, decoder.eval()
 
 

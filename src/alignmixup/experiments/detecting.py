@@ -16,7 +16,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from torch import Tensor, nn
 
@@ -35,7 +35,7 @@ from alignmixup.experiments.detector_fit import DetectorFit
 from alignmixup.experiments.provenance import origin, provenance
 from alignmixup.experiments.run_folder import alone_in, append_results, read_recipe, write_json
 from alignmixup.recipes.schema import Recipe
-from alignmixup.training.checkpoint import CHECKPOINT, load_checkpoint
+from alignmixup.training.checkpoint import CHECKPOINT, load_checkpoint, remove_checkpoint
 from alignmixup.training.ledger import LEDGER
 from alignmixup.training.progress import Reporter
 from alignmixup.training.settings import check_same
@@ -140,7 +140,8 @@ def transfer(
     place = folder / f"detection-{what.data}"
     if again and (place / SETTINGS).exists():
         with alone_in(place, SETTINGS):
-            for name in (CHECKPOINT, LEDGER, SETTINGS):
+            remove_checkpoint(place / CHECKPOINT)
+            for name in (LEDGER, SETTINGS):
                 (place / name).unlink(missing_ok=True)
     _claim(place, what, train_set, test_set)
     with alone_in(place, SETTINGS):
@@ -158,8 +159,8 @@ def transfer(
 
 
 def _finished_state(folder: Path, recipe: Recipe) -> dict[str, Tensor]:
-    checkpoint = load_checkpoint(folder / CHECKPOINT)
-    epoch = int(str(checkpoint.facts["epoch"]))
+    checkpoint = load_checkpoint(folder / CHECKPOINT, {"epoch": int})
+    epoch = cast(int, checkpoint.facts["epoch"])
     if epoch < recipe.train.epochs:
         raise ValueError(
             f"the run in {folder} is at epoch {epoch} of {recipe.train.epochs}: resume it with "

@@ -12,13 +12,17 @@ from alignmixup.evaluation.detection.fine_tuning import FineTuner
 from alignmixup.training.checkpoint import (
     CHECKPOINT,
     Checkpoint,
+    has_checkpoint,
     load_checkpoint,
     load_optimizer,
     load_state,
+    naming_damage,
     optimizer_tensors,
 )
 from alignmixup.training.ledger import LEDGER, Ledger, read_ledger
 from alignmixup.training.loop import run_steps
+
+FACTS = {"epoch": int, "step": int, "losses": list[float], "ledger_length": int}
 
 
 class DetectorFit:
@@ -27,7 +31,7 @@ class DetectorFit:
     def __init__(self, tuner: FineTuner, place: Path, quiet: bool) -> None:
         self.tuner, self.quiet = tuner, quiet
         self.path = place / CHECKPOINT
-        length = self._restore() if self.path.exists() else 0
+        length = self._restore() if has_checkpoint(self.path) else 0
         if tuner.is_done:  # results may follow the last epoch
             length = max(length, (place / LEDGER).stat().st_size)
         self.ledger = Ledger(place / LEDGER, length)
@@ -78,11 +82,12 @@ class DetectorFit:
         return Checkpoint(tensors, facts)
 
     def _restore(self) -> int:
-        tuner, checkpoint = self.tuner, load_checkpoint(self.path)
+        tuner, checkpoint = self.tuner, load_checkpoint(self.path, FACTS)
         facts = cast(dict[str, Any], checkpoint.facts)
         load_state(tuner.detector, checkpoint.part("model"), self.path)
-        load_optimizer(tuner.detector, tuner.optimizer, checkpoint)
-        tuner.total = checkpoint.tensors["total"].to(tuner.device)
+        with naming_damage(self.path):
+            load_optimizer(tuner.detector, tuner.optimizer, checkpoint)
+            tuner.total = checkpoint.tensors["total"].to(tuner.device)
         tuner.epoch, tuner.step = facts["epoch"], facts["step"]
         tuner.losses = list(facts["losses"])
         return int(facts["ledger_length"])

@@ -12,6 +12,7 @@ net.load_state_dict(load_file("weights.safetensors"))           # of safetensors
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -21,6 +22,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from alignmixup.experiments.data_record import DataRecord
+from alignmixup.files import replacing, write_text, writing
 from alignmixup.recipes.schema import Recipe
 from alignmixup.registry import imported_plugins, suggestion
 
@@ -49,19 +51,25 @@ def export(
             )
         wrapped = HubModel(facts["spec"], facts["arguments"], facts["class_names"])
         wrapped.model.load_state_dict(model.state_dict())
-        wrapped.save_pretrained(path)
+        with writing(path):
+            wrapped.save_pretrained(path)
         return sorted(path.iterdir())
     suffix = {"safetensors": ".safetensors", "torch-export": ".pt2"}[format]
     if path.suffix != suffix:
         raise ValueError(f"the file of format {format!r} must end in {suffix}, got {path}")
     path.parent.mkdir(parents=True, exist_ok=True)
     if format == "torch-export":
-        torch.export.save(_program(model, data.image_size), path)
+        # In memory first: on a full disk torch's writer aborts the process.
+        program = io.BytesIO()
+        torch.export.save(_program(model, data.image_size), program)
+        with replacing(path) as partial:
+            partial.write_bytes(program.getbuffer())
         return [path]
     state = {name: value.cpu().contiguous().clone() for name, value in model.state_dict().items()}
-    save_file(state, path)
+    with replacing(path) as partial:
+        save_file(state, partial)
     text = path.with_suffix(".json")
-    text.write_text(json.dumps({"weights": path.name, **facts}, indent=2), encoding="utf-8")
+    write_text(text, json.dumps({"weights": path.name, **facts}, indent=2))
     return [path, text]
 
 

@@ -144,9 +144,10 @@ def load_run(
             "image_size"
         )
     net = _build(place, recipe, data) if model is None else model
-    facts = load_weights(net, place / CHECKPOINT)  # the normalization is among the weights
+    # The normalization is among the weights.
+    facts = load_weights(net, place / CHECKPOINT, {"epoch": int})
     net.to(pick_device(device))
-    return Run(place, recipe, net.eval(), int(str(facts["epoch"])), data)
+    return Run(place, recipe, net.eval(), facts["epoch"], data)
 
 
 def _build(folder: Path, recipe: Recipe, data: DataRecord) -> nn.Module:

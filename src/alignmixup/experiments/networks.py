@@ -68,7 +68,7 @@ def initialize(net: nn.Module, folder: Path, num_classes: int) -> dict[str, obje
     Returns:
         What the run records: the other run, its recipe and epoch, and the weights not loaded.
     """
-    checkpoint = load_checkpoint(folder / CHECKPOINT)
+    checkpoint = load_checkpoint(folder / CHECKPOINT, {"epoch": int})
     theirs, ours = checkpoint.part("model"), net.state_dict()
     shared = sorted({*ours} & {*theirs})
     drawn = [name for name in shared if ours[name].shape != theirs[name].shape]

@@ -34,9 +34,15 @@ def open_recipe(name: str) -> Recipe:
 def import_recorded(names: Iterable[str], run: Path) -> None:
     """Import the plugins that a run was trained with.
 
-    A file that has been moved may be imported beforehand, by ``--plugin`` with its new path.
+    A file that has been moved may be imported beforehand, by ``--plugin`` with its new path. One in
+    the run's own folder is not imported for the run's sake: it may have come with it from others.
     """
     for name in names:
+        if _is_within(name, run) and name not in imported_plugins():
+            raise ValueError(
+                f"{run} names a plugin in its own folder, {name}: if you trust it, import it with "
+                "--plugin"
+            )
         try:
             import_plugin(name)
         except (ValueError, ImportError, OSError) as error:
@@ -56,6 +62,13 @@ def plugins_of(recipe: Recipe) -> tuple[str, ...]:
     ours = ("alignmixup.", "alignmixup_plugin_")
     others = [home for home in homes if home != "__main__" and not home.startswith(ours)]
     return tuple(dict.fromkeys([*imported_plugins(), *others]))
+
+
+def _is_within(plugin: str, folder: Path) -> bool:
+    """Whether the file of a plugin, or its package, lies in this folder."""
+    place = Path(plugin) if plugin.endswith(".py") else Path(plugin.partition(".")[0])
+    places = [path for path in (place, place.with_suffix(".py")) if path.exists()]
+    return any(folder.resolve() in path.resolve().parents for path in places)
 
 
 def _stem(plugin: str) -> str:

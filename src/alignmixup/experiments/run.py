@@ -2,7 +2,7 @@
 
 OUT/run.json                 the recipe, every setting; classes and image size; plugins
 OUT/ledger.jsonl             one line an epoch
-OUT/checkpoint.safetensors   weights, momentum, generators
+OUT/checkpoint.safetensors   weights, momentum, generators; the one before it is kept, too
 OUT/results.jsonl            one line a figure: accuracy at the end, then what ``evaluate`` adds
 OUT/adain.safetensors        for style mixing without weights of its own: a small network
 """
@@ -39,7 +39,7 @@ from alignmixup.mixers.alignmixup_ae import AlignMixupAE
 from alignmixup.mixers.stylemix import StyleMixer
 from alignmixup.recipes.schema import Recipe, changed, on_data
 from alignmixup.training import TrainSettings, fit, join_team
-from alignmixup.training.checkpoint import CHECKPOINT
+from alignmixup.training.checkpoint import CHECKPOINT, has_checkpoint
 from alignmixup.training.loggers import Logger, make_loggers
 from alignmixup.training.resume import resumed_settings
 
@@ -130,7 +130,7 @@ def train(
     # As recorded, and with the precision that a run there has.
     plan = dataclasses.replace(recipe, train=resumed_settings(recipe.train, folder))
     net = build_net(plan, used.train, device, model)
-    if not (folder / CHECKPOINT).exists():
+    if not has_checkpoint(folder / CHECKPOINT):
         record = dataclasses.replace(record, plugins=plugins_of(recipe))
         if source is not None:
             begun = initialize(net, source, used.train.num_classes)

@@ -17,12 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from alignmixup.checking import check_kind
 from alignmixup.contracts import Result
 from alignmixup.experiments.data_record import DataRecord
 from alignmixup.experiments.plugins import import_recorded
+from alignmixup.files import write_text, writing
 from alignmixup.recipes.schema import Recipe
 from alignmixup.registry import nearest
-from alignmixup.training.checkpoint import CHECKPOINT, read_facts
+from alignmixup.training.checkpoint import CHECKPOINT, POSITION, has_checkpoint, read_facts
 from alignmixup.training.settings import check_same
 
 RUN = "run.json"
@@ -71,7 +73,8 @@ def read_run(folder: Path) -> RunRecord:
         raise FileNotFoundError(f"{path} does not exist: {folder} is not the folder of a run{hint}")
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
-        import_recorded(record.get("plugins", ()), folder)
+        check_kind("plugins", record.get("plugins", []), list[str])
+        import_recorded(record.get("plugins", []), folder)
         images: dict[str, Any] | None = record.get("images")
         if images is not None:
             images = {k: tuple(v) if isinstance(v, list) else v for k, v in images.items()}
@@ -109,7 +112,7 @@ def check_folder(
         beginnings = {f"{RUN}.partial", "tensorboard"}
         if folder.is_dir() and {path.name for path in folder.iterdir()} - beginnings:
             raise ValueError(f"{folder} is not empty and holds no run; choose another --out")
-    if not (folder / CHECKPOINT).exists() or not (folder / RUN).exists():
+    if not has_checkpoint(folder / CHECKPOINT) or not (folder / RUN).exists():
         if extend:
             raise ValueError(f"{folder} holds no run to extend: train it first")
         return RunRecord(recipe)
@@ -136,7 +139,7 @@ def _extended(folder: Path, recorded: RunRecord, recipe: Recipe) -> Recipe:
             f"the run in {folder} has {before} epochs and cannot be cut to {epochs}: set "
             "--train.epochs to more"
         )
-    reached = read_facts(folder / CHECKPOINT)["epoch"]
+    reached = read_facts(folder / CHECKPOINT, POSITION)["epoch"]
     if reached < before < epochs:
         raise ValueError(
             f"the run in {folder} is at epoch {reached} of {before}: let it finish, then extend it"
@@ -153,7 +156,7 @@ def claim(folder: Path, record: RunRecord) -> None:
     Raises:
         ValueError: The run there was trained on other images.
     """
-    if not (folder / CHECKPOINT).exists():
+    if not has_checkpoint(folder / CHECKPOINT):
         folder.mkdir(parents=True, exist_ok=True)
         _replace(folder, record.to_json())
         return
@@ -230,15 +233,12 @@ def append_results(folder: Path, results: list[Result]) -> None:
     part of it.
     """
     path = folder / RESULTS
-    try:
-        with path.open("ab") as file:
-            _lock(file, wait=True)
-            kept, size = whole_lines(path), file.seek(0, os.SEEK_END)
-            file.truncate(min(len(kept), size))
-            lines = "".join(result.to_json() + "\n" for result in results)
-            file.write(kept[size:] + lines.encode())
-    except OSError as error:
-        raise OSError(f"cannot write the results to {path}: {error.strerror}") from error
+    with writing(path), path.open("ab") as file:
+        _lock(file, wait=True)
+        kept, size = whole_lines(path), file.seek(0, os.SEEK_END)
+        file.truncate(min(len(kept), size))
+        lines = "".join(result.to_json() + "\n" for result in results)
+        file.write(kept[size:] + lines.encode())
 
 
 def whole_lines(path: Path) -> bytes:
@@ -254,6 +254,4 @@ def whole_lines(path: Path) -> bytes:
 
 def write_json(path: Path, record: Mapping[str, object]) -> None:
     """Write a record whole or not at all, whenever the process is killed."""
-    partial = path.with_name(f"{path.name}.partial")
-    partial.write_text(json.dumps(record, indent=2), encoding="utf-8")
-    os.replace(partial, path)
+    write_text(path, json.dumps(record, indent=2))

@@ -17,12 +17,14 @@ import os
 import signal
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any
 
+from alignmixup.checking import check_kind
 from alignmixup.experiments.plugins import open_recipe, plugins_of
 from alignmixup.experiments.run import train
 from alignmixup.experiments.run_folder import write_json
@@ -93,7 +95,7 @@ def sweep(
         for recipe in recipes
         for seed in dict.fromkeys(seeds)  # two runs in one folder would undo each other
     ]
-    jobs = [Job(r, Path(out) / f"{r.name}-seed{r.train.seed}") for r in chosen]
+    jobs = [Job(r, Path(out) / r.folder) for r in chosen]
     _check_folders(names, jobs)
     Path(out).mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + 60 * minutes if minutes is not None else float("inf")
@@ -257,8 +259,17 @@ def _unscored(job: Job, shared: _Shared) -> list[str]:
 
 
 def _scored(job: Job) -> dict[str, str]:
+    """What was noted of each task; notes that are damaged are as if there were none."""
     path = job.folder / SCORED
-    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
+    if not path.exists():
+        return {}
+    try:
+        notes = json.loads(path.read_text(encoding="utf-8"))
+        check_kind(SCORED, notes, dict[str, str])
+    except ValueError as error:
+        warnings.warn(f"{path} is damaged ({error}): the run is scored again", stacklevel=2)
+        return {}
+    return dict(notes)
 
 
 def _outcome(job: Job, shared: _Shared, exit_code: int | None) -> str:

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from alignmixup.files import writing
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -78,5 +80,6 @@ def save(figure: Figure, path: Path) -> list[Path]:
     path.parent.mkdir(parents=True, exist_ok=True)
     written = [path.with_suffix(".png"), path.with_suffix(".pdf")]
     for file in written:
-        figure.savefig(file, dpi=150, bbox_inches="tight")
+        with writing(file):
+            figure.savefig(file, dpi=150, bbox_inches="tight")
     return written

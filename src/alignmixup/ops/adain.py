@@ -32,6 +32,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from alignmixup.files import replacing
+
 METADATA_KEY = "alignmixup-adain"
 REFERENCE_SIZE = 224
 REFERENCE_TAPS = (3, 10, 17, 30)  # relu1_1, relu2_1, relu3_1, relu4_1
@@ -330,4 +332,5 @@ def save_adain(net: AdaIN, path: str | Path, metadata: Mapping[str, str] | None 
     tensors = {name: t.detach().cpu().contiguous() for name, t in net.state_dict().items()}
     # One key: the order of several keys, and with it the checksum, is not deterministic.
     what = json.dumps({"kind": net.kind, **(metadata or {})})
-    save_file(tensors, path, {METADATA_KEY: what})
+    with replacing(Path(path)) as partial:
+        save_file(tensors, partial, {METADATA_KEY: what})

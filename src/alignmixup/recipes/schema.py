@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self, get_type_hints
+from typing import Any, Literal, Self, get_type_hints
 
 from alignmixup.checking import check_kind
 from alignmixup.contracts import Mixer, RecipeKey
@@ -56,6 +56,9 @@ class DataSpec:
         jitter: Strength of the random change of brightness, contrast and saturation.
         lighting: Strength of the random change along the principal axes of color.
         limit: Number of images of a trial, at most, of each split.
+        on_error: What a streamed training image does that cannot be read: ``"raise"`` ends the run
+            with its name; ``"skip"`` names it and takes the next image. A resumed run may change
+            it. In evaluation it always raises.
 
     Example:
         ```python
@@ -75,11 +78,14 @@ class DataSpec:
     jitter: float = 0.0
     lighting: float = 0.0
     limit: int | None = None
+    on_error: Literal["raise", "skip"] = "raise"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", absolute(self.name))
         if self.limit is not None and self.limit < 1:
             raise ValueError(f"limit must be at least 1, or None for all images, got {self.limit}")
+        if self.on_error not in ("raise", "skip"):
+            raise ValueError(f"on_error must be 'raise' or 'skip', got {self.on_error!r}")
 
 
 @dataclass(frozen=True)
@@ -152,6 +158,17 @@ class Recipe:
     def name(self) -> str:
         """The name on the command line and of the run's folder."""
         return self.key.name
+
+    @property
+    def folder(self) -> str:
+        """The name of the run's folder, where no other one is chosen."""
+        name = f"{self.name}-seed{self.train.seed}"
+        if any(sign in name for sign in "/\\\0"):
+            raise ValueError(
+                f"the name {self.name!r} cannot be that of a folder: no part of a key may hold a "
+                "slash, or choose --out"
+            )
+        return name
 
     def stages(self) -> list[tuple[range, Recipe]]:
         """Return the epochs of each phase, counted from 0, with the recipe as it is then."""

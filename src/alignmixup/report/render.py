@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from alignmixup.files import write_text
+
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
@@ -161,5 +163,5 @@ def write_tables(tables: Sequence[Table], out: Path) -> list[Path]:
         "tables.html": f"<!doctype html><meta charset='utf-8'><style>{STYLE}</style>{body}\n",
     }
     for name, text in pages.items():
-        (out / name).write_text(text, encoding="utf-8")
+        write_text(out / name, text)
     return [out / name for name in pages]

@@ -1,9 +1,10 @@
-"""Checkpoints: one safetensors file, replaced atomically; loading it runs no code.
+"""Checkpoints: one safetensors file, replaced atomically, and the one before it.
 
 It holds the weights (``model.*``), their average (``ema.*``) and the state of the mixer
 (``mixer.*``) where there is one, the buffers of the optimizer (``optimizer.*`` and
 ``mixer_optimizer.*``), the states of the random generators (``rng.*``) and, as JSON in its header,
 the position in training. A process killed at any instant leaves either the old file or the new one.
+Both have a checksum: a file that is damaged later is not used, but the one before it.
 """
 
 from __future__ import annotations
@@ -11,33 +12,30 @@ from __future__ import annotations
 import json
 import math
 import os
-import struct
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from alignmixup.checking import check_kind
 from alignmixup.device import to_host
+from alignmixup.training.tensor_file import CHECKSUM, Run, joined, read_tensors, write_tensors
 
 CHECKPOINT = "checkpoint.safetensors"
 
-# The types of networks, optimizers and generators, by their names in the format.
-DTYPES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
+# What the facts of a run must be: its position. Others have facts of their own.
+POSITION: Mapping[str, Any] = {
+    "epoch": int,
+    "step": int,
+    "seconds": float,
+    "cases": list[str],
+    "ledger_length": int,
 }
 
 
@@ -68,11 +66,12 @@ class CheckpointWriter:
         self.path = path
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._pending: Future[None] | None = None
+        self._is_whole: bool | None = None  # the file there; None: not looked at yet
 
     def save(self, checkpoint: Checkpoint) -> None:
         self.wait()
         facts = json.dumps(checkpoint.facts)  # now: they may change like the tensors
-        runs = _joined(checkpoint.tensors)
+        runs = joined(checkpoint.tensors)
         ready = None
         if any(run.values.is_cuda for run in runs):
             ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -89,10 +88,9 @@ class CheckpointWriter:
         """Return what a run that has diverged can be resumed from, for its message."""
         self.wait()
         kept = "there is no checkpoint yet"
-        if self.path.exists():
-            kept = (
-                f"the last good checkpoint is {self.path} (epoch {read_facts(self.path)['epoch']})"
-            )
+        if has_checkpoint(self.path):
+            epoch = read_facts(self.path, POSITION)["epoch"]
+            kept = f"the last good checkpoint is {self.path} (epoch {epoch})"
         return f"{kept}. Try a lower lr, warmup_epochs or clip_norm"
 
     def close(self) -> None:
@@ -101,53 +99,43 @@ class CheckpointWriter:
         finally:
             self._thread.shutdown()
 
-    def _write(self, runs: list[_Run], facts: str, ready: torch.cuda.Event | None) -> None:
+    def _write(self, runs: list[Run], facts: str, ready: torch.cuda.Event | None) -> None:
         partial = self.path.with_suffix(".partial")
         try:
             with partial.open("wb") as file:
-                _write_safetensors(file, _on_cpu(runs, ready), {"facts": facts})
+                write_tensors(file, _on_cpu(runs, ready), {"facts": facts})
+            self._keep()
             os.replace(partial, self.path)
+            self._is_whole = True
         except OSError as error:
             partial.unlink(missing_ok=True)
             size = sum(run.values.nbytes for run in runs)
-            before = "the one before it is intact" if self.path.exists() else "there is none yet"
+            kept = has_checkpoint(self.path)
+            before = "the one before it is intact" if kept else "there is none yet"
             raise OSError(
                 f"cannot write the checkpoint {self.path} ({size / 1e6:.0f} MB): "
                 f"{error.strerror}; {before}"
             ) from error
 
+    def _keep(self) -> None:
+        """Make the file there the previous one, unless it is damaged.
 
-@dataclass(frozen=True)
-class _Run:
-    """Tensors of one type and device, one after another in one; their names and shapes."""
-
-    values: Tensor
-    shapes: Mapping[str, tuple[int, ...]]
-
-
-def _joined(tensors: Mapping[str, Tensor]) -> list[_Run]:
-    """Concatenate the tensors on their device, one tensor per type, in row-major order.
-
-    One copy to the host per type: a copy per tensor is hundreds of waits for the device, which
-    delay the launches of the next steps.
-    """
-    kinds: dict[tuple[torch.dtype, torch.device], dict[str, Tensor]] = {}
-    for name, tensor in tensors.items():
-        if tensor.dtype not in DTYPES:
-            kept = ", ".join(str(dtype) for dtype in DTYPES)
-            raise ValueError(f"a checkpoint cannot hold {name} of {tensor.dtype}; it holds {kept}")
-        kinds.setdefault((tensor.dtype, tensor.device), {})[name] = tensor.detach()
-    return [
-        _Run(
-            torch.cat([tensor.reshape(-1) for tensor in group.values()]),
-            {name: tuple(tensor.shape) for name, tensor in group.items()},
-        )
-        # The widest first, so that each begins at a multiple of its own size.
-        for _, group in sorted(kinds.items(), key=lambda kind: -kind[0][0].itemsize)
-    ]
+        With a second name for it there is a whole file under the first one at every instant. Where
+        a file can have only one name, it is the previous one for an instant.
+        """
+        if self._is_whole is None:
+            self._is_whole = _is_whole(self.path)
+        if not self._is_whole:
+            return
+        before = previous(self.path)
+        before.unlink(missing_ok=True)
+        try:
+            os.link(self.path, before)
+        except OSError:
+            os.replace(self.path, before)
 
 
-def _on_cpu(runs: list[_Run], ready: torch.cuda.Event | None) -> list[_Run]:
+def _on_cpu(runs: list[Run], ready: torch.cuda.Event | None) -> list[Run]:
     """Copy to the host, from a GPU on a separate stream: on the default one, training would wait.
 
     ``ready`` is the event after which the runs are complete.
@@ -158,63 +146,130 @@ def _on_cpu(runs: list[_Run], ready: torch.cuda.Event | None) -> list[_Run]:
     stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     with torch.cuda.stream(stream):
         ready.wait()
-        host = [_Run(to_host(run.values), run.shapes) for run in runs]
+        host = [Run(to_host(run.values), run.shapes) for run in runs]
     stream.synchronize()
     return host
 
 
-def _write_safetensors(file: BinaryIO, runs: list[_Run], metadata: Mapping[str, str]) -> None:
-    """Write runs on the CPU: length of the header, header in JSON, then their bytes in order.
+def previous(path: Path) -> Path:
+    """Return the file that holds the checkpoint before ``path``."""
+    return path.with_suffix(f".previous{path.suffix}")
 
-    The writer of the safetensors library holds the GIL while it copies and writes, and training
-    stops meanwhile; a plain ``write`` releases it.
+
+def has_checkpoint(path: Path) -> bool:
+    """Whether ``load_checkpoint`` finds a file: this one or the one before it."""
+    return path.exists() or previous(path).exists()
+
+
+def remove_checkpoint(path: Path) -> None:
+    """Delete the checkpoint and the one before it."""
+    for file in (path, previous(path)):
+        file.unlink(missing_ok=True)
+
+
+def load_checkpoint(path: Path, facts: Mapping[str, Any] | None = None) -> Checkpoint:
+    """Read a checkpoint into CPU memory; where it is damaged or missing, the one before it.
+
+    Args:
+        path: File of the checkpoint.
+        facts: The facts it must have, with their types.
+
+    Raises:
+        FileNotFoundError: There is none.
+        ValueError: It is damaged, and there is no previous one, or that is damaged, too.
     """
-    header: dict[str, object] = {"__metadata__": dict(metadata)}
-    offset = 0
-    for run in runs:
-        for name, shape in run.shapes.items():
-            end = offset + math.prod(shape) * run.values.itemsize
-            header[name] = {
-                "dtype": DTYPES[run.values.dtype],
-                "shape": list(shape),
-                "data_offsets": [offset, end],
-            }
-            offset = end
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)  # the bytes that follow start at a multiple of eight
-    file.write(struct.pack("<Q", len(text)) + text)
-    for run in runs:
-        file.write(run.values.view(torch.uint8).numpy().data)
+    return _read(path, facts or {}, tensors=True)
 
 
-def load_checkpoint(path: Path) -> Checkpoint:
-    """Read a checkpoint into CPU memory; raises a ``ValueError`` for a damaged file."""
-    return _read(path, tensors=True)
+def read_facts(path: Path, facts: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
+    """Read only the facts that ``load_checkpoint`` would return."""
+    return _read(path, facts or {}, tensors=False).facts
 
 
-def read_facts(path: Path) -> Mapping[str, Any]:
-    """Read only the facts of a checkpoint, from its header."""
-    return _read(path, tensors=False).facts
-
-
-def _read(path: Path, *, tensors: bool) -> Checkpoint:
+def _read(path: Path, facts: Mapping[str, Any], *, tensors: bool) -> Checkpoint:
+    before = previous(path)
     try:
-        with safe_open(path, framework="pt") as file:
-            facts = json.loads((file.metadata() or {})["facts"])
-            names = file.keys() if tensors else []
-            return Checkpoint({name: file.get_tensor(name) for name in names}, facts)
+        checkpoint, is_checked = _read_file(path, facts, tensors)
+        if not is_checked and before.exists() and _is_whole(before, checked=True):
+            # A version that writes no checksum keeps no previous file.
+            raise ValueError(_damage(path, "it has lost its checksum"))
+        return checkpoint
+    except (OSError, ValueError) as error:
+        if not before.exists():
+            raise _with_remedy(error) from None
+        try:
+            checkpoint, _ = _read_file(before, facts, tensors)
+        except (OSError, ValueError):
+            also = ValueError(f"{error}; so is the one before it, {before.name}")
+            raise _with_remedy(also) from None
+        warnings.warn(f"{error}: the one before it is used, {before.name}", stacklevel=4)
+        return checkpoint
+
+
+def _read_file(path: Path, facts: Mapping[str, Any], tensors: bool) -> tuple[Checkpoint, bool]:
+    """Read this file, and whether it has a checksum."""
+    try:
+        file = read_tensors(path, tensors=tensors)
+        if file.metadata.keys() - {CHECKSUM} != {"facts"}:
+            raise ValueError(f"its header has the keys {sorted(file.metadata)}")
+        found = json.loads(file.metadata["facts"])
+        _check_facts(found, facts)
     except FileNotFoundError:
-        raise FileNotFoundError(f"{path} does not exist: is this the folder of a run?") from None
-    except (SafetensorError, KeyError, ValueError) as error:
-        raise ValueError(
-            f"{path} is damaged or no checkpoint of alignmixup ({error}): restore it, or start the "
-            "run in a new folder"
-        ) from None
+        raise FileNotFoundError(f"{path} does not exist") from None
+    except ValueError as error:
+        raise ValueError(_damage(path, error)) from None
+    return Checkpoint(file.tensors, found), file.is_checked
 
 
-def load_weights(net: nn.Module, path: Path) -> Mapping[str, object]:
+def _damage(path: Path, why: object) -> str:
+    return f"{path} is damaged or no checkpoint of alignmixup ({why})"
+
+
+def _with_remedy(error: OSError | ValueError) -> OSError | ValueError:
+    if isinstance(error, FileNotFoundError):
+        return FileNotFoundError(f"{error}: is this the folder of a run?")
+    if isinstance(error, OSError):
+        return error
+    return ValueError(f"{error}: restore it, or start the run in a new folder")
+
+
+def _check_facts(facts: object, kinds: Mapping[str, Any]) -> None:
+    if not isinstance(facts, dict):
+        raise ValueError(f"its facts must be an object, got {facts!r:.50}")
+    for name, kind in kinds.items():
+        if name not in facts:
+            raise ValueError(f"it has no {name!r}")
+        value = facts[name]
+        check_kind(name, value, kind)
+        if isinstance(value, int | float) and not 0 <= value < math.inf:
+            raise ValueError(f"{name} must be finite and not negative, got {value}")
+
+
+def _is_whole(path: Path, *, checked: bool = False) -> bool:
+    """Whether the file can be read, and with ``checked`` whether it has a checksum."""
+    try:
+        _, is_checked = _read_file(path, {}, tensors=False)
+    except (OSError, ValueError):
+        return False
+    return is_checked or not checked
+
+
+@contextmanager
+def naming_damage(path: Path) -> Iterator[None]:
+    """Turn errors about what a checkpoint holds into one that names its file."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except (LookupError, TypeError, RuntimeError) as error:
+        raise _with_remedy(ValueError(_damage(path, error))) from None
+
+
+def load_weights(
+    net: nn.Module, path: Path, facts: Mapping[str, Any] | None = None
+) -> Mapping[str, Any]:
     """Load the weights of a checkpoint, averaged if it has EMA, and return its facts."""
-    checkpoint = load_checkpoint(path)
+    checkpoint = load_checkpoint(path, facts)
     load_state(net, checkpoint.weights(), path)
     return checkpoint.facts
 

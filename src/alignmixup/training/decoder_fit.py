@@ -24,13 +24,17 @@ from alignmixup.training.checkpoint import (
     Checkpoint,
     load_checkpoint,
     load_optimizer,
+    naming_damage,
     optimizer_tensors,
+    remove_checkpoint,
 )
 from alignmixup.training.loop import run_steps
 from alignmixup.training.settings import check_same
 
 # Reads of the error and checkpoints, each of which waits for the device.
 NUM_REPORTS = 20
+# What the facts of its checkpoint must be.
+FACTS = {"settings": dict, "step": int, "num_images": int}
 
 
 class OtherSettings(ValueError):
@@ -127,7 +131,7 @@ def fit_decoder(
                 run_steps(todo, steps, done=done, state=state, path=checkpoint, quiet=quiet)
         except _Diverged:
             if checkpoint is not None:
-                checkpoint.unlink(missing_ok=True)  # resumed from, it would diverge again
+                remove_checkpoint(checkpoint)  # resumed from, it would diverge again
             raise
     return fitting.outcome()
 
@@ -231,16 +235,17 @@ class _Fitting:
 
     def resume(self, path: Path) -> None:
         """Load the state in ``path``, unless it was written with other settings."""
-        there = load_checkpoint(path)
+        there = load_checkpoint(path, FACTS)
         facts: Mapping[str, Any] = there.facts
         what = f"{path} holds a decoder with other settings"
         check_same(facts["settings"], self.settings, what, "use the same", OtherSettings)
-        for name, part in self.parts.items():
-            part.load_state_dict(there.part(f"model.{name}"))
-        load_optimizer(self.net, self.optimizer, there)
-        self.errors = list(there.tensors["errors"].to(self.device))
-        self.first = there.tensors["first"].to(self.device)
-        self.second = there.tensors["second"].to(self.device)
+        with naming_damage(path):
+            for name, part in self.parts.items():
+                part.load_state_dict(there.part(f"model.{name}"))
+            load_optimizer(self.net, self.optimizer, there)
+            self.errors = list(there.tensors["errors"].to(self.device))
+            self.first = there.tensors["first"].to(self.device)
+            self.second = there.tensors["second"].to(self.device)
         self.num_images = int(facts["num_images"])
 
 

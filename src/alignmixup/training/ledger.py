@@ -10,7 +10,12 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
+from alignmixup.checking import check_kind
+from alignmixup.files import writing
+
 LEDGER = "ledger.jsonl"
+# The types of what events have, besides the epoch of an epoch.
+FIELDS = {"settings": dict, "cases": dict, "compute": dict, "test": dict[str, float], "lines": list}
 
 
 class Ledger:
@@ -29,14 +34,14 @@ class Ledger:
                 f"{path} has {size} bytes, but its checkpoint was written after {length}; restore "
                 "the file or start in a new folder"
             )
-        with path.open("ab") as file:
+        with writing(path), path.open("ab") as file:
             file.truncate(length)
 
     def append(self, event: str, values: Mapping[str, object]) -> None:
         if not self._writes:
             return
         # A short-lived handle: nothing is buffered when the process dies.
-        with self.path.open("a", encoding="utf-8") as file:
+        with writing(self.path), self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"event": event, **values}) + "\n")
 
     @property
@@ -52,7 +57,21 @@ def read_ledger(path: Path) -> list[dict[str, object]]:
     events = []
     for number, line in enumerate(lines[:-1], start=1):  # the last piece is empty or cut short
         try:
-            events.append(json.loads(line))
-        except ValueError as error:  # no JSON, or no UTF-8
+            events.append(_event(line))
+        except ValueError as error:  # no JSON, no UTF-8, or no event
             raise ValueError(f"{path}, line {number} is damaged: {error}") from None
     return events
+
+
+def _event(line: bytes) -> dict[str, object]:
+    """Read one event; what is read of it elsewhere has the right type."""
+    event = json.loads(line)
+    check_kind("an event", event, dict)
+    check_kind("event", event.get("event"), str)
+    if event["event"] == "epoch":
+        check_kind("epoch", event.get("epoch"), int)
+    for name in FIELDS.keys() & event.keys():
+        check_kind(name, event[name], FIELDS[name])
+    if "test" in event:
+        check_kind("top1", event["test"].get("top1"), float)
+    return dict(event)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from alignmixup.training.checkpoint import CHECKPOINT, read_facts
+from alignmixup.training.checkpoint import CHECKPOINT, POSITION, has_checkpoint, read_facts
 from alignmixup.training.ledger import LEDGER, read_ledger
 from alignmixup.training.settings import TrainSettings, check_same
 
@@ -30,12 +30,14 @@ def past_compute(out: Path) -> dict[str, Any] | None:
 
     A run of an older version has only the precision.
     """
-    if not (out / CHECKPOINT).exists():
+    if not has_checkpoint(out / CHECKPOINT):
         return None
-    past = read_facts(out / CHECKPOINT).get("compute")
+    past = read_facts(out / CHECKPOINT, POSITION).get("compute")
     if past is None:
         past = {"precision": _start(out).get("settings", {}).get("precision", "float32")}
-    return cast(dict[str, Any], past)
+    if not isinstance(past, dict) or not isinstance(past.get("precision"), str):
+        raise ValueError(f"{out / CHECKPOINT} is damaged: its compute is {past!r}")
+    return past
 
 
 def check_resumed(out: Path, record: Mapping[str, Any]) -> None:

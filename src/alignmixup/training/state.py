@@ -13,10 +13,12 @@ from torch import nn
 from alignmixup.contracts import Mixer
 from alignmixup.device import rng_state, seed_rng, set_rng_state
 from alignmixup.training.checkpoint import (
+    POSITION,
     Checkpoint,
     load_checkpoint,
     load_optimizer,
     load_state,
+    naming_damage,
     optimizer_tensors,
 )
 from alignmixup.training.distributed import Team
@@ -100,7 +102,7 @@ class TrainState:
 
     def restore(self, path: Path) -> None:
         """Load the state of the checkpoint ``path``."""
-        checkpoint = load_checkpoint(path)
+        checkpoint = load_checkpoint(path, POSITION)
         facts = cast(dict[str, Any], checkpoint.facts)
         load_state(self.net, checkpoint.part("model"), path)
         if self.ema is not None:
@@ -110,11 +112,12 @@ class TrainState:
                     f"{path} has no averaged weights: resume the run without train.ema"
                 )
             load_state(self.ema.net, average, path)
-        load_optimizer(self.net, self.optimizer, checkpoint)
-        if (module := self.mixer_module) is not None:
-            self._restore_mixer(module, checkpoint, path)
-        self.rng.set_state(checkpoint.tensors["rng.draws"])
-        set_rng_state(self.device, checkpoint.part("rng"))
+        with naming_damage(path):
+            load_optimizer(self.net, self.optimizer, checkpoint)
+            if (module := self.mixer_module) is not None:
+                self._restore_mixer(module, checkpoint, path)
+            self.rng.set_state(checkpoint.tensors["rng.draws"])
+            set_rng_state(self.device, checkpoint.part("rng"))
         self.epoch, self.step, self.seconds = facts["epoch"], facts["step"], facts["seconds"]
         self.losses.cases = facts["cases"]
         if "losses" in checkpoint.tensors:

@@ -43,7 +43,7 @@ def summarize(out: Path) -> Summary:
     """Read best, last and median of the last ten epochs from a run's ledger."""
     events = cast(list[dict[str, Any]], read_ledger(out / LEDGER))
     # The last of them: a run that was extended has another length since.
-    starts = [e["settings"] for e in events if e["event"] == "start"]
+    starts = [e.get("settings", {}) for e in events if e["event"] == "start"]
     settings: dict[str, Any] = starts[-1] if starts else {}
     epochs = [e for e in events if e["event"] == "epoch"]
     scored = [(e["epoch"], e["test"]["top1"]) for e in epochs if "test" in e]

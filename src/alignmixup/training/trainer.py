@@ -27,7 +27,7 @@ from alignmixup.device import (
     fork_rng,
     synchronize,
 )
-from alignmixup.training.checkpoint import CHECKPOINT, CheckpointWriter
+from alignmixup.training.checkpoint import CHECKPOINT, CheckpointWriter, has_checkpoint
 from alignmixup.training.distributed import Team
 from alignmixup.training.ledger import LEDGER, Ledger
 from alignmixup.training.loggers import Console, Logger, Loggers, scalars
@@ -141,7 +141,7 @@ class _Run:
         self.past_compute = past_compute(out)
         if settings.ema is not None and team.is_leader:
             self.state.ema = EMA(net, settings.ema)
-        if self.path.exists():
+        if has_checkpoint(self.path):
             self.state.restore(self.path)
         else:
             self.state.seed(settings.seed + team.rank)

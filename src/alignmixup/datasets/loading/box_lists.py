@@ -21,6 +21,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from alignmixup.datasets.loading.decode import open_image
+
 Box = tuple[float, float, float, float]
 _FORMS = {
     "localization.txt": "FILE,x0,y0,x1,y1",
@@ -130,11 +132,9 @@ def boxes_in_view(
 def _in_view(
     boxes: Tensor, path: str, image_size: int, fraction: float, squash: bool
 ) -> Float[Tensor, "k 4"]:
-    from PIL import Image
-
     if not len(boxes):
         return boxes
-    with Image.open(path) as image:  # reads only the size
+    with open_image(path) as image:  # reads only the size
         whole = torch.tensor(image.size, dtype=torch.float64)
     window = fraction * (whole if squash else whole.min().expand(2))
     inside = (boxes.double() - ((whole - window) / 2).repeat(2)) / window.repeat(2)

@@ -6,11 +6,14 @@ Pillow's anti-aliasing): the usual "resize the shorter side, then crop the cente
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from functools import partial
 from itertools import repeat
 from multiprocessing import get_context
@@ -27,6 +30,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+# What a file may be, whatever its name. Pillow knows some fifty formats, and one of them (EPS)
+# starts Ghostscript.
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
+MAX_PIXELS = 2**27  # 134 megapixels, 400 MB in RGB: a larger one is damaged, or an attack
+
 IMAGE_SUFFIXES = frozenset(
     {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 )
@@ -34,7 +42,20 @@ IMAGE_SUFFIXES = frozenset(
 
 def read_rgb(path: Path | str) -> Image.Image:
     """Decode one file to 8-bit RGB; gray, palette, CMYK and 16-bit images are converted."""
-    from PIL import Image
+    with open_image(path) as image:
+        return _to_rgb(image)
+
+
+@contextmanager
+def open_image(path: Path | str) -> Iterator[Image.Image]:
+    """Open an image file, the only way that files are opened: its size is known, no pixel is read.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: It is empty, damaged, too large, or in none of ``FORMATS``; so is any error
+            within the block.
+    """
+    from PIL import Image, UnidentifiedImageError
 
     try:
         is_empty = os.path.getsize(path) == 0
@@ -46,8 +67,15 @@ def read_rgb(path: Path | str) -> Image.Image:
         with warnings.catch_warnings():
             # Pillow warns about damaged metadata and still decodes the pixels.
             warnings.simplefilter("ignore")
-            with Image.open(path) as image:
-                return _to_rgb(image)
+            with Image.open(path, formats=FORMATS) as image:
+                if math.prod(image.size) > MAX_PIXELS:
+                    raise ValueError(f"{image.width} x {image.height} pixels are too many")
+                yield image
+    except UnidentifiedImageError:
+        raise ValueError(
+            f"{path} cannot be read as an image (it is none of {', '.join(FORMATS)}): replace or "
+            "delete it"
+        ) from None
     except Exception as error:  # Pillow's decoders raise almost anything on damaged input
         raise ValueError(
             f"{path} cannot be read as an image ({error}): replace or delete it"
@@ -87,6 +115,8 @@ def center_square(image: Image.Image, image_size: int, fraction: float = 1.0) ->
 # processes are faster. For fewer files, starting processes costs more than it saves.
 PARALLEL_FROM = 4000
 BLOCK = 250
+
+DEAD_WORKER = "a process that decodes images has died: look for its reason, memory first; run again"
 
 
 def decode_files(
@@ -137,7 +167,10 @@ def _map_blocks(
         yield from map(work, blocks, repeat(image_size))
         return
     with ProcessPoolExecutor(num_workers, mp_context=get_context("fork")) as pool:
-        yield from pool.map(work, blocks, repeat(image_size))
+        try:
+            yield from pool.map(work, blocks, repeat(image_size))
+        except BrokenProcessPool:
+            raise RuntimeError(DEAD_WORKER) from None
 
 
 def _decode_block(paths: Sequence[str], image_size: int, fraction: float) -> np.ndarray:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 import os
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -20,7 +21,12 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from alignmixup.datasets.folder import FileSet
 from alignmixup.datasets.loading.augment import change_colors, derive_seed, draw_colors, to_float
-from alignmixup.datasets.loading.decode import PARALLEL_FROM, available_cores, read_rgb
+from alignmixup.datasets.loading.decode import (
+    DEAD_WORKER,
+    PARALLEL_FROM,
+    available_cores,
+    read_rgb,
+)
 from alignmixup.datasets.loading.device_loader import Batch, check_start, count_steps
 from alignmixup.device import is_gpu
 
@@ -33,6 +39,10 @@ ALL = slice(None)
 
 # The part of the shorter side that evaluation shows by default: 224 pixels of 256.
 CENTER_FRACTION = 0.875
+
+# In place of an unreadable file comes one of those behind it in the list. If none of these can be
+# read either, no file is damaged: the disk is gone.
+SUBSTITUTES = 10
 
 Box = tuple[float, float, float, float]
 
@@ -52,6 +62,10 @@ class StreamLoader:
     ``squash`` resizes both sides to ``resize``, whatever the shape of the image. ``num_workers`` is
     the number of decoding processes, None for a choice by the machine; it does not change the
     batches. ``share`` is the part of each batch that this process decodes.
+
+    A file that cannot be read raises a ``ValueError`` with its name. In training, with
+    ``on_error="skip"``, it is named in a warning, and the next one in the list that can be read
+    takes its place: batches keep their size, all else in them is the same.
     """
 
     def __init__(
@@ -74,7 +88,10 @@ class StreamLoader:
         channels_last: bool = False,
         dtype: torch.dtype = torch.float32,
         share: slice = ALL,
+        on_error: Literal["raise", "skip"] = "raise",
     ) -> None:
+        if on_error == "skip" and not is_train:
+            raise ValueError("on_error='skip' is for training: a score is that of all images")
         view = _View(image_size, area, resize, squash)
         num_steps = count_steps(len(file_set), batch_size, drop_last)
         if num_workers is None:
@@ -87,8 +104,9 @@ class StreamLoader:
         self.dtype = dtype
         self._order = _EpochOrder(len(file_set), batch_size, num_steps, seed, is_train, share)
         chance = _Chance(seed, flip, jitter, lighting) if is_train else None
-        self._loader: DataLoader[object] = DataLoader(
-            _Files(file_set, view, chance),
+        self._named: set[str] = set()  # files that were skipped
+        self._loader: DataLoader[Any] = DataLoader(
+            _Files(file_set, view, chance, SUBSTITUTES if on_error == "skip" else 0),
             batch_sampler=self._order,
             num_workers=num_workers,
             collate_fn=_collate,
@@ -104,13 +122,31 @@ class StreamLoader:
         """Yield the batches of one epoch, from ``start_step`` on; one epoch at a time."""
         check_start(start_step, len(self))
         self._order.epoch, self._order.start_step = epoch, start_step
-        for batch in self._loader:
-            if isinstance(batch, str):
-                raise ValueError(batch)
-            images, labels = batch
+        for images, labels, problems in _all_of(self._loader):
+            if images is None or labels is None:
+                raise ValueError("; ".join(problems))
+            self._name(problems)
             images = images.to(self.device, non_blocking=True)
             labels = labels.to(self.device, non_blocking=True)
             yield to_float(images, self.dtype, self.channels_last), labels
+
+    def _name(self, problems: Sequence[str]) -> None:
+        """Warn of files that were skipped, of each once."""
+        for problem in problems:
+            if problem not in self._named:
+                self._named.add(problem)
+                warnings.warn(f"{problem}; skipped, another one takes its place", stacklevel=3)
+
+
+def _all_of(loader: DataLoader[Any]) -> Iterator[Any]:
+    """Yield its batches; what torch raises where a worker has died becomes one sentence."""
+    try:
+        yield from loader
+    except (OSError, EOFError, RuntimeError) as error:
+        # The first two: it has died between a batch and the memory that the batch is in.
+        if isinstance(error, RuntimeError) and "DataLoader worker" not in str(error):
+            raise
+        raise RuntimeError(f"{DEAD_WORKER} ({error})") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,30 +241,49 @@ class _Chance:
             raise ValueError(f"lighting must not be negative, got {self.lighting}")
 
 
-class _Files(Dataset[object]):
-    """Decodes the file of a key; returns the message of an error as text.
+@dataclass(frozen=True, slots=True)
+class _Item:
+    """A decoded image, or None; and what was wrong with the files before it."""
+
+    image: UInt8[Tensor, "s s 3"] | None
+    label: Tensor
+    problems: tuple[str, ...]
+
+
+class _Files(Dataset[_Item]):
+    """Decodes the file of a key; returns the messages of errors as text.
 
     An exception raised in a worker would reach the user with the traceback of the worker.
     """
 
-    def __init__(self, file_set: FileSet, view: _View, chance: _Chance | None) -> None:
+    def __init__(
+        self, file_set: FileSet, view: _View, chance: _Chance | None, num_substitutes: int
+    ) -> None:
         # One block of bytes: touching the reference counts of a million strings would copy them
         # into every worker.
         self.paths = np.array([os.fsencode(path) for path in file_set.paths])
         self.labels = file_set.labels
         self.view = view
         self.chance = chance
+        self.num_substitutes = min(num_substitutes, len(file_set) - 1)
 
-    def __getitem__(self, key: _Key) -> tuple[UInt8[Tensor, "s s 3"], Tensor] | str:
-        try:
-            image = read_rgb(os.fsdecode(self.paths[key.index]))
-        except (ValueError, OSError) as error:
-            return str(error)
+    def __getitem__(self, key: _Key) -> _Item:
+        problems: list[str] = []
+        for place in range(key.index, key.index + 1 + self.num_substitutes):
+            index = place % len(self.paths)
+            try:
+                image = read_rgb(os.fsdecode(self.paths[index]))
+            except (ValueError, OSError) as error:
+                problems.append(str(error))
+            else:
+                shown = self._shown(image, _Key(key.epoch, index))
+                return _Item(shown, self.labels[index], tuple(problems))
+        return _Item(None, self.labels[key.index], tuple(problems))
+
+    def _shown(self, image: Image.Image, key: _Key) -> UInt8[Tensor, "s s 3"]:
         if self.chance is None:
-            shown = _shown(image, self.view, self.view.window(*image.size, None))
-        else:
-            shown = _random_part(image, self.view, self.chance, key)
-        return shown, self.labels[key.index]
+            return _shown(image, self.view, self.view.window(*image.size, None))
+        return _random_part(image, self.view, self.chance, key)
 
 
 def _random_part(
@@ -281,9 +336,14 @@ def _choose_box(
     return left, top, left + w, top + h
 
 
-def _collate(items: Sequence[object]) -> tuple[Tensor, Tensor] | str:
-    for item in items:
-        if isinstance(item, str):
-            return item
-    images, labels = zip(*items, strict=True)
-    return torch.stack(images), torch.stack(labels)
+# Images and labels, or None in their places; and messages.
+_Batch = tuple[Tensor | None, Tensor | None, list[str]]
+
+
+def _collate(items: Sequence[_Item]) -> _Batch:
+    problems = [problem for item in items for problem in item.problems]
+    images = [item.image for item in items if item.image is not None]
+    if len(images) < len(items):
+        lost = next(item for item in items if item.image is None)
+        return None, None, list(lost.problems)
+    return torch.stack(images), torch.stack([item.label for item in items]), problems
