@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import alignmixup as am
-from alignmixup.contracts import Draw, Mixer
+from alignmixup.contracts import Draw, Mixed, Mixer
 from alignmixup.ops.adain import save_adain, small_adain
 
 NUM_CLASSES = 5
@@ -30,17 +31,29 @@ class Row:
     ``recovers`` says which image a case gives back whole: ``"anchor"`` at lam = 1 (what is not
     listed), ``"partner"`` at lam = 0, or None where it changes the image at any lam. A mixer that
     ``is_guided`` by the network's gradient chooses its regions by images and labels: lam is a
-    prior, not the share of the targets, and a rounding of the network may change a region. A mixer
-    that ``is_beside`` the clean loss has the logits and targets of the clean batch. ``smoothing``
-    is its label smoothing.
+    prior, not the share of the targets, and a rounding of the network may change a region.
+    ``mixes`` a pair of the batch, more than two of it, or its history: nothing in a first step. A
+    mixer that ``is_beside`` the clean loss has the logits and targets of the clean batch.
+    ``smoothing`` is its label smoothing.
     """
 
     name: str
     mixer: Mixer
     recovers: Mapping[str, str | None] = field(default_factory=dict)
     is_guided: bool = False
+    mixes: Literal["pairs", "more", "history"] = "pairs"
     is_beside: bool = False
     smoothing: float = 0.0
+
+    def attached(self, net: nn.Module, x: Tensor) -> Mixer:
+        """The mixer with its first parameters and state, the same ones each time."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            return self.mixer.attach(net, x)
+
+    def apply(self, net: nn.Module, x: Tensor, y: Tensor, draw: Draw) -> Mixed:
+        """Apply the mixer in its first step."""
+        return self.attached(net, x).apply(net, x, y, draw)
 
     def sharp(self, targets: Tensor) -> Tensor:
         """Targets without their smoothing."""
@@ -103,6 +116,12 @@ ROWS = [
         recovers={"2": None, "4": None},
         is_guided=True,
     ),
+    Row("recursive", am.RecursiveMix(), mixes="history"),
+    Row("automix", am.AutoMix("layer2")),
+    Row("automix-imagenet", replace(am.AutoMix.imagenet(), layer="layer2")),
+    Row("samix", am.SAMix("layer2", rescale_prob=0.5)),
+    Row("adautomix", am.AdAutoMix("layer2"), mixes="more"),
+    Row("adautomix-pairs", replace(am.AdAutoMix.imagenet(), layer="layer2")),
 ]
 
 every_row = pytest.mark.parametrize("row", [pytest.param(row, id=row.name) for row in ROWS])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -37,19 +37,27 @@ def learn_stripes(mixer: Mixer, seed: int, num_steps: int = 60) -> Learned:
     Scored with the statistics of the batch: the running ones lag behind so short a training.
     """
     x, y = striped_images(300, seed)
-    right, wrong = TinyNet("pool", seed), TinyNet("pool", seed)
-    optimizer = torch.optim.Adam([*right.parameters(), *wrong.parameters()], lr=0.02)
+    nets = TinyNet("pool", seed), TinyNet("pool", seed)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        mixers = [mixer.attach(net, x[:30]) for net in nets]
+    modules = [*nets, *(each.module for each in mixers if each.module is not None)]
+    parameters = [p for module in modules for p in module.parameters() if p.requires_grad]
+    optimizer = torch.optim.Adam(parameters, lr=0.02)
     rng = torch.Generator().manual_seed(seed)
     for _ in range(num_steps):
         rows = torch.randint(len(x), (30,), generator=rng)
         draw = mixer.draw(30, rng)
         optimizer.zero_grad()
-        mixer.apply(right, x[rows], y[rows], draw).loss().backward()
-        mixer.apply(wrong, x[rows], (y[rows] + 1) % NUM_STRIPES, draw).loss().backward()
+        for own, net, shift in zip(mixers, nets, (0, 1), strict=True):
+            mixed = own.apply(net, x[rows], (y[rows] + shift) % NUM_STRIPES, draw)
+            # Losses of the clean batch would teach the stripes whatever the mixed labels say.
+            extra = {k: v for k, v in mixed.extra.items() if k not in ("clean", "mixup")}
+            replace(mixed, extra=extra).loss().backward()
         optimizer.step()
     x, y = striped_images(200, seed + 1000)
     with torch.no_grad():
-        return Learned(*(float((n(x).argmax(1) == y).float().mean()) for n in (right, wrong)))
+        return Learned(*(float((net(x).argmax(1) == y).float().mean()) for net in nets))
 
 
 # ---- shapes --------------------------------------------------------------------------------------

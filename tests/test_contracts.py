@@ -170,6 +170,24 @@ def test_calling_a_mixer_draws_for_the_batch_with_the_generator() -> None:
     assert torch.equal(mixed.extra["lam"], torch.rand((), generator=rng))
 
 
+def test_calling_a_mixer_hands_on_the_progress() -> None:
+    class Scheduled(Mixer):
+        cases = {"only": 1.0}  # noqa: RUF012
+
+        def draw(self, batch_size: int, rng: torch.Generator, progress: float = 0.0) -> Draw:
+            return Draw("only", torch.arange(batch_size), torch.tensor(1 - progress))
+
+        def apply(self, net: nn.Module, x: Tensor, y: Tensor, draw: Draw) -> Mixed:
+            return Mixed(None, None, {"lam": draw.lam})
+
+    for given, lam in (({}, 1.0), ({"progress": 0.25}, 0.75)):
+        mixed = Scheduled()(nn.Identity(), torch.rand(7, 2), torch.zeros(7), **given)
+        assert mixed.extra["lam"] == lam
+    mixer = Scheduled()
+    assert mixer.attach(nn.Identity(), torch.rand(7, 2)) is mixer
+    assert mixer.module is None
+
+
 # ---- image sets ----------------------------------------------------------------------------------
 
 

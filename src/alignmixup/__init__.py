@@ -27,11 +27,13 @@ if TYPE_CHECKING:
     from alignmixup.experiments.load import Run as Run, load_run as load_run
     from alignmixup.experiments.run import train as train
     from alignmixup.experiments.scoring import evaluate as evaluate
+    from alignmixup.mixers.adautomix import AdAutoMix as AdAutoMix
     from alignmixup.mixers.alignmixup import AlignMixup as AlignMixup
     from alignmixup.mixers.alignmixup_ae import (
         AlignMixupAE as AlignMixupAE,
         AlignMixupVAE as AlignMixupVAE,
     )
+    from alignmixup.mixers.automix import AutoMix as AutoMix
     from alignmixup.mixers.comixup import CoMixup as CoMixup
     from alignmixup.mixers.cutmix import CutMix as CutMix
     from alignmixup.mixers.cutout import Cutout as Cutout
@@ -44,9 +46,11 @@ if TYPE_CHECKING:
     from alignmixup.mixers.nomix import NoMix as NoMix
     from alignmixup.mixers.oneof import OneOf as OneOf
     from alignmixup.mixers.puzzlemix import PuzzleMix as PuzzleMix
+    from alignmixup.mixers.recursivemix import RecursiveMix as RecursiveMix
     from alignmixup.mixers.regmixup import RegMixup as RegMixup
     from alignmixup.mixers.resizemix import ResizeMix as ResizeMix
     from alignmixup.mixers.saliencymix import SaliencyMix as SaliencyMix
+    from alignmixup.mixers.samix import SAMix as SAMix
     from alignmixup.mixers.smoothmix import SmoothMix as SmoothMix
     from alignmixup.mixers.stylecutmix import StyleCutMix as StyleCutMix
     from alignmixup.mixers.stylemix import StyleMix as StyleMix

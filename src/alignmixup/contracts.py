@@ -282,7 +282,7 @@ class Mixer(ABC):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         draw = vars(cls).get("draw")
-        if draw is not None and len(inspect.signature(draw).parameters) == 3:
+        if callable(draw) and len(inspect.signature(draw).parameters) == 3:
             cls.draw = _ignoring_progress(draw)  # type: ignore[method-assign]
 
     @property

@@ -8,6 +8,7 @@ from torch import nn
 
 from alignmixup.contracts import Draw, Mixed, Mixer, soft_targets
 from alignmixup.evaluation.tasks.step_cost import Timing, count_parameters, step_cost, time_steps
+from alignmixup.mixers.automix import AutoMix
 
 
 class Plain(Mixer):
@@ -159,3 +160,13 @@ def test_memory_and_events_on_cuda():
     found = by_metric(step_cost(small_net().cuda(), x, y, mixer=Plain(), num_steps=3))
     assert found["ms_per_batch"].value > 0
     assert 0 < found["peak_memory_forward_mb"].value < found["peak_memory_mb"].value < 100
+
+
+def test_a_mixer_with_parameters_is_timed_with_them():
+    net, (x, y) = small_net(), batch()
+    kept = {name: value.clone() for name, value in net.state_dict().items()}
+    how = {"num_steps": 1, "num_warmup": 1}
+    found = by_metric(step_cost(net, x, y, mixer=AutoMix("0"), **how))
+    assert found["ms_per_batch"].value > 0
+    assert found["ms_per_batch"].settings["mixer"] == "AutoMix"
+    assert all(torch.equal(value, kept[name]) for name, value in net.state_dict().items())

@@ -8,7 +8,9 @@ from torch import nn
 
 from alignmixup import registry
 from alignmixup.contracts import Mixer
+from alignmixup.mixers.adautomix import AdAutoMix
 from alignmixup.mixers.alignmixup import AlignMixup
+from alignmixup.mixers.automix import AutoMix
 from alignmixup.mixers.comixup import CoMixup
 from alignmixup.mixers.cutmix import CutMix
 from alignmixup.mixers.cutout import Cutout
@@ -16,7 +18,9 @@ from alignmixup.mixers.input_mixup import InputMixup
 from alignmixup.mixers.manifold_mixup import ManifoldMixup
 from alignmixup.mixers.nomix import NoMix
 from alignmixup.mixers.puzzlemix import PuzzleMix
+from alignmixup.mixers.recursivemix import RecursiveMix
 from alignmixup.mixers.saliencymix import SaliencyMix
+from alignmixup.mixers.samix import SAMix
 from alignmixup.mixers.stylecutmix import StyleCutMix
 from alignmixup.mixers.stylemix import StyleMix
 from alignmixup.ops.adain import save_adain, small_adain
@@ -32,6 +36,10 @@ MIXERS = [
     AlignMixup(),
     SaliencyMix(prob=1.0),
     PuzzleMix(grids=(2, 4), loss="ce"),
+    RecursiveMix(),
+    AutoMix("layer2"),
+    SAMix("layer2"),
+    AdAutoMix("layer2"),
     CoMixup(part_size=5, grids=(2,), num_restarts=1, num_iters=2, clean_lam=0.0, loss="ce"),
 ]
 
@@ -65,7 +73,7 @@ def colors(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def check_it_learns(mixer: Mixer) -> None:
-    """Over six seeds 0.99 and more are right with right labels, 0.002 at most with wrong ones."""
+    """Over six seeds 0.88 and more are right with right labels, 0.03 at most with wrong ones."""
     learned = learn_stripes(mixer, seed=0)
     assert learned.right > 0.8
     assert learned.wrong < 0.2

@@ -7,13 +7,17 @@ import torch
 from torch import nn
 
 from alignmixup.datasets import DeviceLoader, shapes
+from alignmixup.mixers.adautomix import AdAutoMix
 from alignmixup.mixers.alignmixup import AlignMixup
 from alignmixup.mixers.alignmixup_ae import AlignMixupAE, AlignMixupVAE
+from alignmixup.mixers.automix import AutoMix
 from alignmixup.mixers.cutmix import CutMix
 from alignmixup.mixers.cutout import Cutout
 from alignmixup.mixers.input_mixup import InputMixup
 from alignmixup.mixers.manifold_mixup import ManifoldMixup
 from alignmixup.mixers.nomix import NoMix
+from alignmixup.mixers.recursivemix import RecursiveMix
+from alignmixup.mixers.samix import SAMix
 from alignmixup.models import PreActResNet18
 from alignmixup.models.zoo import NetSpec, build
 from alignmixup.training import TrainSettings
@@ -33,6 +37,11 @@ MIXERS = [
     ManifoldMixup(),
     AlignMixup(),
     AlignMixup(lam_per_sample=True, aligned=False),
+    # With parameters and state of their own.
+    RecursiveMix(),
+    AutoMix(),
+    SAMix(),
+    AdAutoMix(),
 ]
 # Vectors and tensors, both with their decoder: five and six cases.
 AUTOENCODERS = [
@@ -52,7 +61,9 @@ def classifier():
 def train(mixer, step_kind, num_steps=24, settings=SETTINGS, *, lr=0.005, make_net=classifier):
     net = make_net().cuda().to(memory_format=torch.channels_last)
     loader = DeviceLoader(shapes("train", 320), 32, 0, "cuda", channels_last=True)
-    plain = PlainStep(net, mixer, make_optimizer(net, settings), settings, loader.gather)
+    mixer = mixer.attach(net, loader.gather(loader.rows(0)[:32])[0])
+    optimizer = make_optimizer(net, settings, mixer)
+    plain = PlainStep(net, mixer, optimizer, settings, loader.gather)
     step = step_kind(plain)
     rng = torch.Generator().manual_seed(1)
     rows = torch.cat([loader.rows(e) for e in range(-(-num_steps // len(loader)))])

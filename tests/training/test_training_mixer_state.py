@@ -8,13 +8,20 @@ import pytest
 import torch
 from torch import nn
 
+import alignmixup as am
 from alignmixup.contracts import Draw, Mixed, Mixer, soft_targets
 from alignmixup.datasets import DeviceLoader, shapes
 from alignmixup.mixers.input_mixup import InputMixup
 from alignmixup.mixers.nomix import NoMix
 from alignmixup.training import TrainSettings, fit
-from alignmixup.training.checkpoint import CHECKPOINT, load_checkpoint
+from alignmixup.training.checkpoint import (
+    CHECKPOINT,
+    Checkpoint,
+    CheckpointWriter,
+    load_checkpoint,
+)
 from alignmixup.training.ledger import LEDGER, read_ledger
+from alignmixup.training.loggers import scalars
 from alignmixup.training.optim import make_optimizer, set_learning_rate
 from alignmixup.training.steps import PlainStep
 from training.test_training_distributed import finish, start
@@ -89,23 +96,59 @@ def run(out, mixer=None, epochs=None, settings=SETTINGS):
     return load_checkpoint(out / CHECKPOINT)
 
 
-def test_a_resumed_run_has_the_same_state_bit_for_bit(tmp_path):
-    whole = run(tmp_path / "whole")
-    run(tmp_path / "halves", epochs=range(1))
-    halves = run(tmp_path / "halves")
-    assert {"gain", "last", "teacher.0.weight"} <= set(whole.part("mixer"))
+METHODS = [
+    (Echo(), "last"),
+    (am.RecursiveMix("0"), "images"),
+    (am.AutoMix("0"), "teacher.0.weight"),
+    (am.SAMix("0"), "block.value.1.running_mean"),
+    (am.AdAutoMix("0"), "turn"),
+]
+
+
+@pytest.mark.parametrize(("mixer", "name"), METHODS, ids=lambda each: type(each).__name__)
+def test_a_resumed_run_has_the_same_state_bit_for_bit(mixer, name, tmp_path):
+    whole = run(tmp_path / "whole", mixer)
+    run(tmp_path / "halves", mixer, epochs=range(1))
+    halves = run(tmp_path / "halves", mixer)
+    assert name in whole.part("mixer")
+    assert whole.part("mixer_optimizer") or isinstance(mixer, Echo)  # which has no momentum
     for name, value in whole.tensors.items():
         assert torch.equal(value, halves.tensors[name]), name
 
 
-def test_the_teacher_is_scored_beside_the_network(tmp_path):
-    checkpoint = run(tmp_path)
+def test_the_teacher_is_scored_beside_the_network(tmp_path, capsys):
+    net, loader = make()
+    fit(net, Echo(), loader, weight_sum, SETTINGS, tmp_path)
+    checkpoint = load_checkpoint(tmp_path / CHECKPOINT)
     last = read_ledger(tmp_path / LEDGER)[-1]
     for weights, name in (
         (checkpoint.part("mixer")["teacher.4.weight"], "test_teacher"),
         (checkpoint.part("model")["4.weight"], "test"),
     ):
         assert last[name] == {"top1": pytest.approx(float(weights.abs().sum()), rel=1e-6)}
+    top1 = last["test_teacher"]["top1"]
+    assert f"(teacher {top1:.2f} %)" in capsys.readouterr().err
+    assert scalars(last)["test_teacher/top1"] == top1
+
+
+@dataclasses.dataclass(frozen=True)
+class Held(Echo):
+    """A mixer that holds another one has its module inside of its own."""
+
+    def attach(self, net, x):
+        attached = copy.copy(self)
+        inner = nn.ModuleList([nn.Identity(), State(net, x)])
+        object.__setattr__(attached, "_module", inner)
+        return attached
+
+    def apply(self, net, x, y, draw):
+        logits = net(x + self.module[1].gain)
+        return Mixed(logits, soft_targets(y, logits.shape[1]))
+
+
+def test_a_teacher_further_inside_is_scored_too(tmp_path):
+    run(tmp_path, Held())
+    assert "test_teacher" in read_ledger(tmp_path / LEDGER)[-1]
 
 
 def test_a_draw_is_given_the_share_of_training_done(tmp_path):
@@ -125,6 +168,12 @@ def test_the_parameters_have_a_group_of_their_own(tmp_path):
         set_learning_rate(optimizer, share)
         assert own["lr"] == pytest.approx(ours)
         assert optimizer.param_groups[0]["lr"] == pytest.approx(nets)
+    assert own["min_lr"] == 0.1
+    floored = make_optimizer(net, dataclasses.replace(SETTINGS, min_lr=0.01), InputMixup())
+    set_learning_rate(floored, 0.5)
+    assert [group["lr"] for group in floored.param_groups] == [pytest.approx(0.03)]
+    with pytest.raises(ValueError, match=r"min_lr must not exceed lr \(0.05\), got 0.2"):
+        dataclasses.replace(SETTINGS, min_lr=0.2)
     adamw = dataclasses.replace(SETTINGS, optimizer="adamw")
     *_, own = make_optimizer(net, adamw, mixer).param_groups
     assert own["betas"] == (0.0, 0.999)
@@ -157,8 +206,6 @@ def test_a_mixer_without_state_leaves_no_trace(tmp_path):
 
 
 def test_a_checkpoint_of_another_mixer_is_named(tmp_path):
-    from alignmixup.training.checkpoint import Checkpoint, CheckpointWriter
-
     checkpoint = run(tmp_path)
     kept = {k: v for k, v in checkpoint.tensors.items() if not k.startswith("mixer")}
     writer = CheckpointWriter(tmp_path / CHECKPOINT)

@@ -65,7 +65,8 @@ class Logger:
         """Take the values of an epoch, counted from 1.
 
         They are ``train/mixed_loss``, ``train/lr`` and ``train/seconds`` and, in an epoch that is
-        evaluated, ``test/top1`` and the like; with EMA also ``test_raw/top1``, without averaging.
+        evaluated, ``test/top1`` and the like; with EMA also ``test_raw/top1``, without averaging,
+        and ``test_teacher/top1`` of a mixer that has a teacher.
         """
         raise NotImplementedError
 
@@ -138,7 +139,7 @@ def scalars(epoch: Mapping[str, Any]) -> dict[str, float]:
     """Return the numbers of an epoch of the ledger, by the names that loggers have for them."""
     named = {"train/mixed_loss": "loss", "train/lr": "lr", "train/seconds": "seconds"}
     values = {name: epoch[key] for name, key in named.items()}
-    for part in ("test", "test_raw"):
+    for part in ("test", "test_raw", "test_teacher"):
         values |= {f"{part}/{name}": value for name, value in epoch.get(part, {}).items()}
     return values
 
@@ -174,6 +175,8 @@ class Console(Logger):
             line += f"  test top-1 {values['test/top1']:.2f} %"
         if "test_raw/top1" in values:
             line += f" (without EMA {values['test_raw/top1']:.2f} %)"
+        if "test_teacher/top1" in values:
+            line += f" (teacher {values['test_teacher/top1']:.2f} %)"
         self._reporter.epoch(f"{line}  {values['train/seconds']:.1f} s")
 
     def finish(self) -> None:

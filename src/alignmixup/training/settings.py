@@ -99,6 +99,7 @@ class TrainSettings:
             "min_lr momentum weight_decay warmup_epochs", lambda v: v >= 0, "not be negative"
         )
         self._require("momentum", lambda v: v < 1, "be less than 1")
+        self._require("min_lr", lambda v: v <= self.lr, f"not exceed lr ({self.lr})")
         for name, is_valid, text in (
             ("clip_norm", lambda v: v > 0, "be positive, or None for none"),
             ("classifier_lr", lambda v: v > 0, "be positive, or None for none"),

@@ -117,8 +117,10 @@ class TrainState:
         nets = {"test": self.net}
         if self.ema is not None:
             nets = {"test": self.ema.net, "test_raw": self.net}
-        teacher = getattr(self.mixer_module, "teacher", None)
-        if teacher is not None:
+        modules = [] if self.mixer_module is None else self.mixer_module.named_modules()
+        # The first of them: a mixer that holds mixers has theirs further inside.
+        teachers = (net for name, net in modules if name.rpartition(".")[2] == "teacher")
+        if (teacher := next(teachers, None)) is not None:
             nets["test_teacher"] = teacher
         scores = {name: dict(evaluate(net)) for name, net in nets.items()}
         if "top1" not in scores["test"]:

@@ -1,0 +1,134 @@
+"""Shared by methods with parameters or state: attaching, the EMA teacher, reading its maps.
+
+A state is the buffers of ``module`` and its parameters without gradient. ``apply`` writes it in
+place, at fixed addresses, so that the writes are part of a captured step.
+"""
+
+from __future__ import annotations
+
+import copy
+from abc import abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from alignmixup.contracts import Draw, Mixed
+from alignmixup.hooks import find_layer, plain_module
+from alignmixup.mixers.base import Method, check_images
+from alignmixup.ops.blend import check_logits
+
+
+class Stateful(Method):
+    """Base class of methods with a module; a subclass builds it in ``_build``."""
+
+    @property
+    def module(self) -> nn.Module | None:
+        module: nn.Module | None = vars(self).get("_module")
+        return module
+
+    def attach(self, net: nn.Module, x: Tensor) -> Self:
+        check_images(x)
+        attached = copy.copy(self)
+        module = self._build(plain_module(net), x).to(x.device)
+        object.__setattr__(attached, "_module", module)  # settings are frozen
+        return attached
+
+    @abstractmethod
+    def _build(self, net: nn.Module, x: Tensor) -> nn.Module:
+        """Return the module for a network without wrappers and images of this size and number."""
+
+    def apply(self, net: nn.Module, x: Tensor, y: Tensor, draw: Draw) -> Mixed:
+        if self.module is None:
+            name = type(self).__name__
+            raise ValueError(
+                f"{name} has parameters or state: call mixer = mixer.attach(model, x) first, and "
+                "give mixer.module.parameters() to the optimizer"
+            )
+        if torch.is_grad_enabled():
+            return super().apply(net, x, y, draw)
+        with _unchanged(self.module):
+            return super().apply(net, x, y, draw)
+
+
+@contextmanager
+def _unchanged(module: nn.Module) -> Iterator[None]:
+    """Restore the state afterwards: without gradients a call is a picture or a test."""
+    state = [t for t in (*module.buffers(), *module.parameters()) if not t.requires_grad]
+    kept = [tensor.clone() for tensor in state]
+    try:
+        yield
+    finally:
+        for tensor, value in zip(state, kept, strict=True):
+            tensor.copy_(value)
+
+
+def probe(net: nn.Module, x: Tensor, layer: str) -> tuple[Tensor, Tensor]:
+    """Return the output of ``layer`` and the logits, for their shapes; the network is unchanged."""
+    twin = copy.deepcopy(net).eval()
+    dtype = next((p.dtype for p in twin.parameters()), x.dtype)
+    with torch.no_grad():
+        kept, logits = run_and_keep(twin, x.detach().to(dtype), layer)
+    check_logits(logits, len(x))
+    return kept, logits
+
+
+def run_and_keep(net: nn.Module, x: Tensor, layer: str) -> tuple[Tensor, Tensor]:
+    """Return the output of ``layer`` and of the network, which runs eagerly."""
+    kept: list[Tensor] = []
+    handle = find_layer(net, layer)[0].register_forward_hook(lambda *call: kept.append(call[2]))
+    try:
+        logits = net(x)
+    finally:
+        handle.remove()
+    return _only(kept, layer), logits
+
+
+class _Reached(Exception):
+    """Ends a forward pass early."""
+
+
+def run_to(net: nn.Module, x: Tensor, layer: str) -> Tensor:
+    """Return the output of ``layer``; nothing after it runs."""
+    kept: list[Tensor] = []
+
+    def stop(module: nn.Module, inputs: Any, output: Tensor) -> None:
+        kept.append(output)
+        raise _Reached
+
+    handle = find_layer(net, layer)[0].register_forward_hook(stop)
+    try:
+        net(x)
+    except _Reached:
+        pass
+    finally:
+        handle.remove()
+    return _only(kept, layer)
+
+
+def _only(kept: list[Tensor], layer: str) -> Tensor:
+    if len(kept) != 1 or not isinstance(kept[0], Tensor):
+        raise ValueError(
+            f"layer {layer!r} must run once and return a tensor, ran {len(kept)} times; choose "
+            "another layer"
+        )
+    return kept[0]
+
+
+def make_teacher(net: nn.Module) -> nn.Module:
+    """Return a copy of the network without gradients, its batch norms in training mode."""
+    return copy.deepcopy(net).requires_grad_(False).train()
+
+
+@torch.no_grad()
+def follow(teacher: nn.Module, net: nn.Module, share: Tensor) -> None:
+    """Take ``share`` of the network's parameters into the teacher: (1 - share) ours + share theirs.
+
+    Exact at both ends. Batch statistics are the teacher's own.
+    """
+    ours = [p.data for p in teacher.parameters()]
+    theirs = torch._foreach_mul([p.data for p in plain_module(net).parameters()], share)
+    torch._foreach_mul_(ours, 1 - share)
+    torch._foreach_add_(ours, theirs)

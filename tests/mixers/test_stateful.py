@@ -1,0 +1,173 @@
+"""What holds for every mixer with parameters or state; rows of ``cases.py`` that have a module."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from alignmixup.contracts import Mixer
+from alignmixup.mixers.stateful import follow, make_teacher, run_and_keep, run_to
+from cases import ROWS, Row, TinyNet, images, labels
+
+STATEFUL = [row for row in ROWS if row.mixer.attach(TinyNet(), images(6)).module is not None]
+every_stateful_row = pytest.mark.parametrize(
+    "row", [pytest.param(row, id=row.name) for row in STATEFUL]
+)
+
+
+def module_of(mixer: Mixer) -> nn.Module:
+    assert mixer.module is not None
+    return mixer.module
+
+
+def state_of(mixer: Mixer) -> dict[str, Tensor]:
+    return {name: value.clone() for name, value in module_of(mixer).state_dict().items()}
+
+
+def assert_same_state(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
+    assert one.keys() == other.keys()
+    for name, value in one.items():
+        assert torch.equal(value, other[name]), name
+
+
+def steps(row: Row, mixer: Mixer, net: nn.Module, numbers: range) -> list[Tensor]:
+    """Train some steps; return their losses."""
+    own = [p for p in module_of(mixer).parameters() if p.requires_grad]
+    optimizer = torch.optim.SGD([*net.parameters(), *own], lr=0.1)
+    losses = []
+    for number in numbers:
+        draw = mixer.draw(6, torch.Generator().manual_seed(number), progress=number / 10)
+        loss = mixer.apply(net, images(6, seed=number), labels(6), draw).loss()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    return losses
+
+
+@every_stateful_row
+def test_the_same_draws_and_state_give_the_same_losses_and_next_state(row: Row) -> None:
+    """Also from a state that was saved and loaded, as a run does."""
+    net = TinyNet()
+    mixer = row.attached(net, images(6))
+    steps(row, mixer, net, range(2))
+    saved = state_of(mixer), {k: v.clone() for k, v in net.state_dict().items()}
+    ahead = steps(row, mixer, net, range(2, 4))
+    twin = TinyNet(seed=1)
+    other = row.mixer.attach(twin, images(6))
+    module_of(other).load_state_dict(saved[0])
+    twin.load_state_dict(saved[1])
+    assert all(map(torch.equal, ahead, steps(row, other, twin, range(2, 4))))
+    assert_same_state(state_of(mixer), state_of(other))
+    with pytest.raises(AssertionError):  # ... and there is a state that changes
+        assert_same_state(state_of(mixer), saved[0])
+
+
+@every_stateful_row
+def test_without_gradients_no_state_is_written(row: Row) -> None:
+    net = TinyNet()
+    mixer = row.attached(net, images(6))
+    steps(row, mixer, net, range(2))
+    before = state_of(mixer)
+    draw = mixer.draw(6, torch.Generator().manual_seed(9), progress=0.5)
+    with torch.no_grad():
+        one, two = (mixer.apply(net, images(6), labels(6), draw) for _ in range(2))
+    assert torch.equal(one.logits, two.logits)
+    assert torch.equal(one.loss(), two.loss())
+    assert_same_state(before, state_of(mixer))
+
+
+@every_stateful_row
+def test_state_is_written_at_fixed_addresses(row: Row) -> None:
+    """A captured step writes where it was captured."""
+    net = TinyNet()
+    mixer = row.attached(net, images(6))
+    places = {name: value.data_ptr() for name, value in module_of(mixer).state_dict().items()}
+    steps(row, mixer, net, range(2))
+    after = {name: value.data_ptr() for name, value in module_of(mixer).state_dict().items()}
+    assert places == after
+
+
+@every_stateful_row
+def test_every_parameter_of_the_module_gets_a_gradient_in_the_first_step(row: Row) -> None:
+    net = TinyNet()
+    mixer = row.attached(net, images(6))
+    draw = mixer.draw(6, torch.Generator().manual_seed(0))
+    mixer.apply(net, images(6), labels(6), draw).loss().backward()
+    for name, parameter in module_of(mixer).named_parameters():
+        if parameter.requires_grad:
+            assert parameter.grad is not None, name
+            assert parameter.grad.isfinite().all(), name
+        else:
+            assert parameter.grad is None, name
+
+
+@every_stateful_row
+def test_attaching_changes_neither_the_network_nor_the_settings(row: Row) -> None:
+    net, twin = TinyNet(), TinyNet()
+    mixer = row.mixer.attach(net, images(6))
+    assert row.mixer.module is None
+    assert mixer == row.mixer
+    assert repr(mixer) == repr(row.mixer)
+    assert_same_state(dict(net.state_dict()), dict(twin.state_dict()))
+    assert all(p.grad is None for p in net.parameters())
+
+
+@every_stateful_row
+def test_a_mixer_that_is_not_attached_is_named(row: Row) -> None:
+    with pytest.raises(ValueError, match=r"call mixer = mixer.attach\(model, x\) first"):
+        row.mixer(TinyNet(), images(6), labels(6))
+
+
+@every_stateful_row
+def test_an_unknown_layer_is_named(row: Row) -> None:
+    import dataclasses
+
+    mixer = dataclasses.replace(row.mixer, layer="layer9")
+    with pytest.raises(ValueError, match="there is no layer 'layer9' in TinyNet"):
+        mixer.attach(TinyNet(), images(6))
+
+
+# ---- teacher -------------------------------------------------------------------------------------
+
+
+def test_a_teacher_stays_copies_or_moves_between() -> None:
+    net, other = TinyNet(seed=0), TinyNet(seed=1)
+    for share, expected in ((0.0, net), (1.0, other)):
+        teacher = make_teacher(net)
+        follow(teacher, other, torch.tensor(share))
+        for ours, theirs in zip(teacher.parameters(), expected.parameters(), strict=True):
+            assert torch.equal(ours, theirs)
+    teacher = make_teacher(net)
+    follow(teacher, other, torch.tensor(0.25))
+    expected_weight = 0.75 * net.fc.weight + 0.25 * other.fc.weight
+    torch.testing.assert_close(teacher.fc.weight.data, expected_weight.data)
+    assert teacher.training
+    assert not any(p.requires_grad for p in teacher.parameters())
+
+
+def test_a_pass_can_stop_at_a_layer() -> None:
+    net, x = TinyNet(), images(3)
+    ran = []
+    net.layer4.register_forward_hook(lambda *call: ran.append("layer4"))
+    expected = copy.deepcopy(net.layer2)(copy.deepcopy(net.layer1)(x))
+    assert torch.equal(run_to(net, x, "layer2"), expected)
+    assert not ran
+    features, logits = run_and_keep(net, x, "layer2")
+    assert torch.equal(features, expected)
+    assert logits.shape == (3, 5)
+    assert ran == ["layer4"]
+    assert len(net.layer2._forward_hooks) == 0
+
+
+def test_a_layer_that_does_not_run_once_is_named() -> None:
+    class Twice(TinyNet):
+        def forward(self, x: Tensor) -> Tensor:
+            self.layer1(x)
+            return super().forward(x)
+
+    with pytest.raises(ValueError, match=r"layer 'layer1' must run once .* ran 2 times"):
+        run_and_keep(Twice(), images(3), "layer1")
