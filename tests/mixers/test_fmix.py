@@ -67,6 +67,22 @@ def test_the_released_image_is_a_transform_of_the_wrong_axis(size: tuple[int, in
     torch.testing.assert_close(ours, theirs, atol=1e-4 * float(theirs.abs().max()), rtol=0)
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_a_step_shows_the_anchor_where_numpys_image_is_largest(seed: int) -> None:
+    """By default in the paper's spectrum; that of the released code gives another mask."""
+    noise, x = noise_of(seed), torch.stack([torch.ones(3, 32, 32), torch.zeros(3, 32, 32)])
+    draw = FourierDraw("cut", torch.tensor([1, 0]), torch.tensor(0.5), noise, torch.tensor(0.0))
+    seen = {}
+    for mixer in (FMix(), FMix.released()):
+        net = Recorder()
+        mixer.apply(net, x, torch.arange(2), draw)
+        seen[mixer.spectrum] = net.seen[0, 0] == 1
+    image = image_of(noise, (32, 32))
+    theirs = torch.from_numpy(image > np.median(image))
+    assert (seen["isotropic"] != theirs).float().mean() < 0.005  # near ties round differently
+    assert (seen["released"] != theirs).float().mean() > 0.05
+
+
 def energy_beyond_one_cycle(make, axis: int, size: tuple[int, int] = (32, 32)) -> float:
     """Share of the energy in more than one cycle along ``axis`` of the images of 40 noises."""
     total = beyond = 0.0
