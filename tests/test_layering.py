@@ -25,6 +25,7 @@ _BELOW = {
     "mixers",
     "models",
     "ops",
+    "outputs",
     "training",
 }
 MAY_IMPORT: dict[str, set[str]] = {
@@ -32,9 +33,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "registry": set(),
     "contracts": set(),
     "device": set(),
-    "hooks": {"contracts"},
-    "ops": {"contracts"},
-    "mixers": {"contracts", "hooks", "ops", "registry"},
+    "outputs": set(),
+    "hooks": {"contracts", "outputs"},
+    "ops": {"contracts", "outputs"},
+    "mixers": {"contracts", "hooks", "ops", "outputs", "registry"},
     "models": {"registry", "contracts", "ops"},
     "datasets": {"registry", "contracts", "device"},
     "training": {"registry", "contracts", "device", "ops"},

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from alignmixup.ops.align import align_mix as align_mix
     from alignmixup.ops.cost import pairwise_cost as pairwise_cost
     from alignmixup.ops.sinkhorn import Transport as Transport, sinkhorn as sinkhorn
+    from alignmixup.outputs import as_logits as as_logits
     from alignmixup.recipes.schema import DataSpec as DataSpec, Recipe as Recipe
     from alignmixup.registry import (
         register_dataset as register_dataset,
@@ -71,6 +72,7 @@ _MODULES = {
     "ops.align": ("align_mix",),
     "ops.cost": ("pairwise_cost",),
     "ops.sinkhorn": ("Transport", "sinkhorn"),
+    "outputs": ("as_logits",),
     "recipes.schema": ("DataSpec", "Recipe"),
     "registry": (
         "register_dataset",

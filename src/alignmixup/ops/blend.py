@@ -52,7 +52,7 @@ def check_logits(logits: Any, batch_size: int) -> None:
         got = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
         raise ValueError(
             f"the network must return logits [b, k], got {got} for a batch of {batch_size}; "
-            "wrap it in a module that does"
+            "wrap it by alignmixup.as_logits(model)"
         )
 
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from alignmixup.contracts import soft_cross_entropy, soft_targets
 from alignmixup.ops.blend import channel_values, check_logits
+from alignmixup.outputs import without_ddp
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ def gradient_saliency(
             "outside it, or use torch.no_grad()"
         )
     # Without DistributedDataParallel, whose reducer expects a backward pass after each forward.
-    module = net.module if isinstance(net, nn.parallel.DistributedDataParallel) else net
+    module = without_ddp(net)
     pixels = x.detach().requires_grad_()
     extra: dict[str, Tensor] = {}
     with torch.enable_grad():
