@@ -32,7 +32,7 @@ class BandMix(am.Mixer):
     def cases(self) -> Mapping[str, float]:
         return {"bands": 1.0}
 
-    def draw(self, batch_size: int, rng: torch.Generator) -> am.Draw:
+    def draw(self, batch_size: int, rng: torch.Generator, progress: float = 0.0) -> am.Draw:
         perm = torch.randperm(batch_size, generator=rng)
         lam = self.low + (1 - self.low) * torch.rand((), generator=rng)
         return am.Draw("bands", perm, lam)

@@ -35,7 +35,7 @@ class FaintMix(am.Mixer):
     def cases(self) -> Mapping[str, float]:
         return {"faint": 1.0}
 
-    def draw(self, batch_size: int, rng: torch.Generator) -> am.Draw:
+    def draw(self, batch_size: int, rng: torch.Generator, progress: float = 0.0) -> am.Draw:
         perm = torch.randperm(batch_size, generator=rng)
         return am.Draw("faint", perm, 1 - self.strength * torch.rand((), generator=rng))
 

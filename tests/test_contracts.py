@@ -144,7 +144,7 @@ def test_every_term_of_the_loss_gets_its_gradient() -> None:
 
 def test_a_mixer_without_its_parts_cannot_be_made() -> None:
     class Half(Mixer):
-        def draw(self, batch_size: int, rng: torch.Generator) -> Draw:
+        def draw(self, batch_size: int, rng: torch.Generator, progress: float = 0.0) -> Draw:
             return boxed()
 
     with pytest.raises(TypeError, match="abstract"):
@@ -155,7 +155,7 @@ def test_calling_a_mixer_draws_for_the_batch_with_the_generator() -> None:
     class Record(Mixer):
         cases = {"only": 1.0}  # noqa: RUF012
 
-        def draw(self, batch_size: int, rng: torch.Generator) -> Draw:
+        def draw(self, batch_size: int, rng: torch.Generator, progress: float = 0.0) -> Draw:
             perm = torch.randperm(batch_size, generator=rng)
             return Draw("only", perm, torch.rand((), generator=rng))
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
@@ -253,6 +254,10 @@ class Mixer(ABC):
     result. Concrete mixers are frozen dataclasses of settings. A subclass implements ``cases``,
     ``draw`` and ``apply``.
 
+    A method with parameters or state also implements ``attach``, which returns the mixer with its
+    ``module``. ``apply`` writes the state in place, and none of it while gradients are off: the
+    same draw and the same state give the same result and the same next state.
+
     Example:
         ```python
         from dataclasses import dataclass
@@ -262,7 +267,7 @@ class Mixer(ABC):
         class HalfAndHalf(am.Mixer):
             cases = {"input": 1.0}
 
-            def draw(self, batch_size, rng):
+            def draw(self, batch_size, rng, progress=0.0):
                 perm = torch.randperm(batch_size, generator=rng)
                 return am.Draw("input", perm, torch.tensor(0.5))
 
@@ -274,6 +279,12 @@ class Mixer(ABC):
         ```
     """
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        draw = vars(cls).get("draw")
+        if draw is not None and len(inspect.signature(draw).parameters) == 3:
+            cls.draw = _ignoring_progress(draw)  # type: ignore[method-assign]
+
     @property
     @abstractmethod
     def cases(self) -> Mapping[str, float]:
@@ -284,13 +295,47 @@ class Mixer(ABC):
         """Whether each case gives every parameter of the network a gradient."""
         return True
 
+    @property
+    def module(self) -> nn.Module | None:
+        """Parameters and state of an attached mixer; None for a method without.
+
+        A sub-module ``teacher`` is a network, which the trainer scores beside the one it trains.
+        """
+        return None
+
+    @property
+    def optimizer_group(self) -> Mapping[str, float]:
+        """How the parameters of ``module`` are trained, where not as the network's.
+
+        Keys: ``lr``, ``min_lr`` (where the schedule ends), ``momentum`` and ``weight_decay``.
+        """
+        return {}
+
+    def attach(self, net: nn.Module, x: Tensor) -> Mixer:
+        """Return the mixer with the parameters and state that it needs for this network.
+
+        Call it before the optimizer is made, and give the optimizer ``module.parameters()`` too.
+
+        Args:
+            net: The network to train, on its device.
+            x: A batch of images as the network gets them.
+
+        Returns:
+            The mixer itself, unless the method has parameters or state.
+        """
+        return self
+
     @abstractmethod
-    def draw(self, batch_size: int, rng: torch.Generator) -> Draw:
+    def draw(self, batch_size: int, rng: torch.Generator, progress: float = 0.0) -> Draw:
         """Draw all randomness of one step.
+
+        What changes in the course of training is a tensor of the draw: a captured step would keep
+        the first value of a number.
 
         Args:
             batch_size: Number of samples in the batch.
             rng: Source of randomness; a CPU generator never synchronizes with a GPU.
+            progress: Share of training that is done, in [0, 1).
 
         Returns:
             The case, the partners and the shares of this step.
@@ -314,7 +359,13 @@ class Mixer(ABC):
         """
 
     def __call__(
-        self, net: nn.Module, x: Tensor, y: Tensor, rng: torch.Generator | None = None
+        self,
+        net: nn.Module,
+        x: Tensor,
+        y: Tensor,
+        rng: torch.Generator | None = None,
+        *,
+        progress: float = 0.0,
     ) -> Mixed:
         """Draw and apply: the call for a training loop.
 
@@ -323,6 +374,7 @@ class Mixer(ABC):
             x: Images ``[b, c, h, w]``.
             y: Integer labels ``[b]`` or soft labels ``[b, k]``.
             rng: Source of randomness; defaults to torch's global CPU generator.
+            progress: Share of training that is done, in [0, 1); for methods with a schedule.
 
         Returns:
             Logits, soft targets and further losses; minimize its ``loss()``.
@@ -335,12 +387,24 @@ class Mixer(ABC):
                 f"rng must be a torch.Generator, got {rng!r}; torch.Generator().manual_seed(0) "
                 "makes one"
             )
-        draw = self.draw(len(x), rng or torch.default_generator)
+        draw = self.draw(len(x), rng or torch.default_generator, progress)
         try:
             return self.apply(net, x, y, draw)
         except RuntimeError as error:
             _explain_dtype(net, x, error)
             raise
+
+
+def _ignoring_progress(draw: Callable[..., Draw]) -> Callable[..., Draw]:
+    """Return a ``draw`` that takes no ``progress``, as mixers were written before it, with it."""
+
+    def with_progress(
+        self: Mixer, batch_size: int, rng: torch.Generator, progress: float = 0.0
+    ) -> Draw:
+        return draw(self, batch_size, rng)
+
+    with_progress.__doc__ = draw.__doc__
+    return with_progress
 
 
 def _explain_dtype(net: nn.Module, x: Tensor, error: RuntimeError) -> None:

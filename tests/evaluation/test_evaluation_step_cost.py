@@ -21,7 +21,7 @@ class Plain(Mixer):
     def cases(self):
         return self._cases
 
-    def draw(self, batch_size, rng):
+    def draw(self, batch_size, rng, progress=0.0):
         shares = torch.tensor(list(self._cases.values()))
         case = list(self._cases)[int(torch.multinomial(shares, 1, generator=rng))]
         return Draw(case, torch.arange(batch_size), torch.ones(()))

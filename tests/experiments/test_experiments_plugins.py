@@ -40,11 +40,11 @@ class OutsideMixup(am.InputMixup):
 
     gentle: bool = True
 
-    def draw(self, batch_size, rng):
+    def draw(self, batch_size, rng, progress=0.0):
         draws.append(batch_size)
         if "KILL" in os.environ and len(draws) == 6:
             os.kill(os.getpid(), signal.SIGKILL)
-        return super().draw(batch_size, rng)
+        return super().draw(batch_size, rng, progress)
 
 
 def outside():

@@ -38,7 +38,7 @@ class RowMixup(Method):
 
     cases = {"rows": 1.0}
 
-    def draw(self, batch_size, rng):
+    def draw(self, batch_size, rng, progress=0.0):
         return sample_pairs(self.cases, self.alpha, False, batch_size, rng)
 
     def _mix(self, net, x, y, draw):
@@ -56,7 +56,7 @@ class RowMixup(Mixer):
 
     cases = {"rows": 1.0}
 
-    def draw(self, batch_size, rng):
+    def draw(self, batch_size, rng, progress=0.0):
         perm = torch.randperm(batch_size, generator=rng)
         return Draw("rows", perm, torch.rand((), generator=rng))
 

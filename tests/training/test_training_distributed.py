@@ -38,8 +38,8 @@ if team.size == 1:
 
 class Pairs(InputMixup):
     # Partners of the whole batch as they are within the halves of it.
-    def draw(self, batch_size, rng):
-        draw = super().draw(8, rng)
+    def draw(self, batch_size, rng, progress=0.0):
+        draw = super().draw(8, rng, progress)
         copies = [draw.perm + start for start in range(0, batch_size, 8)]
         return draw.with_tensors({"perm": torch.cat(copies)})
 

@@ -16,7 +16,7 @@ from alignmixup.datasets import DeviceLoader, shapes
 from alignmixup.experiments.data_record import Sets
 from alignmixup.experiments.load import load_run
 from alignmixup.mixers.input_mixup import InputMixup
-from alignmixup.training import TrainSettings, fit, summarise
+from alignmixup.training import TrainSettings, fit, summarize
 from alignmixup.training.checkpoint import CHECKPOINT, load_checkpoint
 from alignmixup.training.ledger import LEDGER
 from seeds import TEST_SEED
@@ -42,7 +42,7 @@ def test_an_old_run_is_resumed_and_its_ledger_kept(tmp_path):
     assert run(tmp_path / "old").is_complete
     before, after = ((p / LEDGER).read_bytes() for p in (OLD, tmp_path / "old"))
     assert after.startswith(before)
-    assert summarise(tmp_path / "old").epochs == 2
+    assert summarize(tmp_path / "old").epochs == 2
     if TEST_SEED:
         return  # the old run had the seeds as they are written
     run(tmp_path / "whole")

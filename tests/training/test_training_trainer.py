@@ -186,11 +186,11 @@ class SignalMixer(AlignMixup):
 
     countdown = 7
 
-    def draw(self, batch_size, rng):
+    def draw(self, batch_size, rng, progress=0.0):
         type(self).countdown -= 1
         if type(self).countdown == 0:
             os.kill(os.getpid(), signal.SIGTERM)
-        return super().draw(batch_size, rng)
+        return super().draw(batch_size, rng, progress)
 
 
 def test_a_signal_in_the_middle_of_an_epoch_loses_nothing(tmp_path):

@@ -114,14 +114,15 @@ def _time_net(
     is_last = compute_for(settings, device).channels_last
     b = settings.batch_size
     loader = datasets.DeviceLoader(images, b, 0, device, drop_last=True, channels_last=is_last)
-    optimizer = make_optimizer(net, settings)
-    plain = PlainStep(prepared(net, settings), recipe.mixer, optimizer, settings, loader.gather)
+    rows = loader.rows(0)[:b]
+    mixer = recipe.mixer.attach(net, loader.gather(rows)[0])
+    optimizer = make_optimizer(net, settings, mixer)
+    plain = PlainStep(prepared(net, settings), mixer, optimizer, settings, loader.gather)
     step = make_step(plain, device)
     reset_peak_memory(device)
-    rows = loader.rows(0)[:b]
     cases = tuple(
         CaseTime(case, share, *_percentiles(_time_case(step, rows, draw, device, repeats)))
-        for case, share, draw in _draws(recipe.mixer, b)
+        for case, share, draw in _draws(mixer, b)
     )
     return MethodTime(recipe.name, cases, _count(net), peak_memory_mb(device), step.path)
 

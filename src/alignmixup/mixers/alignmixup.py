@@ -144,7 +144,7 @@ class AlignMixup(Method):
         """The mixer that aligns features: this one, or None if it never aligns."""
         return self if self.aligned and self.cases.keys() & FEATURE_CASES else None
 
-    def draw(self, batch_size: int, rng: torch.Generator) -> Draw:
+    def draw(self, batch_size: int, rng: torch.Generator, progress: float = 0.0) -> Draw:
         return sample_pairs(self.weights, self.alpha, self.lam_per_sample, batch_size, rng)
 
     def _mix(self, net: nn.Module, x: Tensor, y: Tensor, draw: Draw) -> Mixed:

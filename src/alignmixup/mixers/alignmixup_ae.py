@@ -169,7 +169,7 @@ class AlignMixupAE(Method):
     def trains_all(self) -> bool:
         return False  # clean trains no classifier, the other cases no decoder
 
-    def draw(self, batch_size: int, rng: torch.Generator) -> Draw:
+    def draw(self, batch_size: int, rng: torch.Generator, progress: float = 0.0) -> Draw:
         return sample_pairs(self._weights, self.alpha, self.lam_per_sample, batch_size, rng)
 
     def _mix(self, net: nn.Module, x: Tensor, y: Tensor, draw: Draw) -> Mixed:
@@ -319,8 +319,8 @@ class AlignMixupVAE(AlignMixupAE):
         check_integers(self, 1, "embedding_dim")
         check_nonnegative(self, "kl_weight")
 
-    def draw(self, batch_size: int, rng: torch.Generator) -> NoiseDraw:
-        plain = super().draw(batch_size, rng)
+    def draw(self, batch_size: int, rng: torch.Generator, progress: float = 0.0) -> NoiseDraw:
+        plain = super().draw(batch_size, rng, progress)
         noise = torch.randn(batch_size, self.embedding_dim, generator=rng, device=rng.device)
         return NoiseDraw(plain.case, plain.perm, plain.lam, noise)
 

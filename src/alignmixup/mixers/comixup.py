@@ -130,7 +130,7 @@ class CoMixup(Method):
     def cases(self) -> Mapping[str, float]:
         return {str(n): 1 / len(self.grids) for n in self.grids}
 
-    def draw(self, batch_size: int, rng: torch.Generator) -> Draw:
+    def draw(self, batch_size: int, rng: torch.Generator, progress: float = 0.0) -> Draw:
         case = sample_case(self.cases, rng)
         concentration = torch.full((batch_size,), self.alpha, device=rng.device).double()
         # Normalized gammas are a Dirichlet draw; torch.distributions takes no generator.

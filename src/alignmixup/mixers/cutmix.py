@@ -67,7 +67,7 @@ class CutMix(Method):
     def cases(self) -> Mapping[str, float]:
         return mixed_or_clean("cut", self.prob)
 
-    def draw(self, batch_size: int, rng: torch.Generator) -> Draw:
+    def draw(self, batch_size: int, rng: torch.Generator, progress: float = 0.0) -> Draw:
         case = sample_case(self.cases, rng)
         lam = sample_share(self.alpha, None, rng)
         return BoxDraw(case, sample_perm(batch_size, rng), lam, center=sample_unit((2,), rng))

@@ -67,7 +67,7 @@ class Cutout(Method):
     def cases(self) -> Mapping[str, float]:
         return {"cut": 1.0}
 
-    def draw(self, batch_size: int, rng: torch.Generator) -> Draw:
+    def draw(self, batch_size: int, rng: torch.Generator, progress: float = 0.0) -> Draw:
         clean = clean_draw(batch_size, rng)
         return BoxDraw("cut", clean.perm, clean.lam, center=sample_unit((batch_size, 2), rng))
 

@@ -64,7 +64,7 @@ class ManifoldMixup(Method):
     def cases(self) -> Mapping[str, float]:
         return probabilities(dict.fromkeys(self.layers, 1.0))
 
-    def draw(self, batch_size: int, rng: torch.Generator) -> Draw:
+    def draw(self, batch_size: int, rng: torch.Generator, progress: float = 0.0) -> Draw:
         return sample_pairs(self.cases, self.alpha, self.lam_per_sample, batch_size, rng)
 
     def _mix(self, net: nn.Module, x: Tensor, y: Tensor, draw: Draw) -> Mixed:

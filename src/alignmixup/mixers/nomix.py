@@ -37,7 +37,7 @@ class NoMix(Method):
     def cases(self) -> Mapping[str, float]:
         return {CLEAN: 1.0}
 
-    def draw(self, batch_size: int, rng: torch.Generator) -> Draw:
+    def draw(self, batch_size: int, rng: torch.Generator, progress: float = 0.0) -> Draw:
         return clean_draw(batch_size, rng)
 
     def _mix(self, net: nn.Module, x: Tensor, y: Tensor, draw: Draw) -> Mixed:

@@ -157,7 +157,7 @@ class PuzzleMix(Method):
             if share > 0
         }
 
-    def draw(self, batch_size: int, rng: torch.Generator) -> Draw:
+    def draw(self, batch_size: int, rng: torch.Generator, progress: float = 0.0) -> Draw:
         case = sample_case(self.cases, rng)
         perm = sample_perm(batch_size, rng)
         lam = sample_share(self.alpha, None, rng)

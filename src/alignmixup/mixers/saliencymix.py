@@ -78,7 +78,7 @@ class SaliencyMix(Method):
     def cases(self) -> Mapping[str, float]:
         return mixed_or_clean("cut", self.prob)
 
-    def draw(self, batch_size: int, rng: torch.Generator) -> Draw:
+    def draw(self, batch_size: int, rng: torch.Generator, progress: float = 0.0) -> Draw:
         case = sample_case(self.cases, rng)
         return Draw(case, sample_perm(batch_size, rng), sample_share(self.alpha, None, rng))
 

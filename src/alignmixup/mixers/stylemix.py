@@ -152,7 +152,7 @@ class StyleMix(StyleMixer):
     def cases(self) -> Mapping[str, float]:
         return mixed_or_clean("style", self.prob)
 
-    def draw(self, batch_size: int, rng: torch.Generator) -> Draw:
+    def draw(self, batch_size: int, rng: torch.Generator, progress: float = 0.0) -> Draw:
         self.check_weights()
         case = sample_case(self.cases, rng)
         perm = sample_perm(batch_size, rng)

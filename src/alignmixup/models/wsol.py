@@ -167,7 +167,7 @@ class ErasingLoss(Mixer):
     def cases(self) -> Mapping[str, float]:
         return {"clean": 1.0}
 
-    def draw(self, batch_size: int, rng: torch.Generator) -> Draw:
+    def draw(self, batch_size: int, rng: torch.Generator, progress: float = 0.0) -> Draw:
         return Draw("clean", torch.arange(batch_size), torch.ones(()))
 
     def apply(self, net: nn.Module, x: Tensor, y: Tensor, draw: Draw) -> Mixed:

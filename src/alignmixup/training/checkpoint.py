@@ -1,9 +1,9 @@
 """Checkpoints: one safetensors file, replaced atomically; loading it runs no code.
 
-It holds the weights (``model.*``), their average (``ema.*``) where there is one, the buffers of the
-optimizer (``optimizer.*``), the states of the random generators (``rng.*``) and, as JSON in its
-header, the position in training. A process killed at any instant leaves either the old file or the
-new one.
+It holds the weights (``model.*``), their average (``ema.*``) and the state of the mixer
+(``mixer.*``) where there is one, the buffers of the optimizer (``optimizer.*`` and
+``mixer_optimizer.*``), the states of the random generators (``rng.*``) and, as JSON in its header,
+the position in training. A process killed at any instant leaves either the old file or the new one.
 """
 
 from __future__ import annotations
@@ -227,25 +227,30 @@ def load_state(net: nn.Module, weights: Mapping[str, Tensor], path: Path) -> Non
         raise ValueError(f"{path} holds the weights of another network: {error}") from None
 
 
-def optimizer_tensors(net: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Return the tensors of the optimizer under the names of the parameters they belong to."""
+def optimizer_tensors(
+    net: nn.Module, optimizer: torch.optim.Optimizer, part: str = "optimizer"
+) -> dict[str, Tensor]:
+    """Return the optimizer's tensors of the parameters of ``net``, under their names."""
     names: dict[Tensor, str] = {p: name for name, p in net.named_parameters()}
     return {
-        f"optimizer.{key}.{names[parameter]}": value
+        f"{part}.{key}.{names[parameter]}": value
         for parameter, state in optimizer.state.items()
         for key, value in state.items()
-        if isinstance(value, Tensor)
+        if isinstance(value, Tensor) and parameter in names
     }
 
 
 def load_optimizer(
-    net: nn.Module, optimizer: torch.optim.Optimizer, checkpoint: Checkpoint
+    net: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    checkpoint: Checkpoint,
+    part: str = "optimizer",
 ) -> None:
     """Restore what ``optimizer_tensors`` returned."""
     parameters = dict(net.named_parameters())
     # Adam's count of steps stays on the CPU unless the update runs on the GPU as a whole.
     is_on_device = optimizer.defaults.get("fused") or optimizer.defaults.get("capturable")
-    for name, value in checkpoint.part("optimizer").items():
+    for name, value in checkpoint.part(part).items():
         key, parameter = name.split(".", 1)
         owner = parameters[parameter]
         # A buffer has the memory layout of its parameter.

@@ -9,7 +9,7 @@ samples of its own process. Rank 0 evaluates and writes; the others wait.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -58,6 +58,23 @@ class Team:
         return DistributedDataParallel(
             net, device_ids=ids, find_unused_parameters=not uses_all, gradient_as_bucket_view=True
         )
+
+    def share_state(self, module: nn.Module) -> None:
+        """Give every process the parameters and buffers of rank 0."""
+        if self.size > 1:
+            for tensor in (*module.parameters(), *module.buffers()):
+                dist.broadcast(tensor.detach(), src=0)
+
+    def average_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Average the gradients of parameters outside the wrapped network."""
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        if self.size == 1 or not gradients:
+            return
+        flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+        dist.all_reduce(flat)
+        parts = torch.split(flat / self.size, [gradient.numel() for gradient in gradients])
+        for gradient, part in zip(gradients, parts, strict=True):
+            gradient.copy_(part.view_as(gradient))
 
     def any(self, flag: bool, device: torch.device) -> bool:
         """Return whether the flag is set in any process; all must call this together."""

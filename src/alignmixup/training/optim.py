@@ -4,8 +4,9 @@
     cosine   lr * (1 + cos(pi t)) / 2,  t from 0 at the end of the warm-up to 1 at the end
     linear   lr * (the line between the two nearest points)
 
-All schedules rise linearly from zero during ``warmup_epochs``. On a GPU the learning rate of a
-group is a tensor: a captured step reads the value of its own moment.
+All schedules rise linearly from zero during ``warmup_epochs``. With ``min_lr`` the rate is
+min_lr + (lr - min_lr) * (share of lr). On a GPU the learning rate of a group is a tensor: a
+captured step reads the value of its own moment.
 
 An optimizer is a function of parameter groups and settings, registered under the name that
 ``train.optimizer`` has:
@@ -26,6 +27,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from alignmixup.contracts import Mixer
 from alignmixup.registry import OPTIMIZERS, register_optimizer
 from alignmixup.training.settings import TrainSettings
 
@@ -33,8 +35,13 @@ Groups = list[dict[str, Any]]
 Named = list[tuple[str, nn.Parameter]]
 
 
-def make_optimizer(net: nn.Module, settings: TrainSettings) -> Optimizer:
-    """Return the optimizer over all parameters, in groups where rates or weight decay differ."""
+def make_optimizer(
+    net: nn.Module, settings: TrainSettings, mixer: Mixer | None = None
+) -> Optimizer:
+    """Return the optimizer over all parameters, in groups where rates or weight decay differ.
+
+    The parameters of an attached mixer are the last group, with its ``optimizer_group``.
+    """
     named = list(net.named_parameters())
     device = named[0][1].device
     groups = [
@@ -42,26 +49,37 @@ def make_optimizer(net: nn.Module, settings: TrainSettings) -> Optimizer:
         for rated, rate in _by_rate(named, settings)
         for part, decay in _by_decay(rated, settings)
     ]
+    if mixer is not None and (own := mixer_parameters(mixer)):
+        shared = {"lr": settings.lr, "weight_decay": settings.weight_decay}
+        groups.append({"params": own, **shared, **mixer.optimizer_group})
     for group in groups:
         group["base_lr"] = group["lr"]
+        group.setdefault("min_lr", settings.min_lr)
         if named[0][1].is_cuda:
             group["lr"] = torch.tensor(group["lr"], dtype=torch.float32, device=device)
     optimizer: Optimizer = OPTIMIZERS[settings.optimizer](groups, settings)
     return optimizer
 
 
+def mixer_parameters(mixer: Mixer) -> list[nn.Parameter]:
+    """Return the parameters of a mixer that are trained; none of a teacher's are."""
+    parameters = [] if mixer.module is None else mixer.module.parameters()
+    return [parameter for parameter in parameters if parameter.requires_grad]
+
+
 @register_optimizer("sgd")
 def sgd(groups: Groups, settings: TrainSettings) -> Optimizer:
     """SGD with momentum; fused on a GPU."""
-    parameters, is_cuda = _parameters(groups)
+    _, is_cuda = _parameters(groups)
     optimizer = torch.optim.SGD(
         groups, momentum=settings.momentum, nesterov=settings.nesterov, fused=is_cuda
     )
-    if is_cuda and settings.momentum:
+    if is_cuda:
         # From the start, where SGD would begin each at its first gradient, which is the same: the
         # fused update refuses a step in which some parameters (a decoder) see their first one.
-        for parameter in parameters:
-            optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+        for group in optimizer.param_groups:
+            for parameter in group["params"] if group["momentum"] else ():
+                optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
     return optimizer
 
 
@@ -69,6 +87,9 @@ def sgd(groups: Groups, settings: TrainSettings) -> Optimizer:
 def adamw(groups: Groups, settings: TrainSettings) -> Optimizer:
     """AdamW with betas (momentum, 0.999); fused and capturable on a GPU."""
     parameters, is_cuda = _parameters(groups)
+    for group in groups:
+        if "momentum" in group:
+            group["betas"] = (group.pop("momentum"), 0.999)
     optimizer = torch.optim.AdamW(
         groups, betas=(settings.momentum, 0.999), fused=is_cuda, capturable=is_cuda
     )
@@ -113,9 +134,10 @@ def _by_decay(named: Named, settings: TrainSettings) -> list[tuple[Named, float]
 
 
 def set_learning_rate(optimizer: Optimizer, share: float) -> None:
-    """Set every group to ``share`` of its own initial rate."""
+    """Set every group to ``share`` of the way from its ``min_lr`` to its own initial rate."""
     for group in optimizer.param_groups:
-        rate = group["base_lr"] * share
+        least = group["min_lr"]
+        rate = least + (group["base_lr"] - least) * share
         if isinstance(group["lr"], Tensor):
             group["lr"].fill_(rate)
         else:

@@ -26,6 +26,7 @@ class TrainSettings:
         epochs: Number of epochs.
         batch_size: Images per step, of all processes together.
         lr: Largest learning rate.
+        min_lr: Learning rate that the schedule falls to instead of 0.
         classifier_lr: Learning rate of the parameters whose names start with `classifier`; None:
             the same.
         classifier: Start of the names of the classifier's parameters.
@@ -68,6 +69,7 @@ class TrainSettings:
     epochs: int = 2000
     batch_size: int = 128
     lr: float = 0.1
+    min_lr: float = 0.0
     classifier_lr: float | None = None
     classifier: str = "head."
     optimizer: str = "sgd"
@@ -93,7 +95,9 @@ class TrainSettings:
     def __post_init__(self) -> None:
         self._require("epochs batch_size eval_every", lambda v: v >= 1, "be at least 1")
         self._require("lr decay", lambda v: v > 0, "be positive")
-        self._require("momentum weight_decay warmup_epochs", lambda v: v >= 0, "not be negative")
+        self._require(
+            "min_lr momentum weight_decay warmup_epochs", lambda v: v >= 0, "not be negative"
+        )
         self._require("momentum", lambda v: v < 1, "be less than 1")
         for name, is_valid, text in (
             ("clip_norm", lambda v: v > 0, "be positive, or None for none"),

@@ -10,6 +10,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from alignmixup.contracts import Mixer
 from alignmixup.device import rng_state, seed_rng, set_rng_state
 from alignmixup.training.checkpoint import (
     Checkpoint,
@@ -26,16 +27,16 @@ Evaluate = Callable[[nn.Module], Mapping[str, float]]
 
 
 class TrainState:
-    """The network, its optimizer and average, the generators, and the position in the run.
+    """Network, attached mixer, optimizer, average, generators, and the position in the run.
 
     ``rng`` is the generator of all draws; dropout uses torch's own generators, which are part of
     the state as well. ``ledger_length`` is that of the ledger at the checkpoint.
     """
 
-    def __init__(self, net: nn.Module, settings: TrainSettings) -> None:
-        self.net = net
+    def __init__(self, net: nn.Module, mixer: Mixer, settings: TrainSettings) -> None:
+        self.net, self.mixer_module = net, mixer.module
         self.device = next(net.parameters()).device
-        self.optimizer = make_optimizer(net, settings)
+        self.optimizer = make_optimizer(net, settings, mixer)
         self.rng = torch.Generator().manual_seed(settings.seed)
         self.ema: EMA | None = None
         self.epoch, self.step = 0, 0
@@ -46,6 +47,12 @@ class TrainState:
     def seed(self, seed: int) -> None:
         """Seed torch's own generators."""
         seed_rng(self.device, seed)
+
+    def train_mode(self) -> None:
+        """Put the network and the mixer's module in training mode."""
+        self.net.train()
+        if self.mixer_module is not None:
+            self.mixer_module.train()
 
     def end_epoch(self) -> None:
         """Move to the first step of the next epoch."""
@@ -58,6 +65,9 @@ class TrainState:
         if self.ema is not None:
             tensors |= {f"ema.{k}": v for k, v in self.ema.net.state_dict().items()}
         tensors |= optimizer_tensors(self.net, self.optimizer)
+        if (module := self.mixer_module) is not None:
+            tensors |= {f"mixer.{k}": v for k, v in module.state_dict().items()}
+            tensors |= optimizer_tensors(module, self.optimizer, "mixer_optimizer")
         tensors |= {f"rng.{k}": v for k, v in rng_state(self.device).items()}
         tensors["rng.draws"] = self.rng.get_state()
         if self.losses.values:
@@ -78,6 +88,8 @@ class TrainState:
                 )
             load_state(self.ema.net, average, path)
         load_optimizer(self.net, self.optimizer, checkpoint)
+        if (module := self.mixer_module) is not None:
+            self._restore_mixer(module, checkpoint, path)
         self.rng.set_state(checkpoint.tensors["rng.draws"])
         set_rng_state(self.device, checkpoint.part("rng"))
         self.epoch, self.step, self.seconds = facts["epoch"], facts["step"], facts["seconds"]
@@ -86,11 +98,28 @@ class TrainState:
             self.losses.values = list(checkpoint.tensors["losses"].to(self.device))
         self.ledger_length = int(facts["ledger_length"])
 
+    def _restore_mixer(self, module: nn.Module, checkpoint: Checkpoint, path: Path) -> None:
+        state = checkpoint.part("mixer")
+        if not state and module.state_dict() and checkpoint.facts["step"]:
+            raise ValueError(
+                f"{path} has no state of the mixer: it was trained with another one; choose "
+                "another folder"
+            )
+        if state:  # otherwise the first step of a phase whose mixer differs
+            load_state(module, state, path)
+            load_optimizer(module, self.optimizer, checkpoint, "mixer_optimizer")
+
     def scores(self, evaluate: Evaluate) -> dict[str, dict[str, float]]:
-        """Evaluate as ``test``; with EMA that is the average, and the network is ``test_raw``."""
+        """Evaluate as ``test``; with EMA that is the average, and the network is ``test_raw``.
+
+        The teacher of a mixer is ``test_teacher``.
+        """
         nets = {"test": self.net}
         if self.ema is not None:
             nets = {"test": self.ema.net, "test_raw": self.net}
+        teacher = getattr(self.mixer_module, "teacher", None)
+        if teacher is not None:
+            nets["test_teacher"] = teacher
         scores = {name: dict(evaluate(net)) for name, net in nets.items()}
         if "top1" not in scores["test"]:
             names = list(scores["test"])

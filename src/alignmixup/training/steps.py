@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from alignmixup.contracts import Draw, Mixer, fusing
 from alignmixup.device import compute_for, is_gpu
 from alignmixup.training.distributed import Team
-from alignmixup.training.optim import EMA
+from alignmixup.training.optim import EMA, mixer_parameters
 from alignmixup.training.settings import TrainSettings
 
 # Makes (images, labels) of the tensors that the loader yields: with a loader that gathers on the
@@ -64,6 +64,11 @@ class Batches:
         if isinstance(self._loader, GatheringLoader) and epoch not in self._rows:
             self._rows = {epoch: self._loader.rows(epoch)}
 
+    def first(self) -> Tensor:
+        """Return images of the size and number that a step gets."""
+        batch = next(self.of(0, 0))
+        return self.gather(*batch)[0]
+
     def of(self, epoch: int, start_step: int) -> Iterator[Batch]:
         """Return the batches of an epoch from ``start_step`` on."""
         if not isinstance(self._loader, GatheringLoader):
@@ -87,9 +92,11 @@ class PlainStep:
         settings: TrainSettings,
         gather: Gather,
         ema: EMA | None = None,
+        team: Team | None = None,
     ) -> None:
         self.net, self.mixer, self.optimizer = net, mixer, optimizer
         self.settings, self.gather, self.ema = settings, gather, ema
+        self.team, self.mixer_parameters = team or Team(), mixer_parameters(mixer)
         self.compute = compute_for(settings, next(net.parameters()).device)
 
     def __call__(self, batch: Batch, draw: Draw) -> Tensor:
@@ -100,8 +107,10 @@ class PlainStep:
             with self._autocast(x.device):
                 loss = self.mixer.apply(self.net, x, y, draw).loss()
         loss.backward()  # type: ignore[no-untyped-call]
+        self.team.average_gradients(self.mixer_parameters)
         if self.settings.clip_norm is not None:
             nn.utils.clip_grad_norm_(self.net.parameters(), self.settings.clip_norm)
+            nn.utils.clip_grad_norm_(self.mixer_parameters, self.settings.clip_norm)
         self.optimizer.step()
         if self.ema is not None:
             self.ema.update()

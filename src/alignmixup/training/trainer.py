@@ -25,6 +25,7 @@ from alignmixup.device import (
     current_device,
     fast_convolutions,
     fork_rng,
+    seed_rng,
     synchronize,
 )
 from alignmixup.training.checkpoint import CHECKPOINT, CheckpointWriter
@@ -32,7 +33,7 @@ from alignmixup.training.distributed import Team
 from alignmixup.training.ledger import LEDGER, Ledger
 from alignmixup.training.loggers import Console, Logger, Loggers, scalars
 from alignmixup.training.losses import NonFiniteLoss
-from alignmixup.training.optim import EMA, learning_rate_share, set_learning_rate
+from alignmixup.training.optim import EMA, learning_rate_share, mixer_parameters, set_learning_rate
 from alignmixup.training.progress import Estimate
 from alignmixup.training.resume import check_resumed, past_compute, resumed_settings
 from alignmixup.training.settings import TrainSettings
@@ -63,7 +64,8 @@ def fit(
         mixer: The method of mixing.
         loader: Batches of the training images on the same device.
         evaluate: Called with the network; returns at least ``top1``, in per cent. With
-            ``settings.ema`` it is called with the average and with the network itself.
+            ``settings.ema`` it is called with the average and with the network itself, and with
+            the teacher of a mixer that has one.
         settings: How to train. A run may be resumed on another device; with precision "auto" it
             keeps its precision.
         out: Folder of the ledger and the checkpoint.
@@ -117,6 +119,19 @@ def _check_arguments(net: object, mixer: object, settings: object) -> None:
         raise ValueError(f"net ({type(net).__name__}) has no parameters: there is nothing to train")
 
 
+def _attached(mixer: Mixer, net: nn.Module, batches: Batches, seed: int, team: Team) -> Mixer:
+    """Return the mixer with its parameters and state, on the device of the network."""
+    if type(mixer).attach is Mixer.attach:
+        return mixer  # no image needs to be read
+    device = next(net.parameters()).device
+    seed_rng(device, seed)  # of its first parameters; the run seeds or restores generators later
+    mixer = mixer.attach(net, batches.first())
+    if mixer.module is not None:
+        mixer.module.to(device)
+        team.share_state(mixer.module)
+    return mixer
+
+
 class _Run:
     """One call of ``fit``: the state of the training and what acts on it."""
 
@@ -130,9 +145,11 @@ class _Run:
         team: Team,
         epochs: range,
     ) -> None:
-        self.mixer, self.settings = mixer, settings
+        self.settings = settings
         self.team, self.epochs, self.path = team, epochs, out / CHECKPOINT
-        self.state = TrainState(net, settings)
+        self.batches = Batches(loader, team)
+        self.mixer = _attached(mixer, net, self.batches, settings.seed, team)
+        self.state = TrainState(net, self.mixer, settings)
         self.device = self.state.device
         self.compute = compute_for(settings, self.device, team.size)
         self.past_compute = past_compute(out)
@@ -148,10 +165,10 @@ class _Run:
         team.wait()  # all have read before rank 0 writes
         self.ledger = Ledger(out / LEDGER, self.state.ledger_length, writes=team.is_leader)
         self.writer = CheckpointWriter(self.path)
-        self.batches = Batches(loader, team)
-        module = prepared(team.wrap(net, uses_all=mixer.trains_all), settings)
+        module = prepared(team.wrap(net, uses_all=self.mixer.trains_all), settings)
         optimizer, ema = self.state.optimizer, self.state.ema
-        plain = PlainStep(module, mixer, optimizer, settings, self.batches.gather, ema)
+        gather = self.batches.gather
+        plain = PlainStep(module, self.mixer, optimizer, settings, gather, ema, team)
         # Communication between processes is not captured.
         self.take_step: Step = plain if team.size > 1 else make_step(plain, self.device)
 
@@ -210,12 +227,12 @@ class _Run:
     def _train_epoch(self, loggers: Loggers, stop: list[int]) -> bool:
         """Train to the end of the epoch; False if a signal ended it early, with a checkpoint."""
         state, steps = self.state, len(self.batches)
-        state.net.train()
+        state.train_mode()
         begin = time.perf_counter()
         for batch in self.batches.of(state.epoch, state.step):
             progress = state.epoch + state.step / steps
             set_learning_rate(state.optimizer, learning_rate_share(self.settings, progress))
-            draw = self.mixer.draw(len(batch[0]), state.rng)
+            draw = self.mixer.draw(len(batch[0]), state.rng, progress / self.settings.epochs)
             state.losses.add(self.take_step(batch, draw), draw.case)
             state.step += 1
             loggers.step()
@@ -279,7 +296,8 @@ class _Run:
     def _check_weights(self) -> None:
         """Raise if the last update has spoiled the weights, which no loss would show."""
         state = self.state
-        norm = nn.utils.get_total_norm([p.detach() for p in state.net.parameters()])
+        weights = [*state.net.parameters(), *mixer_parameters(self.mixer)]
+        norm = nn.utils.get_total_norm([p.detach() for p in weights])
         if not bool(norm.isfinite()):
             raise NonFiniteLoss(
                 f"the weights are no longer finite after step {state.step} of epoch "

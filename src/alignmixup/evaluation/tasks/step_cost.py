@@ -107,6 +107,7 @@ def step_cost(
     results += _summed("ms_forward", "peak_memory_forward_mb", {"eval": 1.0}, forward, shared)
     if mixer is not None and y is not None:
         training = {}
+        mixer = mixer.attach(model, x)
         for draw in _draw_each_case(mixer, len(x), seed):
             with _training_step(model, x, y.to(device), mixer, draw, amp_dtype) as step:
                 training[draw.case] = time_steps(step, device, num_steps, num_warmup)
@@ -188,7 +189,8 @@ def _forward_step(
 def _training_step(
     model: nn.Module, x: Tensor, y: Tensor, mixer: Mixer, draw: Draw, amp_dtype: torch.dtype | None
 ) -> Iterator[Callable[[], None]]:
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0, momentum=0.9)
+    own = [] if mixer.module is None else [p for p in mixer.module.parameters() if p.requires_grad]
+    optimizer = torch.optim.SGD([*model.parameters(), *own], lr=0.0, momentum=0.9)
     draw = draw.to(x.device)
 
     def step() -> None:
