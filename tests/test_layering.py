@@ -37,6 +37,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "hooks": {"contracts", "outputs"},
     "ops": {"contracts", "outputs"},
     "mixers": {"contracts", "hooks", "ops", "outputs", "registry"},
+    "integrations": {"contracts", "outputs"},
     "models": {"registry", "contracts", "ops"},
     "datasets": {"registry", "contracts", "device"},
     "training": {"registry", "contracts", "device", "ops"},
@@ -57,7 +58,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "recipes",
         "report",
     },
-    "__init__": _BELOW | {"experiments", "recipes"},
+    "__init__": _BELOW | {"experiments", "integrations", "recipes"},
 }
 
 # Imported where they are needed, inside a function. Kernel files import triton at their top, and

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from alignmixup.experiments.load import Run as Run, load_run as load_run
     from alignmixup.experiments.run import train as train
     from alignmixup.experiments.scoring import evaluate as evaluate
+    from alignmixup.integrations.collate import MixCollate as MixCollate
     from alignmixup.mixers.alignmixup import AlignMixup as AlignMixup
     from alignmixup.mixers.alignmixup_ae import (
         AlignMixupAE as AlignMixupAE,
@@ -68,6 +69,7 @@ _MODULES = {
     "experiments.load": ("Run", "load_run"),
     "experiments.run": ("train",),
     "experiments.scoring": ("evaluate",),
+    "integrations.collate": ("MixCollate",),
     "models.zoo": ("NetSpec",),
     "ops.align": ("align_mix",),
     "ops.cost": ("pairwise_cost",),

@@ -78,7 +78,8 @@ class AlignMixup(Method):
         last: The marginal of the plan that is exact; None chooses the one that preserves the mean
             over positions, in both directions.
         backend: Solver of the transport problems; ``"auto"`` chooses by device.
-        loss: ``"ce"`` for cross-entropy, ``"bce"`` for binary cross-entropy of the softmax.
+        loss: ``"ce"`` for cross-entropy, ``"bce"`` for binary cross-entropy of the softmax,
+            ``"sigmoid_bce"`` for that of the sigmoid, with multi-label targets ``[b, k]``.
         prefix_tokens: Number of leading tokens that are not positions of the image (class token,
             registers). They are mixed in place and not aligned. None takes ``num_prefix_tokens`` of
             the innermost module around ``layer`` that has this attribute, as timm's vision

@@ -30,7 +30,8 @@ class ManifoldMixup(Method):
         layers: Names of the layers to draw from; ``"input"`` stands for the image.
         alpha: ``lam`` is drawn from Beta(alpha, alpha).
         lam_per_sample: Draw one ``lam`` per sample instead of one per batch.
-        loss: ``"ce"`` for cross-entropy, ``"bce"`` for binary cross-entropy of the softmax.
+        loss: ``"ce"`` for cross-entropy, ``"bce"`` for binary cross-entropy of the softmax,
+            ``"sigmoid_bce"`` for that of the sigmoid, with multi-label targets ``[b, k]``.
         output: Index or name of the features in the output of layers that return a tuple, a dict or
             a ``ModelOutput``; None for layers that return a tensor.
 
