@@ -62,12 +62,15 @@ MAY_IMPORT: dict[str, set[str]] = {
 }
 
 # Imported where they are needed, inside a function. Kernel files import triton at their top, and
-# are themselves imported inside functions.
+# are themselves imported inside functions. An integration is imported by users of its library.
 LAZY = {
     "matplotlib",
     "triton",
+    "accelerate",
+    "lightning",
     "timm",
     "torchvision",
+    "transformers",
     "pycocotools",
     "tensorboard",
     "trackio",
@@ -175,7 +178,8 @@ def too_early(module: str, source: str) -> list[str]:
     problems = []
     for found in imports_of(source):
         top, _, rest = found.target.partition(".")
-        is_heavy = top in LAZY and not (is_kernel and top == "triton")
+        is_own = (is_kernel and top == "triton") or module == f"integrations.{top}"
+        is_heavy = top in LAZY and not is_own
         loads_kernel = not is_kernel and top == "alignmixup" and rest.startswith(KERNELS)
         if found.is_eager and (is_heavy or loads_kernel):
             problems.append(f"line {found.line}: {found.target}")
