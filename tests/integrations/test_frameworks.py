@@ -54,7 +54,8 @@ def trained_by_hand(rngs: list[torch.Generator], accumulate: int = 1) -> TinyNet
 
 def assert_same_weights(net: nn.Module, expected: nn.Module) -> None:
     for found, value in zip(net.parameters(), expected.parameters(), strict=True):
-        torch.testing.assert_close(found, value)
+        # Steps change weights by 1e-2; sums over samples may be in another order.
+        torch.testing.assert_close(found, value, atol=1e-4, rtol=0)
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,10 @@ def test_draws_depend_on_seed_and_step_alone() -> None:
     first, again = (MIXER.draw(8, step_rng(1, 2, 3)) for _ in range(2))
     assert first.case == again.case
     assert torch.equal(first.perm, again.perm)
-    shares = {float(torch.rand((), generator=step_rng(0, step))) for step in range(100)}
+    shares = {
+        float(torch.rand((), generator=step_rng(0, step), dtype=torch.float64))
+        for step in range(100)
+    }
     assert len(shares) == 100
     assert [share_done(3, 4), share_done(5, 4), share_done(1, -1)] == [0.75, 1.0, 0.0]
     assert share_done(1, float("inf")) == 0.0
