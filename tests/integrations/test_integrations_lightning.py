@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ import alignmixup as am
 from alignmixup.integrations.draws import share_done, step_rng
 from cases import TinyNet, images, labels
 from docstring_example import run_example
+from forked import Forked
 from hand_loop import INSIDE, LR, MIXER, SEEN, Scheduled, assert_same_weights, data, trained_by_hand
 from torchvision_schemas import define_torchvision_schemas
 
@@ -98,9 +100,22 @@ def test_lightning_reports_progress_and_takes_an_own_loss() -> None:
     assert 0 <= trainer.callback_metrics["train_accuracy_under_mixing"] <= 1
 
 
-def test_lightning_in_two_processes_averages_two_half_batches(monkeypatch) -> None:
-    """With DDP each process mixes its half of a batch by the same draw."""
-    monkeypatch.delenv("PL_GLOBAL_SEED", raising=False)
+def test_lightning_in_two_processes_averages_two_half_batches() -> None:
+    """With DDP each process mixes its half of a batch by the same draw.
+
+    In a process of its own, which has one thread: a fork loses the others of torch.
+    """
+    paths = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+    program = (
+        f"import sys\nsys.path[:0] = {paths}\nimport torch\ntorch.set_num_threads(1)\n"
+        "import test_integrations_lightning as tests\ntests.two_processes()\nprint('same')\n"
+    )
+    environment = {"OMP_NUM_THREADS": "1", "PL_GLOBAL_SEED": "0"}
+    assert Forked(program, [], environment).finish()[-1] == "same"
+
+
+def two_processes() -> None:
+    define_torchvision_schemas()
     module = lightning_module(INSIDE)
     fit(module, batch_size=8, devices=2, strategy="ddp_fork", limit_train_batches=1)
     net = TinyNet()
