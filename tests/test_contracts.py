@@ -21,6 +21,7 @@ from alignmixup.contracts import (
     Result,
     fusible,
     fusing,
+    sigmoid_bce,
     soft_targets,
 )
 
@@ -133,6 +134,53 @@ def test_the_loss_is_all_there_is() -> None:
     assert Mixed(None, None, {"prior": torch.tensor(0.5)}).loss() == 0.5
     with pytest.raises(ValueError, match="neither logits nor extra"):
         Mixed(None, None).loss()
+
+
+def test_a_criterion_of_ones_own_replaces_that_of_the_mixer_and_keeps_the_rest() -> None:
+    logits, targets = torch.tensor([[3.0, 1.0]]), torch.tensor([[1.0, 1.0]])
+    mixed = Mixed(logits, targets, {"prior": torch.tensor(0.5)})
+    assert mixed.loss(squared) == 2.5
+    weight = torch.tensor([1.0, 3.0])
+    weighted = mixed.loss(nn.CrossEntropyLoss(weight=weight))
+    by_hand = -(targets * weight * logits.log_softmax(1)).sum()
+    torch.testing.assert_close(weighted, by_hand + 0.5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_sigmoid_bce_is_the_mean_over_samples_and_classes(dtype: torch.dtype) -> None:
+    rng = torch.Generator().manual_seed(0)
+    logits = torch.randn(4, 3, generator=rng, dtype=torch.float64).to(dtype)
+    targets = torch.rand(4, 3, generator=rng)
+    p = logits.double().sigmoid()
+    expected = -(targets * p.log() + (1 - targets) * (1 - p).log()).mean()
+    torch.testing.assert_close(sigmoid_bce(logits, targets).double(), expected, atol=1e-6, rtol=0)
+
+
+def test_multi_label_targets_need_not_sum_to_one() -> None:
+    rows = torch.tensor([[1.0, 1.0, 0.0], [0.0, 0.0, 0.0]])
+    assert soft_targets(rows, 3, multi_label=True) is rows
+    assert torch.equal(soft_targets(rows.long(), 3, multi_label=True), rows)
+    assert soft_targets(torch.tensor([2]), 3, multi_label=True).tolist() == [[0, 0, 1]]
+    with pytest.raises(ValueError, match=r"lie in \[0, 1\], got values from 0 to 2"):
+        soft_targets(2 * rows, 3, multi_label=True)
+    with pytest.raises(ValueError, match="set loss='sigmoid_bce' for multi-label"):
+        soft_targets(rows, 3)
+
+
+def test_accuracy_under_mixing_is_the_label_mass_that_is_hit() -> None:
+    targets = torch.tensor([[0.7, 0.3, 0.0], [0.0, 1.0, 0.0]])
+    logits = torch.tensor([[0.0, 2.0, 1.0], [1.0, 2.0, 0.0]], requires_grad=True)
+    mixed = Mixed(logits, targets)
+    torch.testing.assert_close(mixed.accuracy_under_mixing(), torch.tensor((0.3 + 1) / 2))
+    torch.testing.assert_close(mixed.accuracy_under_mixing(top=3), torch.tensor(1.0))
+    assert not mixed.accuracy_under_mixing().requires_grad
+    several = Mixed(logits, torch.tensor([[1.0, 1.0, 0.0], [0.0, 0.0, 0.0]]))
+    assert several.accuracy_under_mixing() == 0.5  # the second sample has no label to hit
+    for bad, message in ((0, "from 1 to 3"), (4, "from 1 to 3, the classes, got 4")):
+        with pytest.raises(ValueError, match=message):
+            mixed.accuracy_under_mixing(top=bad)
+    with pytest.raises(ValueError, match="no logits"):
+        Mixed(None, None).accuracy_under_mixing()
 
 
 def test_every_term_of_the_loss_gets_its_gradient() -> None:

@@ -6,6 +6,7 @@ and ``sh`` commands, which would take hours or the network, only parsed.
 
 import re
 import shlex
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,15 @@ def test_commands_that_are_not_run_parse(page):
     for _, code in blocks(page, ("sh",)):
         for words in commands(code):
             assert callable(COMMANDS[words[0]].parse(words[1:]))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_excerpts_are_lines_of_an_example(page):
+    """A ``py`` block is not run here but quoted from a script that a test runs."""
+    scripts = [path.read_text(encoding="utf-8") for path in (ROOT / "examples").glob("*.py")]
+    for _, code in blocks(page, ("py",)):
+        quoted = (code, textwrap.indent(code, "    "))
+        assert any(text in script for script in scripts for text in quoted), code
 
 
 def test_links_lead_somewhere():

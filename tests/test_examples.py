@@ -23,10 +23,14 @@ SCRIPTS = sorted(path.stem for path in EXAMPLES.glob("*.py"))
 
 # Arguments of a run of a few steps.
 SMALL = {
+    "accelerate_loop": ["--epochs", "1", "--num-train", "32", "--batch-size", "8"],
     "custom_mixer": ["--steps", "8"],
+    "hf_trainer": ["--epochs", "1", "--num-train", "128", "--hidden", "32", "--layers", "2"],
+    "lightning_module": ["--epochs", "1", "--num-train", "32", "--batch-size", "8"],
     "own_recipe": ["--epochs", "1", "--limit", "64"],
     "plain_loop": ["--epochs", "1", "--num-train", "128"],
     "resume_and_export": ["--epochs", "2", "--num-train", "32", "--width", "4"],
+    "timm_task": ["--steps", "2", "--batch-size", "4", "--layer", "blocks.1"],
     "timm_model": ["--steps", "2", "--batch-size", "4", "--image-size", "32"],
     "vit_tokens": ["--steps", "2", "--batch-size", "8", "--dim", "32", "--depth", "3"],
 }
@@ -67,6 +71,41 @@ def test_timm_model(load):
     losses = load("timm_model").main(SMALL["timm_model"])
     assert len(losses) == 2
     assert torch.tensor(losses).isfinite().all()
+
+
+def test_timm_task(load):
+    losses = load("timm_task").main(SMALL["timm_task"])
+    assert len(losses) == 2
+    assert torch.tensor(losses).isfinite().all()
+
+
+# Advice of the frameworks on workers and devices, and what they still call of torch.
+@pytest.mark.filterwarnings("ignore")
+class TestFrameworks:
+    def test_lightning_module(self, load, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setenv("PL_GLOBAL_SEED", "0")  # the script sets it, too; undone afterwards
+        args = [*SMALL["lightning_module"], "--accelerator", "cpu"]
+        trainer = load("lightning_module").main(args)
+        assert trainer.global_step == 4
+        metrics = trainer.callback_metrics
+        assert {"train_loss", "train_accuracy_under_mixing", "val_accuracy"} <= metrics.keys()
+        assert torch.stack(list(metrics.values())).isfinite().all()
+
+    def test_hf_trainer(self, load, tmp_path, monkeypatch):
+        # tests/datasets is on the path and looks like the library of that name.
+        monkeypatch.setattr("transformers.trainer.is_datasets_available", lambda: False)
+        metrics = load("hf_trainer").main([*SMALL["hf_trainer"], "--out", str(tmp_path)])
+        assert 0 < metrics["eval_loss"] < 10
+
+    def test_accelerate_loop(self, load):
+        from accelerate.state import AcceleratorState, GradientState, PartialState
+
+        try:
+            assert 0 <= load("accelerate_loop").main([*SMALL["accelerate_loop"]]) <= 1
+        finally:
+            for state in (AcceleratorState, GradientState, PartialState):
+                state._reset_state()
 
 
 def test_vit_tokens_reach_the_logits_except_after_the_last_block(load):

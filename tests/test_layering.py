@@ -26,6 +26,7 @@ _BELOW = {
     "mixers",
     "models",
     "ops",
+    "outputs",
     "training",
 }
 MAY_IMPORT: dict[str, set[str]] = {
@@ -34,9 +35,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "registry": set(),
     "contracts": set(),
     "device": set(),
-    "hooks": {"contracts"},
-    "ops": {"contracts", "files", "hooks"},
-    "mixers": {"contracts", "hooks", "ops", "registry"},
+    "outputs": set(),
+    "hooks": {"contracts", "outputs"},
+    "ops": {"contracts", "files", "hooks", "outputs"},
+    "mixers": {"contracts", "hooks", "ops", "outputs", "registry"},
+    "integrations": {"contracts", "outputs"},
     "models": {"registry", "contracts", "device", "hooks", "ops"},
     "datasets": {"registry", "contracts", "device"},
     "training": {"checking", "files", "registry", "contracts", "device", "ops"},
@@ -56,16 +59,19 @@ MAY_IMPORT: dict[str, set[str]] = {
         "recipes",
         "report",
     },
-    "__init__": _BELOW | {"experiments", "recipes"},
+    "__init__": _BELOW | {"experiments", "integrations", "recipes"},
 }
 
 # Imported where they are needed, inside a function. Kernel files import triton at their top, and
-# are themselves imported inside functions.
+# are themselves imported inside functions. An integration is imported by users of its library.
 LAZY = {
     "matplotlib",
     "triton",
+    "accelerate",
+    "lightning",
     "timm",
     "torchvision",
+    "transformers",
     "pycocotools",
     "tensorboard",
     "trackio",
@@ -173,7 +179,8 @@ def too_early(module: str, source: str) -> list[str]:
     problems = []
     for found in imports_of(source):
         top, _, rest = found.target.partition(".")
-        is_heavy = top in LAZY and not (is_kernel and top == "triton")
+        is_own = (is_kernel and top == "triton") or module == f"integrations.{top}"
+        is_heavy = top in LAZY and not is_own
         loads_kernel = not is_kernel and top == "alignmixup" and rest.startswith(KERNELS)
         if found.is_eager and (is_heavy or loads_kernel):
             problems.append(f"line {found.line}: {found.target}")

@@ -20,6 +20,8 @@ failed = []
 for found in pkgutil.walk_packages(am.__path__, "alignmixup."):
     if found.name.startswith("alignmixup.ops.triton.") or found.name.endswith("__main__"):
         continue  # kernels need a GPU or the interpreter; a __main__ runs
+    if found.name == "alignmixup.integrations.timm":
+        continue  # imports timm, and with it a torchvision that may not fit its torch
     try:
         importlib.import_module(found.name)
     except ImportError as error:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from alignmixup.experiments.load import Run as Run, load_run as load_run
     from alignmixup.experiments.run import train as train
     from alignmixup.experiments.scoring import evaluate as evaluate
+    from alignmixup.integrations.collate import MixCollate as MixCollate
     from alignmixup.mixers.adautomix import AdAutoMix as AdAutoMix
     from alignmixup.mixers.alignmixup import AlignMixup as AlignMixup
     from alignmixup.mixers.alignmixup_ae import (
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
     from alignmixup.ops.align import align_mix as align_mix
     from alignmixup.ops.cost import pairwise_cost as pairwise_cost
     from alignmixup.ops.sinkhorn import Transport as Transport, sinkhorn as sinkhorn
+    from alignmixup.outputs import as_logits as as_logits
     from alignmixup.recipes.schema import DataSpec as DataSpec, Recipe as Recipe
     from alignmixup.registry import (
         register_dataset as register_dataset,
@@ -80,10 +82,12 @@ _MODULES = {
     "experiments.load": ("Run", "load_run"),
     "experiments.run": ("train",),
     "experiments.scoring": ("evaluate",),
+    "integrations.collate": ("MixCollate",),
     "models.zoo": ("NetSpec",),
     "ops.align": ("align_mix",),
     "ops.cost": ("pairwise_cost",),
     "ops.sinkhorn": ("Transport", "sinkhorn"),
+    "outputs": ("as_logits",),
     "recipes.schema": ("DataSpec", "Recipe"),
     "registry": (
         "register_dataset",

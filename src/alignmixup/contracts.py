@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any, ParamSpec, Self, TypeVar
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 
@@ -35,6 +36,7 @@ __all__ = [
     "Result",
     "fusible",
     "fusing",
+    "sigmoid_bce",
     "soft_cross_entropy",
     "soft_targets",
     "softmax_bce",
@@ -126,14 +128,21 @@ def to_device(tensor: Tensor, device: torch.device | str) -> Tensor:
     return tensor.to(device, non_blocking=True)
 
 
-def soft_targets(labels: Tensor, num_classes: int) -> Float[Tensor, "b k"]:
+def soft_targets(
+    labels: Tensor, num_classes: int, *, multi_label: bool = False
+) -> Float[Tensor, "b k"]:
     """Return labels as rows of class shares; integer labels become one-hot, soft ones pass.
+
+    With ``multi_label`` a row has one value in [0, 1] per class and need not sum to 1; it may be
+    made of integers.
 
     On the CPU an integer out of range, or a soft label that does not sum to 1, is a ``ValueError``.
     On a GPU the checks would wait for the device at each step: there an integer out of range fails
     in the device's own index assertion, and sums are not looked at.
     """
     is_checked = labels.device.type == "cpu" and not torch.compiler.is_compiling()
+    if multi_label and labels.ndim == 2 and not labels.is_floating_point():
+        labels = labels.float()
     if labels.is_floating_point():
         if labels.ndim != 2 or labels.shape[1] != num_classes:
             raise ValueError(
@@ -141,7 +150,7 @@ def soft_targets(labels: Tensor, num_classes: int) -> Float[Tensor, "b k"]:
                 f"got {list(labels.shape)}"
             )
         if is_checked and labels.numel():
-            _check_sums(labels)
+            (_check_range if multi_label else _check_sums)(labels)
         return labels
     if labels.ndim != 1:
         raise ValueError(
@@ -166,7 +175,17 @@ def _check_sums(labels: Float[Tensor, "b k"]) -> None:
         worst = int(off.argmax())
         raise ValueError(
             f"soft labels must sum to 1 in each row, got {float(labels[worst].double().sum()):.4g} "
-            f"in row {worst}; divide each row by its sum (multi-label targets are not supported)"
+            f"in row {worst}; divide each row by its sum, or set loss='sigmoid_bce' for "
+            "multi-label targets"
+        )
+
+
+def _check_range(labels: Float[Tensor, "b k"]) -> None:
+    """Raise where a value of multi-label targets is no probability."""
+    low, high = (float(value) for value in torch.aminmax(labels.detach()))
+    if not (low >= 0 and high <= 1):
+        raise ValueError(
+            f"multi-label targets must lie in [0, 1], got values from {low:.4g} to {high:.4g}"
         )
 
 
@@ -192,6 +211,16 @@ def softmax_bce(logits: Float[Tensor, "b k"], targets: Float[Tensor, "b k"]) -> 
     return -(targets * log_p + (1 - targets) * log_q).mean()
 
 
+@fusible
+def sigmoid_bce(logits: Float[Tensor, "b k"], targets: Float[Tensor, "b k"]) -> Tensor:
+    """Binary cross-entropy of sigmoid(z), for classes that do not exclude each other.
+
+    Mean over batch and classes, in float32 or better.
+    """
+    wide = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
+    return F.binary_cross_entropy_with_logits(wide, targets.to(wide.dtype))
+
+
 Criterion = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -205,23 +234,16 @@ class Mixed:
         logits: Output of the network for the mixed batch, ``[b, k]``, or None.
         targets: Class shares of each mixed sample, ``[b, k]``, or None.
         extra: Further loss terms by name; ``loss`` adds all of them.
-        criterion: Function of ``(logits, targets)``; replace it to use your own loss.
+        criterion: Function of ``(logits, targets)`` that ``loss`` uses by default.
 
     Example:
         ```python
-        from dataclasses import replace
-
         mixed = am.AlignMixup("layer4")(model, x, y)
-        mixed.loss().backward()
+        loss = mixed.loss()
 
         weight = torch.linspace(0.5, 1.5, 10)  # class weights
-
-
-        def weighted(logits, targets):
-            return torch.nn.functional.cross_entropy(logits, targets, weight=weight)
-
-
-        loss = replace(mixed, criterion=weighted).loss()
+        loss = mixed.loss(torch.nn.CrossEntropyLoss(weight=weight, label_smoothing=0.1))
+        loss.backward()
         ```
     """
 
@@ -230,8 +252,12 @@ class Mixed:
     extra: Mapping[str, Tensor] = field(default_factory=dict)
     criterion: Criterion = soft_cross_entropy
 
-    def loss(self) -> Tensor:
+    def loss(self, criterion: Criterion | None = None) -> Tensor:
         """Return the value to minimize: the classification loss, if any, plus all of ``extra``.
+
+        Args:
+            criterion: Your own function of ``(logits, targets)``, such as
+                ``nn.CrossEntropyLoss(weight=...)``; defaults to that of the mixer.
 
         Returns:
             A scalar tensor with a gradient.
@@ -241,10 +267,37 @@ class Mixed:
         """
         terms = list(self.extra.values())
         if self.logits is not None and self.targets is not None:
-            terms.insert(0, self.criterion(self.logits, self.targets))
+            terms.insert(0, (criterion or self.criterion)(self.logits, self.targets))
         if not terms:
             raise ValueError("this Mixed has neither logits nor extra losses: nothing to minimize")
         return torch.stack(terms).sum() if len(terms) > 1 else terms[0]
+
+    def accuracy_under_mixing(self, top: int = 1) -> Tensor:
+        """Return the share of the label mass that the predicted classes hit, mean over the batch.
+
+        Without mixing it is the accuracy. A sample mixed of two classes in shares 0.7 and 0.3 gives
+        0.7 or 0.3 to a prediction of one of them, so 1 cannot be reached with ``top=1``; it can
+        with ``top=2``.
+
+        Args:
+            top: Number of classes with the largest logits that count as predicted.
+
+        Returns:
+            A scalar tensor in [0, 1] without a gradient.
+
+        Raises:
+            ValueError: If there are no logits, or fewer classes than ``top``.
+        """
+        if self.logits is None or self.targets is None:
+            raise ValueError("this Mixed has no logits: there is no prediction to compare")
+        num_classes = self.logits.shape[1]
+        if not 1 <= top <= num_classes:
+            raise ValueError(f"top must be from 1 to {num_classes}, the classes, got {top}")
+        predicted = self.logits.detach().topk(top, dim=1).indices
+        mass = self.targets.sum(1)
+        hit = self.targets.gather(1, predicted).sum(1)
+        # A multi-label sample without any class has no mass to hit.
+        return torch.where(mass > 0, hit / mass, 0).sum() / (mass > 0).sum().clamp(min=1)
 
 
 class Mixer(ABC):
@@ -293,6 +346,14 @@ class Mixer(ABC):
     @property
     def trains_all(self) -> bool:
         """Whether each case gives every parameter of the network a gradient."""
+        return True
+
+    @property
+    def needs_network(self) -> bool:
+        """Whether mixing looks into the network; False: ``apply`` calls it once, on mixed images.
+
+        Without the network a method also mixes in a data loader, by ``MixCollate``.
+        """
         return True
 
     @property

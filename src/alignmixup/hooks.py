@@ -25,6 +25,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import checkpoint
 
+from alignmixup.outputs import AsLogits, Selection, WrongOutput as WrongOutput
+
 Action = Callable[..., Tensor]
 
 
@@ -47,10 +49,6 @@ def evaluating(net: nn.Module) -> Iterator[None]:
         yield
 
 
-class WrongOutput(ValueError):
-    """An action cannot replace this output; ``tap`` adds the names of all layers to the message."""
-
-
 def check_rows(output: Tensor, layer: str, batch_size: int) -> None:
     """Raise unless ``output`` has one row per sample: partners would not match the labels."""
     if not output.ndim or len(output) != batch_size:
@@ -67,18 +65,17 @@ class _Slot:
         self.action: Action | None = None
         self.args: tuple[Any, ...] = ()
         self.fired = 0
-        self.layer = ""
+        self.part = Selection("")
         self.has_backward = False
 
     def hook(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
         if self.action is None:
             return None  # keeps the output
         self.fired += 1
-        if not isinstance(output, Tensor):
-            raise WrongOutput(f"layer {self.layer!r} returns {type(output).__name__}, not a tensor")
+        tensor = self.part.get(output)
         if self.has_backward and not torch.compiler.is_compiling():
-            _refuse_checkpointing(self.layer)
-        return self.action(output, *self.args)
+            _refuse_checkpointing(self.part.layer)
+        return self.part.put(output, self.action(tensor, *self.args))
 
 
 def _refuse_checkpointing(layer: str) -> None:
@@ -101,14 +98,17 @@ _installed: WeakKeyDictionary[nn.Module, _Slot] = WeakKeyDictionary()
 
 
 @contextmanager
-def tap(net: nn.Module, layer: str, action: Action | None, *args: Any) -> Iterator[None]:
-    """Replace the output of ``layer`` by ``action(output, *args)`` in one forward pass of ``net``.
+def tap(net: nn.Module, part: Selection | str, action: Action | None, *args: Any) -> Iterator[None]:
+    """Replace the output of a layer by ``action(output, *args)`` in one forward pass of ``net``.
+
+    ``part`` is the name of a layer that returns a tensor, or which tensor of its output is meant.
 
     With ``action=None`` the forward pass is unchanged. ``action`` should be a function with a fixed
     identity and ``args`` the tensors that change between steps: a compiled module is then compiled
     once per case and not once per step.
     """
-    target, is_compiled = find_layer(net, layer)
+    part = part if isinstance(part, Selection) else Selection(part)
+    target, is_compiled = find_layer(net, part.layer)
     if action is None and not is_compiled:
         yield
         return
@@ -118,7 +118,7 @@ def tap(net: nn.Module, layer: str, action: Action | None, *args: Any) -> Iterat
         handle = target.register_forward_hook(slot.hook)
         if is_compiled:
             _installed[target] = slot
-    slot.action, slot.args, slot.fired, slot.layer = action, args, 0, layer
+    slot.action, slot.args, slot.fired, slot.part = action, args, 0, part
     # The backward pass of a compiled module recomputes what was traced, including the action.
     slot.has_backward = torch.is_grad_enabled() and not is_compiled
     try:
@@ -130,7 +130,7 @@ def tap(net: nn.Module, layer: str, action: Action | None, *args: Any) -> Iterat
         if not is_compiled:
             handle.remove()
     if action is not None and slot.fired != 1:
-        raise ValueError(_misfire(net, layer, slot.fired, is_compiled))
+        raise ValueError(_misfire(net, part.layer, slot.fired, is_compiled))
 
 
 class Peeked:
@@ -188,7 +188,7 @@ def find_layer(net: nn.Module, layer: str) -> tuple[nn.Module, bool]:
     """Return the sub-module named ``layer`` and whether it runs inside compiled code.
 
     ``layer`` is the name in the module without wrappers (DistributedDataParallel,
-    ``torch.compile``).
+    ``torch.compile``, ``as_logits``).
     """
     *around, (parent, is_compiled) = _modules_around(net, layer)
     target = parent.get_submodule(layer.rpartition(".")[2])
@@ -201,6 +201,13 @@ def attribute_around(net: nn.Module, layer: str, name: str) -> Any:
     """Return attribute ``name`` of the innermost module around ``layer`` that has it, or None."""
     around = [module for module, _ in _modules_around(net, layer)]
     return next((getattr(m, name) for m in reversed(around) if hasattr(m, name)), None)
+
+
+def parameters_around(net: nn.Module, layer: str) -> set[str]:
+    """Return the names of the parameters of the modules around ``layer`` and of their children."""
+    around = [module for module, _ in _modules_around(net, layer)]
+    owners = [part for module in around for part in (module, *module.children())]
+    return {name for owner in owners for name in owner._parameters}
 
 
 def _modules_around(net: nn.Module, layer: str) -> list[tuple[nn.Module, bool]]:
@@ -236,6 +243,8 @@ def _unwrap(module: nn.Module) -> tuple[nn.Module, bool]:
             module, is_compiled = module._orig_mod, True
         elif isinstance(module, nn.parallel.DistributedDataParallel):
             module = module.module
+        elif isinstance(module, AsLogits):
+            module = module.model
         else:
             return module, is_compiled
 
@@ -243,6 +252,12 @@ def _unwrap(module: nn.Module) -> tuple[nn.Module, bool]:
 def plain_module(net: nn.Module) -> nn.Module:
     """Return the module without wrappers."""
     return _unwrap(net)[0]
+
+
+def logits_module(net: nn.Module) -> nn.Module:
+    """Return the module without wrappers, except for the one that returns its logits."""
+    module = plain_module(net)
+    return AsLogits(module, net.output) if isinstance(net, AsLogits) else module
 
 
 def _no_such_layer(net: nn.Module, layer: str) -> str:

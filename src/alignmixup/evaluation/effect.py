@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from alignmixup.device import fork_rng
-from alignmixup.hooks import find_layer, keeping_modes, plain_module, tap
+from alignmixup.hooks import find_layer, keeping_modes, logits_module, tap
 from alignmixup.mixers.alignmixup import AlignMixup, mix_features, to_resolution
 from alignmixup.mixers.alignmixup_ae import AlignMixupAE
 from alignmixup.mixers.base import check_images
@@ -162,7 +162,7 @@ def alignment_effect(
     check_images(x)
     settings = {"eps": eps, "num_iters": num_iters, "last": last}
     chosen = _feature_mixer(mixer, {k: v for k, v in settings.items() if v is not None}, keep)
-    net = plain_module(model)
+    net = logits_module(model)
     find_layer(net, chosen.layer)
     changes = tuple(
         change
@@ -206,7 +206,7 @@ def _changes(
     """What each case of the mixer changes, in one mode."""
     perm = torch.arange(len(x), device=x.device).roll(1)
     share = torch.tensor(lam, device=x.device, dtype=torch.float64)
-    prefix = mixer.num_prefix_tokens(net)
+    prefix, part = mixer.num_prefix_tokens(net), mixer.selection(net)
 
     def forward(settings: AlignMixup, case: str) -> tuple[Tensor, Tensor, Tensor]:
         """The layer's output as it is and as mixed, and the logits."""
@@ -219,7 +219,7 @@ def _changes(
         mode = _unchanged(net, is_training, x.device)
         # A module that has compiled itself and run would not see a tap that comes now.
         eager = torch.compiler.set_stance("force_eager")
-        with mode, eager, tap(net, settings.layer, mix):
+        with mode, eager, tap(net, part, mix):
             logits = net(x)
         check_logits(logits, len(x))
         return seen[0], to_positions(seen[1]).double(), logits.double()
@@ -230,7 +230,7 @@ def _changes(
             continue
         output, with_plan, logits = forward(mixer, case)
         side = mixer.last or exact_side(KEEPS[case], mixer.num_iters)
-        entropy, marginal_error = _plan_figures(output, mixer, side, perm, prefix or 0)
+        entropy, marginal_error = _plan_figures(output, mixer, side, perm, prefix)
         yield Change(
             case,
             is_training,

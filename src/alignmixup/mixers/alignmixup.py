@@ -21,15 +21,31 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from alignmixup.contracts import Draw, Mixed
-from alignmixup.hooks import WrongOutput, attribute_around, check_layer_name, check_rows, tap
+from alignmixup.hooks import (
+    WrongOutput,
+    attribute_around,
+    check_layer_name,
+    check_rows,
+    find_layer,
+    parameters_around,
+    tap,
+)
 from alignmixup.mixers.base import Loss, Method, check_weights, probabilities, sample_pairs
 from alignmixup.ops.align import align_mix
 from alignmixup.ops.blend import blend_with_partner
 from alignmixup.ops.sinkhorn import Backend, Side, check_settings
+from alignmixup.outputs import Key, Selection
 from alignmixup.registry import register_mixer
 
 CASES = ("input", "feat", "feat'")
 FEATURE_CASES = {"feat", "feat'"}
+
+UNKNOWN = -1  # number of prefix tokens of a network that has some and does not say how many
+# Parameters of networks that have such tokens, and modules that come before they are added.
+TOKENS = {"cls_token", "class_token", "dist_token", "distillation_token", "reg_token"}
+PATCHES = {"patch_embed", "patch_embeddings"}
+# Modules that work on [b, c, h, w] also inside a network whose maps are [b, h, w, c].
+CHANNELS_FIRST = (nn.Conv2d, nn.BatchNorm2d, nn.MaxPool2d, nn.AvgPool2d)
 
 
 @register_mixer
@@ -46,7 +62,8 @@ class AlignMixup(Method):
     your model with ``alignment_effect(model, mixer, x)``.
 
     Args:
-        layer: Name of a sub-module that returns maps ``[b, c, h, w]`` or tokens ``[b, n, c]``.
+        layer: Name of a sub-module that returns maps ``[b, c, h, w]`` or tokens ``[b, n, c]``, or
+            has one of these in its ``output``.
         alpha: ``lam`` is drawn from Beta(alpha, alpha).
         eps: Strength of the entropic regularization.
         num_iters: Sinkhorn iterations; 0 is cross-attention, normalized once.
@@ -61,11 +78,16 @@ class AlignMixup(Method):
         last: The marginal of the plan that is exact; None chooses the one that preserves the mean
             over positions, in both directions.
         backend: Solver of the transport problems; ``"auto"`` chooses by device.
-        loss: ``"ce"`` for cross-entropy, ``"bce"`` for binary cross-entropy of the softmax.
+        loss: ``"ce"`` for cross-entropy, ``"bce"`` for binary cross-entropy of the softmax,
+            ``"sigmoid_bce"`` for that of the sigmoid, with multi-label targets ``[b, k]``.
         prefix_tokens: Number of leading tokens that are not positions of the image (class token,
             registers). They are mixed in place and not aligned. None takes ``num_prefix_tokens`` of
             the innermost module around ``layer`` that has this attribute, as timm's vision
-            transformers do, or 0.
+            transformers do, or 0; a network with a class token and no such attribute is an error.
+        output: Index or name of the features in the output of a layer that returns a tuple, a dict
+            or a ``ModelOutput``; None for a layer that returns a tensor.
+        channels_last: Whether the layer returns maps ``[b, h, w, c]``. None takes ``output_fmt`` of
+            the innermost module around ``layer`` that has it, as timm's Swin does, or False.
 
     Raises:
         ValueError: If a setting is out of range.
@@ -92,6 +114,8 @@ class AlignMixup(Method):
     backend: Backend = "auto"
     loss: Loss = "ce"
     prefix_tokens: int | None = None
+    output: Key | None = None
+    channels_last: bool | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -140,20 +164,31 @@ class AlignMixup(Method):
         raises in the first step, unless the mixer never mixes features.
         """
         action = mix_features if case in FEATURE_CASES else check_features
+        part = self.selection(net)
         if not self.cases.keys() & FEATURE_CASES:
-            return tap(net, self.layer, None)
-        return tap(net, self.layer, action, self, case, perm, lam, self.num_prefix_tokens(net))
+            return tap(net, part, None)
+        return tap(net, part, action, self, case, perm, lam, self.num_prefix_tokens(net))
 
-    def num_prefix_tokens(self, net: nn.Module) -> int | None:
-        """Return the setting, or the attribute of the network; None if there is neither."""
-        if self.prefix_tokens is not None or "patch_embed" in self.layer.split("."):
-            return self.prefix_tokens
+    def selection(self, net: nn.Module) -> Selection:
+        """Return which tensor of the output of ``layer`` is mixed, and its layout."""
+        is_last = self.channels_last
+        if is_last is None:
+            is_first = isinstance(find_layer(net, self.layer)[0], CHANNELS_FIRST)
+            is_last = not is_first and attribute_around(net, self.layer, "output_fmt") == "NHWC"
+        return Selection(self.layer, self.output, is_last)
+
+    def num_prefix_tokens(self, net: nn.Module) -> int:
+        """Return the setting, or what the network has; -1 if it does not say how many."""
+        if self.prefix_tokens is not None or PATCHES & {*self.layer.split(".")}:
+            return self.prefix_tokens or 0
         found: int | None = attribute_around(net, self.layer, "num_prefix_tokens")
+        if found is None:
+            return UNKNOWN if parameters_around(net, self.layer) & TOKENS else 0
         return found
 
 
 def check_features(
-    output: Tensor, mixer: AlignMixup, case: str, perm: Tensor, lam: Tensor, prefix: int | None
+    output: Tensor, mixer: AlignMixup, case: str, perm: Tensor, lam: Tensor, prefix: int
 ) -> Tensor:
     """Return the output of a layer unchanged; raise if it cannot be mixed."""
     shape = list(output.shape)
@@ -177,7 +212,18 @@ def check_features(
             f"prefix_tokens is {mixer.prefix_tokens}, but layer {mixer.layer!r} returns maps "
             f"{shape}, which have no tokens: set it to None"
         )
-    if prefix and output.ndim == 3 and prefix >= shape[1]:
+    if mixer.channels_last and output.ndim != 4:
+        raise ValueError(
+            f"channels_last is set, but layer {mixer.layer!r} returns {shape}, not maps "
+            "[b, h, w, c]: set it to None"
+        )
+    if prefix == UNKNOWN and output.ndim == 3:
+        raise ValueError(
+            f"the network has a class token, and does not say how many of the {shape[1]} tokens of "
+            f"layer {mixer.layer!r} are no positions of the image: set prefix_tokens to their "
+            "number, or to 0"
+        )
+    if output.ndim == 3 and prefix >= shape[1]:
         raise ValueError(
             f"prefix_tokens {prefix} leaves no token to align of the {shape[1]} of layer "
             f"{mixer.layer!r}: set a smaller number"
@@ -186,13 +232,13 @@ def check_features(
 
 
 def mix_features(
-    output: Tensor, mixer: AlignMixup, case: str, perm: Tensor, lam: Tensor, prefix: int | None
+    output: Tensor, mixer: AlignMixup, case: str, perm: Tensor, lam: Tensor, prefix: int
 ) -> Tensor:
     """Mix the output of a layer; the first ``prefix`` tokens without alignment."""
     check_features(output, mixer, case, perm, lam, prefix)
-    if prefix and output.ndim == 3:
+    if prefix > 0 and output.ndim == 3:
         first = blend_with_partner(output[:, :prefix], perm, lam)
-        rest = mix_features(output[:, prefix:], mixer, case, perm, lam, None)
+        rest = mix_features(output[:, prefix:], mixer, case, perm, lam, 0)
         return torch.cat((first, rest), dim=1)
     coarse = to_resolution(output, mixer.resolution)
     if mixer.aligned:

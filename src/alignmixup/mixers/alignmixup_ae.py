@@ -85,7 +85,8 @@ class AlignMixupAE(Method):
         resolution: Average A down to this many rows and columns for mixing; E keeps its own.
         last: The marginal of the plan that is exact; None chooses the one that preserves the mean.
         backend: Solver of the transport problems; ``"auto"`` chooses by device.
-        loss: ``"ce"`` for cross-entropy, ``"bce"`` for binary cross-entropy of the softmax.
+        loss: ``"ce"`` for cross-entropy, ``"bce"`` for binary cross-entropy of the softmax,
+            ``"sigmoid_bce"`` for that of the sigmoid, with multi-label targets ``[b, k]``.
 
     Raises:
         ValueError: If a setting is out of range.
@@ -291,7 +292,8 @@ class AlignMixupVAE(AlignMixupAE):
         resolution: Average A down to this many rows and columns for mixing; E keeps its own.
         last: The marginal of the plan that is exact; None chooses the one that preserves the mean.
         backend: Solver of the transport problems; ``"auto"`` chooses by device.
-        loss: ``"ce"`` for cross-entropy, ``"bce"`` for binary cross-entropy of the softmax.
+        loss: ``"ce"`` for cross-entropy, ``"bce"`` for binary cross-entropy of the softmax,
+            ``"sigmoid_bce"`` for that of the sigmoid, with multi-label targets ``[b, k]``.
         embedding_dim: Length of the code, the network's ``code_dim``: 512 for vectors and for 128 x
             2 x 2 tensors.
         kl_weight: Weight of the KL divergence, which is divided by the number of pixel values like

@@ -83,7 +83,8 @@ class CoMixup(Method):
             anyway.
         saliency_std: For images in [0, 1] and a network that divides by it: take the saliency of
             the normalized input, as the authors' code does.
-        loss: ``"ce"`` for cross-entropy, ``"bce"`` for binary cross-entropy of the softmax.
+        loss: ``"ce"`` for cross-entropy, ``"bce"`` for binary cross-entropy of the softmax,
+            ``"sigmoid_bce"`` for that of the sigmoid, with multi-label targets ``[b, k]``.
         backend: ``"auto"`` uses one fused kernel on a GPU and ``"reference"`` elsewhere.
 
     Raises:
@@ -152,7 +153,8 @@ class CoMixup(Method):
             shares = self.shares(saliency.maps, draw)
             mixed = mix_blocks(x, shares, self.part_size)
         logits = net(mixed)
-        targets = mix_labels(soft_targets(y, logits.shape[1]), shares, self.part_size)
+        rows = soft_targets(y, logits.shape[1], multi_label=self.is_multi_label)
+        targets = mix_labels(rows, shares, self.part_size)
         return Mixed(logits, targets, saliency.extra, LOSSES[self.loss])
 
     def shares(self, maps: Float[Tensor, "b h w"], draw: CoDraw) -> Float[Tensor, "p N s N"]:

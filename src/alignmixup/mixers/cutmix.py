@@ -44,7 +44,8 @@ class CutMix(Method):
         prob: Probability that a batch is mixed: 0.5 on CIFAR, 1 on ImageNet.
         correct_lam: Take the share of the labels from the box after clipping at the border; False
             takes it before.
-        loss: ``"ce"`` for cross-entropy, ``"bce"`` for binary cross-entropy of the softmax.
+        loss: ``"ce"`` for cross-entropy, ``"bce"`` for binary cross-entropy of the softmax,
+            ``"sigmoid_bce"`` for that of the sigmoid, with multi-label targets ``[b, k]``.
 
     Raises:
         ValueError: If a setting is out of range.
@@ -57,6 +58,7 @@ class CutMix(Method):
     """
 
     known_cases = ("cut", CLEAN)
+    needs_network = False
 
     alpha: float = 1.0
     prob: float = 0.5

@@ -38,7 +38,8 @@ class Cutout(Method):
             original.
         fill: Color of the hole in the space of the images, one value per channel: for images in [0,
             1] the mean of the data set, for normalized images 0.
-        loss: ``"ce"`` for cross-entropy, ``"bce"`` for binary cross-entropy of the softmax.
+        loss: ``"ce"`` for cross-entropy, ``"bce"`` for binary cross-entropy of the softmax,
+            ``"sigmoid_bce"`` for that of the sigmoid, with multi-label targets ``[b, k]``.
 
     Raises:
         ValueError: If a setting is out of range.
@@ -49,6 +50,8 @@ class Cutout(Method):
         mixer(model, x, y).loss().backward()
         ```
     """
+
+    needs_network = False
 
     length: int = 16
     fill: tuple[float, ...] = (0.5, 0.5, 0.5)

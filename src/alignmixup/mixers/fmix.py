@@ -73,6 +73,8 @@ class FMix(Method):
         ```
     """
 
+    needs_network = False
+
     alpha: float = 1.0
     decay: float = 3.0
     spectrum: Spectrum = "isotropic"

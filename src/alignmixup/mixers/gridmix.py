@@ -79,6 +79,8 @@ class GridMix(Method):
         ```
     """
 
+    needs_network = False
+
     grid: Grid = "holes"
     alpha: float | None = None
     num_cells: int = 4

@@ -22,7 +22,8 @@ class InputMixup(Method):
     Args:
         alpha: ``lam`` is drawn from Beta(alpha, alpha).
         lam_per_sample: Draw one ``lam`` per sample instead of one per batch.
-        loss: ``"ce"`` for cross-entropy, ``"bce"`` for binary cross-entropy of the softmax.
+        loss: ``"ce"`` for cross-entropy, ``"bce"`` for binary cross-entropy of the softmax,
+            ``"sigmoid_bce"`` for that of the sigmoid, with multi-label targets ``[b, k]``.
 
     Raises:
         ValueError: If a setting is out of range.
@@ -33,6 +34,8 @@ class InputMixup(Method):
         mixer(model, x, y).loss().backward()
         ```
     """
+
+    needs_network = False
 
     alpha: float = 1.0
     lam_per_sample: bool = False

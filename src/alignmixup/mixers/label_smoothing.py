@@ -42,6 +42,10 @@ class LabelSmoothing(Wrapper):
         super().__post_init__()
         check_smoothing(self.smoothing, (self.mixer,))
 
+    @property
+    def needs_network(self) -> bool:
+        return self.mixer.needs_network
+
     def _wrap(self, mixed: Mixed) -> Mixed:
         return smoothed(mixed, self.smoothing)
 

@@ -13,6 +13,7 @@ from alignmixup.contracts import Draw, Mixed
 from alignmixup.hooks import check_layer_name, check_rows, tap
 from alignmixup.mixers.base import Loss, Method, probabilities, sample_pairs
 from alignmixup.ops.blend import blend_with_partner
+from alignmixup.outputs import Key, Selection
 from alignmixup.registry import register_mixer
 
 
@@ -29,7 +30,10 @@ class ManifoldMixup(Method):
         layers: Names of the layers to draw from; ``"input"`` stands for the image.
         alpha: ``lam`` is drawn from Beta(alpha, alpha).
         lam_per_sample: Draw one ``lam`` per sample instead of one per batch.
-        loss: ``"ce"`` for cross-entropy, ``"bce"`` for binary cross-entropy of the softmax.
+        loss: ``"ce"`` for cross-entropy, ``"bce"`` for binary cross-entropy of the softmax,
+            ``"sigmoid_bce"`` for that of the sigmoid, with multi-label targets ``[b, k]``.
+        output: Index or name of the features in the output of layers that return a tuple, a dict or
+            a ``ModelOutput``; None for layers that return a tensor.
 
     Raises:
         ValueError: If a setting is out of range.
@@ -45,6 +49,7 @@ class ManifoldMixup(Method):
     alpha: float = 2.0
     lam_per_sample: bool = False
     loss: Loss = "ce"
+    output: Key | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -71,7 +76,8 @@ class ManifoldMixup(Method):
                 # Tap every layer in every case: torch.compile ignores hooks added later.
                 if layer != "input":
                     action = _mix_output if layer == draw.case else None
-                    taps.enter_context(tap(net, layer, action, layer, draw.perm, draw.lam))
+                    part = Selection(layer, self.output)
+                    taps.enter_context(tap(net, part, action, layer, draw.perm, draw.lam))
             logits = net(x)
         return self._mixed(logits, y, draw)
 

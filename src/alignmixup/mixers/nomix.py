@@ -19,7 +19,8 @@ class NoMix(Method):
     """No mixing: the baseline of every table, as a mixer.
 
     Args:
-        loss: ``"ce"`` for cross-entropy, ``"bce"`` for binary cross-entropy of the softmax.
+        loss: ``"ce"`` for cross-entropy, ``"bce"`` for binary cross-entropy of the softmax,
+            ``"sigmoid_bce"`` for that of the sigmoid, with multi-label targets ``[b, k]``.
 
     Raises:
         ValueError: If a setting is out of range.
@@ -30,6 +31,8 @@ class NoMix(Method):
         mixer(model, x, y).loss().backward()
         ```
     """
+
+    needs_network = False
 
     loss: Loss = "ce"
 

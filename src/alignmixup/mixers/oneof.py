@@ -101,6 +101,10 @@ class OneOf(Mixer):
         return alone and all(mixer.trains_all for mixer in self.mixers)
 
     @property
+    def needs_network(self) -> bool:
+        return any(mixer.needs_network for mixer in self.mixers)
+
+    @property
     def module(self) -> nn.Module | None:
         return self._stateful().module
 

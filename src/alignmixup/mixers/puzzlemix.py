@@ -88,7 +88,8 @@ class PuzzleMix(Method):
         std: Channel standard deviations your loader normalizes by; None for images in [0, 1].
         saliency_std: For images in [0, 1] and a network that divides by it: take the saliency of
             the normalized input, as the authors' code does.
-        loss: ``"ce"`` for cross-entropy, ``"bce"`` for binary cross-entropy of the softmax.
+        loss: ``"ce"`` for cross-entropy, ``"bce"`` for binary cross-entropy of the softmax,
+            ``"sigmoid_bce"`` for that of the sigmoid, with multi-label targets ``[b, k]``.
         backend: ``"auto"`` uses fused kernels on a GPU and ``"reference"`` elsewhere.
 
     Raises:

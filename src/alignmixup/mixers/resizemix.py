@@ -55,6 +55,8 @@ class ResizeMix(Method):
         ```
     """
 
+    needs_network = False
+
     scope: tuple[float, float] = (0.1, 0.8)
     place: Place = "inside"
     loss: Loss = "ce"

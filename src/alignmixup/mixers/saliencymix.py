@@ -48,7 +48,8 @@ class SaliencyMix(Method):
             partner; ``"per_sample"`` is the paper, each partner's own peak.
         mean: Channel means your loader normalizes by; None for images in [0, 1].
         std: Channel standard deviations your loader normalizes by; None for images in [0, 1].
-        loss: ``"ce"`` for cross-entropy, ``"bce"`` for binary cross-entropy of the softmax.
+        loss: ``"ce"`` for cross-entropy, ``"bce"`` for binary cross-entropy of the softmax,
+            ``"sigmoid_bce"`` for that of the sigmoid, with multi-label targets ``[b, k]``.
 
     Raises:
         ValueError: If a setting is out of range.
@@ -61,6 +62,7 @@ class SaliencyMix(Method):
     """
 
     known_cases = ("cut", CLEAN)
+    needs_network = False
 
     alpha: float = 1.0
     prob: float = 0.5

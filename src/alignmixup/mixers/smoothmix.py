@@ -64,6 +64,8 @@ class SmoothMix(Method):
         ```
     """
 
+    needs_network = False
+
     strength: float = 1.0
     labels: Labels = "shown"
     loss: Loss = "ce"

@@ -73,7 +73,8 @@ class StyleCutMix(StyleMixer):
         content_weight: Weight of the content in the label; the style has the rest.
         mean: Channel means your loader normalizes by; None for images in [0, 1].
         std: Channel standard deviations your loader normalizes by; None for images in [0, 1].
-        loss: ``"ce"`` for cross-entropy, ``"bce"`` for binary cross-entropy of the softmax.
+        loss: ``"ce"`` for cross-entropy, ``"bce"`` for binary cross-entropy of the softmax,
+            ``"sigmoid_bce"`` for that of the sigmoid, with multi-label targets ``[b, k]``.
         alpha: Area of the box and share of style are drawn from Beta(alpha, alpha).
         prob: Probability that a batch is mixed.
         gamma: ``"beta"`` draws gamma from Beta(gamma_alpha, gamma_alpha), one per batch; ``"auto"``
@@ -97,6 +98,7 @@ class StyleCutMix(StyleMixer):
     """
 
     known_cases = ("cut", CLEAN)
+    needs_network = False
 
     alpha: float = 1.0
     prob: float = 0.5

@@ -118,7 +118,8 @@ class StyleMix(StyleMixer):
         content_weight: Weight of the content in the label; the style has the rest.
         mean: Channel means your loader normalizes by; None for images in [0, 1].
         std: Channel standard deviations your loader normalizes by; None for images in [0, 1].
-        loss: ``"ce"`` for cross-entropy, ``"bce"`` for binary cross-entropy of the softmax.
+        loss: ``"ce"`` for cross-entropy, ``"bce"`` for binary cross-entropy of the softmax,
+            ``"sigmoid_bce"`` for that of the sigmoid, with multi-label targets ``[b, k]``.
         alpha: Shares of content and of style are drawn from Beta(alpha, alpha).
         prob: Probability that a batch is mixed.
 
@@ -137,6 +138,7 @@ class StyleMix(StyleMixer):
     """
 
     known_cases = ("style", CLEAN)
+    needs_network = False
 
     alpha: float = 0.5
     prob: float = 0.2

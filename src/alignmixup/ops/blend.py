@@ -39,10 +39,14 @@ def blend_with_partner(
 
 @fusible
 def mixed_targets(
-    labels: Tensor, perm: Int[Tensor, " b"], lam: Float[Tensor, "*b"], num_classes: int
+    labels: Tensor,
+    perm: Int[Tensor, " b"],
+    lam: Float[Tensor, "*b"],
+    num_classes: int,
+    multi_label: bool = False,
 ) -> Float[Tensor, "b k"]:
     """Interpolate the labels of each sample and its partner."""
-    y = soft_targets(labels, num_classes)
+    y = soft_targets(labels, num_classes, multi_label=multi_label)
     return blend(y, y[perm], lam)
 
 
@@ -52,7 +56,7 @@ def check_logits(logits: Any, batch_size: int) -> None:
         got = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
         raise ValueError(
             f"the network must return logits [b, k], got {got} for a batch of {batch_size}; "
-            "wrap it in a module that does"
+            "wrap it by alignmixup.as_logits(model)"
         )
 
 

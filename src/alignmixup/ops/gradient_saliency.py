@@ -17,9 +17,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from alignmixup.contracts import soft_cross_entropy, soft_targets
+from alignmixup.contracts import sigmoid_bce, soft_cross_entropy, soft_targets
 from alignmixup.hooks import evaluating
 from alignmixup.ops.blend import channel_values, check_logits
+from alignmixup.outputs import without_ddp
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ def gradient_saliency(
     y: Tensor,
     *,
     clean_lam: float = 0.0,
-    loss: Literal["ce", "bce"] = "bce",
+    loss: Literal["ce", "bce", "sigmoid_bce"] = "bce",
     std: tuple[float, ...] | None = None,
 ) -> Saliency:
     """Return the saliency of a clean batch by one forward and backward pass.
@@ -48,7 +49,7 @@ def gradient_saliency(
     With ``clean_lam > 0`` the same backward pass computes the gradients of the parameters. They are
     stored in ``extra["clean"]``, a loss whose backward pass returns them. It is clean_lam CE, or
     2 clean_lam CE / k if the mixed loss is ``"bce"``, whose mean over k classes is smaller by about
-    that factor.
+    that factor. Multi-label targets (``"sigmoid_bce"``) have their own loss in place of CE.
 
     ``std`` converts gradients with respect to pixels in [0, 1] to those with respect to the
     normalized input, for a network that divides by ``std`` in its first layer.
@@ -59,24 +60,30 @@ def gradient_saliency(
             "outside it, or use torch.no_grad()"
         )
     # Without DistributedDataParallel, whose reducer expects a backward pass after each forward.
-    module = net.module if isinstance(net, nn.parallel.DistributedDataParallel) else net
+    module = without_ddp(net)
     pixels = x.detach().requires_grad_()
     extra: dict[str, Tensor] = {}
     with torch.enable_grad():
         if clean_lam > 0:
             logits = _logits(module, pixels)
             scale = clean_lam * (2 / logits.shape[1] if loss == "bce" else 1)
-            clean = scale * soft_cross_entropy(logits, soft_targets(y, logits.shape[1]))
+            clean = scale * _clean_loss(logits, y, loss)
             parameters = [p for p in module.parameters() if p.requires_grad]
             gradient, *kept = torch.autograd.grad(clean, [pixels, *parameters], allow_unused=True)
             extra["clean"] = _keep(clean, parameters, kept)
         else:
             logits = _evaluated_logits(module, pixels)
-            clean = soft_cross_entropy(logits, soft_targets(y, logits.shape[1]))
+            clean = _clean_loss(logits, y, loss)
             (gradient,) = torch.autograd.grad(clean, pixels, allow_unused=True)
     # If the logits do not depend on the input, all pixels are equally salient.
     gradient = torch.zeros_like(x) if gradient is None else gradient
     return Saliency(_magnitude(gradient, std), gradient, extra)
+
+
+def _clean_loss(logits: Float[Tensor, "b k"], y: Tensor, loss: str) -> Tensor:
+    multi_label = loss == "sigmoid_bce"
+    targets = soft_targets(y, logits.shape[1], multi_label=multi_label)
+    return sigmoid_bce(logits, targets) if multi_label else soft_cross_entropy(logits, targets)
 
 
 def _evaluated_logits(module: nn.Module, x: Tensor) -> Tensor:

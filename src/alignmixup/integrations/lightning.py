@@ -1,0 +1,80 @@
+"""Lightning: a mixin with a ``training_step`` that mixes.
+
+The module imports nothing of Lightning, so that it works with ``lightning`` and with
+``pytorch_lightning``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+from torch import Tensor, nn
+
+from alignmixup.contracts import Mixed, Mixer
+from alignmixup.integrations.draws import share_done, step_rng
+from alignmixup.outputs import as_logits
+
+__all__ = ["MixupModule"]
+
+
+class MixupModule:
+    """Mixin for a ``LightningModule`` whose ``forward`` returns logits.
+
+    Put it before ``LightningModule`` among the base classes and set ``mixer``. Layers are named
+    from the LightningModule: a network in ``self.net`` has ``"net.layer4"``. Batches are pairs of
+    images and labels. All ranks draw the same; validation and prediction are not mixed.
+
+    It logs ``train_loss`` and ``train_accuracy_under_mixing``, the share of label mass that the
+    prediction hits.
+
+    Attributes:
+        mixer: The method; it can change in the course of training.
+        mixer_seed: Seed of the draws, which depend on it, the epoch and the batch alone: a resumed
+            run repeats them.
+
+    Example:
+        ```python
+        class Classifier(MixupModule, lightning.LightningModule):
+            def __init__(self):
+                super().__init__()
+                self.net = make_network()
+                self.mixer = am.AlignMixup("net.layer3")
+
+            def forward(self, x):
+                return self.net(x)
+
+            def configure_optimizers(self):
+                return torch.optim.SGD(self.parameters(), lr=0.1)
+        ```
+    """
+
+    mixer: Mixer
+    mixer_seed: int = 0
+
+    # Of LightningModule.
+    current_epoch: int
+    global_step: int
+    trainer: Any
+    log: Callable[..., None]
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        """Return the loss of the mixed batch."""
+        x, y = batch
+        rng = step_rng(self.mixer_seed, self.current_epoch, batch_idx)
+        net = as_logits(cast(nn.Module, self))
+        mixed = self.mixer(net, x, y, rng, progress=self.progress)
+        loss = self.mixed_loss(mixed)
+        self.log("train_loss", loss)
+        if mixed.logits is not None:
+            self.log("train_accuracy_under_mixing", mixed.accuracy_under_mixing())
+        return loss
+
+    def mixed_loss(self, mixed: Mixed) -> Tensor:
+        """Return the loss of a mixed batch; override it to use a criterion of your own."""
+        return mixed.loss()
+
+    @property
+    def progress(self) -> float:
+        """Share of the training steps that are done, for mixers with a schedule."""
+        return share_done(self.global_step, self.trainer.estimated_stepping_batches)

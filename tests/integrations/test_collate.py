@@ -1,0 +1,82 @@
+"""A collate function gives the network the images and targets that the mixer would."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import alignmixup as am
+from cases import IMAGE_SIZE, NUM_CLASSES, ROWS, Row, images, labels
+
+every_row = pytest.mark.parametrize("row", [pytest.param(row, id=row.name) for row in ROWS])
+
+
+class Seen(nn.Module):
+    """Keep the images of the last call."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.images = x
+        return x.new_zeros(len(x), NUM_CLASSES)
+
+
+def samples() -> list[tuple[Tensor, Tensor]]:
+    return list(zip(images(6), labels(6), strict=True))
+
+
+@every_row
+def test_a_method_mixes_alike_or_is_an_error(row: Row) -> None:
+    if row.mixer.needs_network:
+        with pytest.raises(ValueError, match=r"looks into the network.* in the training loop"):
+            am.MixCollate(row.mixer, NUM_CLASSES)
+        return
+    collate = am.MixCollate(row.mixer, NUM_CLASSES, rng=torch.Generator().manual_seed(3))
+    x, targets = collate(samples())
+    net = Seen()
+    mixed = row.mixer(net, images(6), labels(6), torch.Generator().manual_seed(3))
+    assert torch.equal(x, net.images)
+    assert torch.equal(targets, mixed.targets)
+
+
+def test_methods_that_mix_images_work_and_the_others_do_not() -> None:
+    free = {type(row.mixer).__name__ for row in ROWS if not row.mixer.needs_network}
+    pixels = {"InputMixup", "CutMix", "Cutout", "SaliencyMix", "StyleMix", "StyleCutMix", "NoMix"}
+    pixels |= {"ResizeMix", "FMix", "SmoothMix", "GridMix", "OneOf", "LabelSmoothing"}
+    assert free == pixels
+
+
+def test_the_loader_shuffles_and_the_collate_function_mixes() -> None:
+    data = TensorDataset(images(12), labels(12))
+    loader = DataLoader(data, batch_size=4, collate_fn=am.MixCollate(am.InputMixup(), NUM_CLASSES))
+    for x, targets in loader:
+        assert x.shape == (4, 3, IMAGE_SIZE, IMAGE_SIZE)
+        torch.testing.assert_close(targets.sum(1), torch.ones(4))
+        assert not x.requires_grad
+
+
+def test_multi_label_targets_and_a_collate_function_of_ones_own() -> None:
+    rows = torch.tensor([[1.0, 1.0, 0.0], [0.0, 1.0, 1.0]])
+
+    def stack(samples: list[dict[str, Tensor]]) -> tuple[Tensor, Tensor]:
+        return torch.stack([s["image"] for s in samples]), torch.stack([s["tags"] for s in samples])
+
+    mixer = am.InputMixup(loss="sigmoid_bce")
+    collate = am.MixCollate(mixer, 3, collate=stack)
+    _, targets = collate([{"image": x, "tags": y} for x, y in zip(images(2), rows, strict=True)])
+    torch.testing.assert_close(targets.sum(1), torch.full((2,), 2.0))
+
+
+class Twice(am.InputMixup):
+    """Calls the network twice, which a data loader cannot do."""
+
+    def _mix(self, net, x, y, draw):
+        net(x)
+        return super()._mix(net, x, y, draw)
+
+
+def test_a_method_that_runs_the_network_twice_is_named() -> None:
+    with pytest.raises(ValueError, match="Twice called the network 2 times: set needs_network"):
+        am.MixCollate(Twice(), NUM_CLASSES)(samples())
+    with pytest.raises(ValueError, match="num_classes must be at least 1, got 0"):
+        am.MixCollate(am.CutMix(), 0)
