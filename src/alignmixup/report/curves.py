@@ -23,6 +23,7 @@ class Curve:
     """Test accuracy in percent by epoch."""
 
     label: str
+    method: str
     data: str
     network: str
     points: tuple[tuple[int, float], ...]
@@ -52,7 +53,7 @@ def read_curves(paths: Sequence[Path], results: Sequence[Result]) -> list[Curve]
     for (data, net), points in LOGS.items():
         place = (data, LOGGED[net])
         if place in places:
-            curves.append(Curve("authors' log, AlignMixup", *place, tuple(points), True))
+            curves.append(Curve("authors' log", "alignmixup", *place, tuple(points), True))
     return curves
 
 
@@ -75,7 +76,7 @@ def _of_run(folder: Path) -> Curve | None:
         return None
     known = RecipeKey(**key)
     label = f"{method_name(known.method)} ({folder.name})"
-    return Curve(label, known.data, known.network, _thinned(points))
+    return Curve(label, known.method, known.data, known.network, _thinned(points))
 
 
 def _of_csv(file: Path, keys: dict[str, RecipeKey]) -> Curve | None:
@@ -91,7 +92,8 @@ def _of_csv(file: Path, keys: dict[str, RecipeKey]) -> Curve | None:
     rest = file.stem[len(name) :].strip("-")
     words = ", ".join(word for word in (keys[name].variant, rest) if word)
     label = f"{method_name(keys[name].method)} ({words})"
-    return Curve(label, keys[name].data, keys[name].network, _thinned(points))
+    key = keys[name]
+    return Curve(label, key.method, key.data, key.network, _thinned(points))
 
 
 def _thinned(points: Sequence[tuple[int, float]]) -> tuple[tuple[int, float], ...]:

@@ -96,6 +96,10 @@ class Grid:
     def place(self) -> str:
         return place_name(self.data, self.network)
 
+    def is_published(self, measure: Measure) -> bool:
+        """Whether the paper prints this measure in any row."""
+        return any(row.cells[measure].published is not None for row in self.rows)
+
     @property
     def has_sources(self) -> bool:
         return any(row.source for row in self.rows)
@@ -241,6 +245,14 @@ def _place_order(data: str, network: str) -> tuple[object, ...]:
 def _rank(name: str, known: Mapping[str, str]) -> tuple[int, str]:
     names = list(known)
     return (names.index(name), "") if name in known else (len(names), name)
+
+
+def shared_variant(rows: Iterable[GridRow]) -> tuple[str, ...]:
+    """What the variants of all measured rows have in common: said once, below a table."""
+    variants = [row.variant for row in rows if row.is_measured]
+    if len(variants) < 2:
+        return ()
+    return tuple(word for word in variants[0] if all(word in other for other in variants))
 
 
 def claims_of(grid: Grid) -> list[Claim]:

@@ -1,52 +1,57 @@
-"""Sections of the page that show pictures of runs, from the artifacts in their folders."""
+"""Parts of the page that show pictures of runs, from the artifacts in their folders."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from html import escape
-from pathlib import Path
 from typing import Any
 
 from alignmixup.report.artifacts import Artifact
 
-_TITLES = {
-    "interpolations": "Decoded interpolations",
-    "transport": "Where the mass goes",
-    "localization": "Localization examples",
-    "confusion": "Confusions and certain mistakes",
-}
 _ABOUT = {
-    "interpolations": "Features of two images mixed with the share lam of the first, and decoded. "
-    "Move the slider, or use the arrow keys on it.",
-    "transport": "Point at a position of the first image, or move with the arrow keys: the second "
-    "image shows where its mass goes in the transport plan between their features.",
-    "localization": "Solid, orange: the box found from the class activation map; dashed, blue: the "
+    "interpolations": "Features of two images, mixed with the share \u03bb of the first and "
+    "decoded. Move the slider, or use the arrow keys on it.",
+    "transport": "Point at a position of the first image, or move over it with the arrow keys: the "
+    "second image shows where the mass of that position goes in the transport plan.",
+    "localization": "Solid orange: the box found from the class activation map. Dashed blue: the "
     "true box.",
-    "confusion": "Rows are true classes, columns predictions; the darker, the more images.",
+    "confusion": "Rows are true classes, columns predictions; the darker, the more images. Below: "
+    "the mistakes made with the most confidence.",
 }
+_NO_FOLDER = "no run folder was given"
+_NO_FILE = "the run folders hold none; 'alignmixup report RUN --out DIR' makes them from the data"
 
 
-def picture_sections(
-    artifacts: Mapping[str, Sequence[Artifact]], folders: Sequence[Path]
-) -> list[tuple[str, str, dict[str, Any]]]:
-    """Return title, HTML and data of each kind of picture; one sentence where there is none."""
-    sections = []
-    for kind, title in _TITLES.items():
-        made = artifacts[kind]
-        shown = [a for a in made if "left_out" not in a]
-        reasons = [f"{a.get('run', 'a run')}: {a['left_out']}" for a in made if "left_out" in a]
-        if not made:
-            reasons = ["no run folder was given" if not folders else _NOTHING]
-        lines = [f'<p class="note">Left out for {escape(str(why))}.</p>' for why in reasons]
-        if not made:
-            lines = [f'<p class="note">Left out: {escape(reasons[0])}.</p>']
-        about = f"<p>{escape(_ABOUT[kind])}</p>" if shown else ""
+class Pictures:
+    """The pictures of all runs by kind, and why some are missing."""
+
+    def __init__(self, artifacts: Mapping[str, Sequence[Artifact]], *, has_folders: bool) -> None:
+        self._all = artifacts
+        self._has_folders = has_folders
+
+    def data(self) -> dict[str, Any]:
+        """Return what the page's script draws."""
+        return {kind: self._shown(kind) for kind in self._all}
+
+    def html(self, kind: str) -> str:
+        """Return the place of the pictures of one kind; empty where there are none."""
+        if not (shown := self._shown(kind)):
+            return ""
         blocks = "".join(
             f'<div class="pictures" data-kind="{kind}" data-index="{i}"></div>'
             for i in range(len(shown))
         )
-        sections.append((title, about + blocks + "".join(lines), {kind: shown}))
-    return sections
+        return f"<p>{escape(_ABOUT[kind])}</p>{blocks}"
 
+    def left_out(self) -> str:
+        """Say which pictures are missing, and why."""
+        lines = []
+        for kind, found in self._all.items():
+            reasons = [f"{a.get('run', 'run')}: {a['left_out']}" for a in found if "left_out" in a]
+            if not found:
+                reasons = [_NO_FILE if self._has_folders else _NO_FOLDER]
+            lines += [f"No pictures of {kind} ({why})." for why in reasons]
+        return f'<p class="note">{escape(" ".join(lines))}</p>' if lines else ""
 
-_NOTHING = "the runs have no pictures; run 'alignmixup report RUN --out DIR' where their data are"
+    def _shown(self, kind: str) -> list[Artifact]:
+        return [artifact for artifact in self._all[kind] if "left_out" not in artifact]

@@ -10,7 +10,15 @@ from dataclasses import dataclass
 from html import escape
 
 from alignmixup.report import paper
-from alignmixup.report.grids import Cell, Claim, Grid, GridRow, better_way, claims_of
+from alignmixup.report.grids import (
+    Cell,
+    Claim,
+    Grid,
+    GridRow,
+    better_way,
+    claims_of,
+    shared_variant,
+)
 from alignmixup.report.measures import Measure
 from alignmixup.report.runs import RunInfo, place_name
 
@@ -56,33 +64,41 @@ def grid_html(grid: Grid) -> str:
     """Return one of the paper's tables, ours beside the published figures."""
     heads = [Head("Method")]
     heads += [Head("Source")] if grid.has_sources else []
-    heads += [Head("Variant"), Head("Epochs", True), Head("Seeds", True)]
+    heads.append(Head("Epochs", True))
     for measure in grid.measures:
         heads.append(Head(_measure_name(measure), True))
-        heads.append(Head("paper", True, True))
-    rows = [_row_html(grid, row) for row in grid.rows]
+        heads += [Head("paper", True, True)] if grid.is_published(measure) else []
+    shared = shared_variant(grid.rows)
+    heads += [Head("Seeds", True), *([Head("Variant")] if _has_variants(grid, shared) else [])]
+    rows = [_row_html(grid, row, shared) for row in grid.rows]
     name = f"{grid.kind}-{grid.data}-{grid.network}"
-    return table_html(f"{grid.title}: {grid.place}", heads, rows, name=name, note=grid.note)
+    every = f"Variant of every measured row: {', '.join(shared)}." if shared else ""
+    note = " ".join(text for text in (grid.note, every) if text)
+    return table_html(grid.place, heads, rows, name=name, note=note)
 
 
 def _measure_name(measure: Measure) -> str:
     better = better_way(measure)
-    arrow = "" if better is None else f" {_ARROWS[better]}"
+    arrow = "" if better is None else f"\u00a0{_ARROWS[better]}"
     return f"{measure.name() or 'Top-1 error'} ({measure.unit()}){arrow}"
 
 
-def _row_html(grid: Grid, row: GridRow) -> str:
+def _has_variants(grid: Grid, shared: Sequence[str]) -> bool:
+    return any(set(row.variant) - set(shared) for row in grid.rows)
+
+
+def _row_html(grid: Grid, row: GridRow, shared: Sequence[str]) -> str:
     source = paper.SOURCES.get(row.source, row.source)
-    chips = "".join(f'<span class="chip">{escape(word)}</span>' for word in row.variant)
+    words = [word for word in row.variant if word not in shared]
+    chips = "".join(f'<span class="chip">{escape(word)}</span>' for word in words)
     seeds = {0: "", 1: "one"}.get(row.num_seeds, str(row.num_seeds))
     cells = [f"<td>{escape(source)}</td>"] if grid.has_sources else []
-    cells += [
-        f'<td class="variant">{chips}</td>',
-        f'<td class="number" data-value="{row.epochs or ""}">{escape(row.length)}</td>',
-        f'<td class="number" data-value="{row.num_seeds or ""}">{seeds}</td>',
-    ]
+    cells.append(f'<td class="number" data-value="{row.epochs or ""}">{escape(row.length)}</td>')
     for measure in grid.measures:
-        cells += _value_html(row.cells[measure], measure.digits)
+        both = _value_html(row.cells[measure], measure.digits)
+        cells += both if grid.is_published(measure) else both[:1]
+    cells.append(f'<td class="number" data-value="{row.num_seeds or ""}">{seeds}</td>')
+    cells += [f'<td class="variant">{chips}</td>'] if _has_variants(grid, shared) else []
     kind = "" if row.is_measured else ' class="paper"'
     smoke = " data-smoke" if row.is_smoke else ""
     where = f' data-place="{escape(grid.place)}"'
@@ -173,7 +189,7 @@ def runs_html(runs: Sequence[RunInfo]) -> str:
     rows = []
     for run in sorted(runs, key=lambda run: run.date, reverse=True):
         place = place_name(run.key.data, run.key.network)
-        top1 = run.value("accuracy", "top1_median10", "top1_last", "top1")
+        top1 = run.top1
         newest = max(run.results, key=lambda result: result.date)
         smoke = " data-smoke" if run.is_smoke else ""
         cells = (

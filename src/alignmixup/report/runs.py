@@ -61,6 +61,11 @@ class RunInfo:
     def date(self) -> str:
         return max(result.date for result in self.results)
 
+    @property
+    def top1(self) -> float | None:
+        """Its accuracy: the median of the last ten epochs, else the last, else as scored."""
+        return self.value("accuracy", "top1_median10", "top1_last", "top1")
+
     def value(self, task: str, *metrics: str) -> float | None:
         """Return the newest value of the first of these metrics that it has."""
         for metric in metrics:

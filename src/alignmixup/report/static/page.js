@@ -81,10 +81,23 @@
     }
     for (const chart of all("figure.chart")) chart.hidden = isHidden(chart);
     for (const figure of all("figure.table")) {
-      const rows = all("tbody tr", figure);
+      const rows = all("tbody tr", figure).filter((row) => !row.classList.contains("paper"));
       figure.hidden = rows.length > 0 && rows.every((row) => row.hidden);
     }
+    // A section in which everything is hidden says so.
+    for (const section of all("main section")) {
+      const parts = all("figure.table, figure.chart", section);
+      const isEmpty = parts.length > 0 && parts.every((part) => part.hidden);
+      let note = section.querySelector(".nothing");
+      if (isEmpty && !note) {
+        const text = "Nothing here with these filters; smoke tests are hidden unless ticked above.";
+        section.append(note = make("p", { class: "note nothing", text }));
+      }
+      if (note) note.hidden = !isEmpty;
+    }
+    idle(drawNext);
   }
+  const idle = window.requestIdleCallback || ((task) => setTimeout(task, 50));
   for (const control of Object.values(controls)) if (control) control.addEventListener("input", applyFilters);
   document.querySelector("form.controls").addEventListener("submit", (event) => event.preventDefault());
 
@@ -93,13 +106,15 @@
   const dark = window.matchMedia("(prefers-color-scheme: dark)");
   const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
-  function chartConfig() {
+  function chartConfig(width) {
     const text = color("--text"), faint = color("--line"), muted = color("--muted");
     return {
       background: "transparent", font: "system-ui, sans-serif",
-      axis: { labelColor: muted, titleColor: text, gridColor: faint, domainColor: faint, tickColor: faint,
+      axis: { labelFlush: false, tickCount: width < 500 ? 5 : 8, labelOverlap: true, labelColor: muted, titleColor: text, gridColor: faint, domainColor: faint, tickColor: faint,
               titleFontWeight: 500, labelFontSize: 11, titleFontSize: 12 },
-      legend: { labelColor: text, titleColor: text, labelFontSize: 12, symbolStrokeWidth: 2.5 },
+      legend: { labelColor: text, titleColor: text, labelFontSize: 12, symbolStrokeWidth: 2, symbolBaseStrokeColor: muted,
+                layout: { bottom: { anchor: "start", direction: width < 760 ? "vertical" : "horizontal", margin: 6 } },
+                columns: Math.max(1, Math.min(6, Math.floor(width / 150))), padding: 4, rowPadding: 3, columnPadding: 14 },
       view: { stroke: null }, text: { color: text },
     };
   }
@@ -108,9 +123,10 @@
   function draw(element) {
     if (drawn.has(element) || element.closest("[hidden]")) return;
     drawn.set(element, null);
+    const isSmall = element.parentNode.classList.contains("small");
     const options = {
-      ast: true, renderer: "svg", config: chartConfig(),
-      actions: { export: true, source: false, compiled: false, editor: false },
+      ast: true, renderer: "svg", config: chartConfig(element.clientWidth),
+      actions: isSmall ? false : { export: true, source: false, compiled: false, editor: false },
     };
     window.vegaEmbed(element, data.charts[element.dataset.chart], options)
       .then((view) => drawn.set(element, view));
@@ -121,12 +137,10 @@
     for (const entry of entries) if (entry.isIntersecting) draw(entry.target);
   }, { rootMargin: "400px" });
   charts.forEach((chart) => near.observe(chart));
-  const idle = window.requestIdleCallback || ((task) => setTimeout(task, 50));
   function drawNext() {
     const next = charts.find((chart) => !drawn.has(chart) && !chart.closest("[hidden]"));
     if (next) { draw(next); idle(drawNext); }
   }
-  idle(drawNext);
   window.addEventListener("beforeprint", () => charts.forEach(draw));
   dark.addEventListener("change", () => {
     for (const [element, view] of drawn) { if (view) view.finalize(); element.replaceChildren(); }
