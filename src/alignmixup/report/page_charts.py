@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 ATTACKS = {"fgsm": "FGSM", "pgd": "PGD", "strong_attack": "strong attack"}
 # Curves that differ more in length are shown over the logarithm of the epoch.
 RATIO = 5
+# A curve of fewer points has them marked: one point alone makes no line.
+SHORT = 12
 
 
 def curve_charts(curves: Sequence[Curve], palette: Palette) -> list[ChartBlock]:
@@ -69,9 +71,11 @@ def curve_charts(curves: Sequence[Curve], palette: Palette) -> list[ChartBlock]:
         )
         chosen = chosen_in_legend()
         # Behind ours, and as fine as a line can be.
-        log = base.transform_filter("datum.published").mark_line(strokeWidth=1, point=False)
-        ours = base.transform_filter("!datum.published").mark_line(strokeWidth=1.8)
-        chart = alt.layer(log, faded(ours, chosen).add_params(chosen))
+        log = base.transform_filter("datum.published").mark_line(strokeWidth=1)
+        is_short = min(len(c.points) for c in own) < SHORT
+        ours = base.transform_filter("!datum.published").mark_line(strokeWidth=1.8, point=is_short)
+        layers = [*([log] if theirs else []), faded(ours, chosen).add_params(chosen)]
+        chart = alt.layer(*layers)
         place = place_name(data_name, network)
         what = " The thin gray line is the authors' published log." if theirs else ""
         blocks.append(block(chart, f"{place}: test accuracy by epoch.{what}", place))

@@ -68,6 +68,10 @@
   const controls = { text: "filter", place: "place", smoke: "smoke", published: "published" };
   for (const [name, id] of Object.entries(controls)) controls[name] = document.getElementById(id);
 
+  // A filter that would change nothing is not shown.
+  controls.published.parentNode.hidden = !document.querySelector("tr.paper");
+  controls.place.hidden = controls.place.options.length < 3;
+
   function applyFilters() {
     const words = controls.text.value.toLowerCase().split(/\s+/).filter(Boolean);
     const place = controls.place.value;
