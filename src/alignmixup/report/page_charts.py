@@ -45,6 +45,7 @@ def curve_charts(curves: Sequence[Curve], palette: Palette) -> list[ChartBlock]:
                 "series": c.label,
                 "method": c.label if c.is_published else method_name(c.method),
                 "published": c.is_published,
+                "few": len(c.points) < SHORT,
             }
             for c in own
             for epoch, top1 in c.points
@@ -72,9 +73,10 @@ def curve_charts(curves: Sequence[Curve], palette: Palette) -> list[ChartBlock]:
         chosen = chosen_in_legend()
         # Behind ours, and as fine as a line can be.
         log = base.transform_filter("datum.published").mark_line(strokeWidth=1)
-        is_short = min(len(c.points) for c in own) < SHORT
-        ours = base.transform_filter("!datum.published").mark_line(strokeWidth=1.8, point=is_short)
+        ours = base.transform_filter("!datum.published").mark_line(strokeWidth=1.8)
         layers = [*([log] if theirs else []), faded(ours, chosen).add_params(chosen)]
+        if any(row["few"] for row in rows):
+            layers.append(base.transform_filter("datum.few").mark_circle(size=30, opacity=1))
         chart = alt.layer(*layers)
         place = place_name(data_name, network)
         what = " The thin gray line is the authors' published log." if theirs else ""

@@ -87,6 +87,8 @@
     for (const figure of all("figure.table")) {
       const rows = all("tbody tr", figure).filter((row) => !row.classList.contains("paper"));
       figure.hidden = rows.length > 0 && rows.every((row) => row.hidden);
+      const hasVariants = rows.some((row) => !row.hidden && row.querySelector(".chip"));
+      for (const cell of all(".variant", figure)) cell.hidden = !hasVariants;
     }
     // A section in which everything is hidden says so.
     for (const section of all("main section")) {

@@ -15,7 +15,7 @@
   const image = (source, alt) => make("img", { src: source, alt, class: "pixels" });
   const labeled = (content, text) =>
     make("figure", { class: "tile" }, content, make("figcaption", { text }));
-  const heading = (made) => make("h3", { text: made.caption ? `${made.run}: ${made.caption}` : made.run });
+  const heading = (made) => make("summary", { text: made.caption ? `${made.run}: ${made.caption}` : made.run });
 
   function interpolations(made) {
     const last = made.shares.length - 1;
@@ -146,6 +146,8 @@
   const painters = { interpolations, transport, localization, confusion };
   for (const place of document.querySelectorAll(".pictures")) {
     const made = data[place.dataset.kind][place.dataset.index];
-    place.append(heading(made), ...painters[place.dataset.kind](made));
+    const details = make("details", {}, heading(made), ...painters[place.dataset.kind](made));
+    details.open = place.dataset.index === "0"; // of several runs, the first
+    place.append(details);
   }
 })();
