@@ -100,8 +100,16 @@ def _kind_table(kind: str, grids: Sequence[Grid]) -> Table:
     has_sources = any(grid.has_sources for grid in grids)
     measured = [(grid, row) for grid in grids for row in grid.rows if row.is_measured]
     shared = shared_variant(row for _, row in measured)
-    rows = [_row(grid, row, measures, has_sources, shared) for grid, row in measured]
-    heads = ["Method", "Data", *(["Source"] if has_sources else []), "Epochs", "Seeds"]
+    # One data set and network is in the title.
+    places = list(dict.fromkeys(grid.place for grid, _ in measured))
+    rows = []
+    for grid, row in measured:
+        where = [grid.place] if len(places) > 1 else []
+        where += [paper.SOURCES.get(row.source, row.source)] if has_sources else []
+        rows.append(_row(row, where, measures, shared))
+    heads = ["Method", *(["Data"] if len(places) > 1 else []), *(["Source"] if has_sources else [])]
+    heads += ["Epochs", "Seeds"]
+    title = KINDS[kind][0] + ("" if len(places) > 1 else f", {places[0]}")
     names = [f"{m.name() or 'Top-1 error'} ({m.unit()})" for m in measures]
     is_published = any(grid.is_published(m) for grid in grids for m in grid.measures)
     notes = ["In brackets: published."] if is_published else []
@@ -112,21 +120,16 @@ def _kind_table(kind: str, grids: Sequence[Grid]) -> Table:
     if len(rows) > MAX_ROWS:
         notes.append(f"{len(rows) - MAX_ROWS} more rows on the page.")
     shown = tuple(rows[:MAX_ROWS])
-    return Table(KINDS[kind][0], (*heads, *names), shown, (" ".join(notes),) if notes else ())
+    return Table(title, (*heads, *names), shown, (" ".join(notes),) if notes else ())
 
 
 def _row(
-    grid: Grid,
-    row: GridRow,
-    measures: Sequence[Measure],
-    has_sources: bool,
-    shared: Sequence[str],
+    row: GridRow, where: Sequence[str], measures: Sequence[Measure], shared: Sequence[str]
 ) -> tuple[str, ...]:
     words = [word for word in row.variant if word not in shared]
     variant = f" ({', '.join(words)})" if words else ""
-    source = [paper.SOURCES.get(row.source, row.source)] if has_sources else []
     cells = [_cell(row.cells.get(m), m.digits) for m in measures]
-    return (row.name + variant, grid.place, *source, row.length, str(row.num_seeds), *cells)
+    return (row.name + variant, *where, row.length, str(row.num_seeds), *cells)
 
 
 def _cell(cell: Cell | None, digits: int) -> str:
