@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,10 +60,9 @@ def read_curves(paths: Sequence[Path], results: Sequence[Result]) -> list[Curve]
 
 def _of_run(folder: Path) -> Curve | None:
     """Read the curve of a run from its ledger; None where nothing was evaluated yet."""
-    record = _json(folder / "run.json")
-    key = record.get("key")
+    known = _key(folder / "run.json")
     ledger = folder / LEDGER
-    if not isinstance(key, dict) or not ledger.exists():
+    if known is None or not ledger.exists():
         return None
     points = []
     for line in ledger.read_text(encoding="utf-8", errors="replace").splitlines():
@@ -74,7 +74,6 @@ def _of_run(folder: Path) -> Curve | None:
             points.append((int(event["epoch"]), float(event["test"]["top1"])))
     if not points:
         return None
-    known = RecipeKey(**key)
     label = f"{method_name(known.method)} ({folder.name})"
     return Curve(label, known.method, known.data, known.network, _thinned(points))
 
@@ -102,9 +101,16 @@ def _thinned(points: Sequence[tuple[int, float]]) -> tuple[tuple[int, float], ..
     return tuple(points[::-1][::step][::-1])
 
 
-def _json(path: Path) -> dict[str, object]:
+def _key(path: Path) -> RecipeKey | None:
+    """Read the key of a run; one of an older version has the names of its parts alone."""
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return record if isinstance(record, dict) else {}
+        names = {
+            "data.name": record.get("data", {}).get("name", "unknown"),
+            "net.name": record.get("net", {}).get("name", "unknown"),
+            "mixer": record.get("mixer", {}).get("kind", "unknown"),
+        }
+        return RecipeKey.from_record(record, names, str(record.get("name", "")))
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        warnings.warn(f"{path} is damaged ({error}): its curve is left out", stacklevel=4)
+        return None
