@@ -160,6 +160,10 @@ def test_report_puts_ours_beside_the_published_figure(capsys, tmp_path):
     status, _, err = call(capsys, "report", str(tmp_path / "nothing"))
     assert status == 1
     assert "nothing" in err
+    for out in ("results.jsonl", "page.html"):
+        status, _, err = call(capsys, "report", str(tmp_path), "--out", str(tmp_path / out))
+        assert status == 1
+        assert "--out must be a folder" in err
 
 
 def test_a_report_without_a_figure_says_so(capsys, tmp_path):

@@ -125,6 +125,7 @@ def test_filters_hide_and_show_rows(chromium, report):
         assert column(errors, 0) == ["Baseline", "Input mixup", "AlignMixup"]
         page.fill("#filter", "input")
         assert column(errors, 0) == ["Input mixup"]
+        assert page.locator(".confusion tbody tr").first.is_visible()  # no rows of results
         page.fill("#filter", "")
         page.select_option("#place", "CIFAR-100, R-18")
         assert errors.is_hidden()

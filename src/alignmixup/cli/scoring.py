@@ -112,6 +112,8 @@ class Report:
         from alignmixup.report.render import to_rich, write_tables
         from alignmixup.report.summary import comparison_table, paper_tables, summarize
 
+        if self.out is not None and (self.out.is_file() or self.out.suffix == ".html"):
+            raise ValueError(f"--out must be a folder, in which report.html is written: {self.out}")
         results = read_results(self.runs)
         summary = summarize(results, self.accuracy, recipe_settings, smoke_tests=self.smoke_tests)
         if not summary.tables:

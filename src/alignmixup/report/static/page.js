@@ -78,13 +78,14 @@
     const isHidden = (element) =>
       (place && element.dataset.place && element.dataset.place !== place) ||
       (element.hasAttribute("data-smoke") && !(controls.smoke && controls.smoke.checked));
-    for (const row of all("main tbody tr")) {
+    const filtered = (element) => !element.closest(".pictures, #difference");
+    for (const row of all("main tbody tr").filter(filtered)) {
       const text = row.textContent.toLowerCase();
       row.hidden = isHidden(row) || words.some((word) => !text.includes(word)) ||
         (row.classList.contains("paper") && !controls.published.checked);
     }
     for (const chart of all("figure.chart")) chart.hidden = isHidden(chart);
-    for (const figure of all("figure.table")) {
+    for (const figure of all("figure.table").filter(filtered)) {
       const rows = all("tbody tr", figure).filter((row) => !row.classList.contains("paper"));
       figure.hidden = rows.length > 0 && rows.every((row) => row.hidden);
       const hasVariants = rows.some((row) => !row.hidden && row.querySelector(".chip"));
@@ -92,7 +93,7 @@
     }
     // A section in which everything is hidden says so.
     for (const section of all("main section")) {
-      const parts = all("figure.table, figure.chart", section);
+      const parts = all("figure.table, figure.chart", section).filter(filtered);
       const isEmpty = parts.length > 0 && parts.every((part) => part.hidden);
       let note = section.querySelector(".nothing");
       if (isEmpty && !note) {

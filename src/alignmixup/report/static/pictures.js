@@ -128,8 +128,10 @@
       const head = make("tr", {}, make("td"), ...made.classes.map((name) => make("th", { scope: "col" }, make("span", { text: name }))));
       const rows = made.counts.map((row, i) =>
         make("tr", {}, make("th", { scope: "row", text: made.classes[i] }), ...row.map((value, j) => cell(value, i, j))));
-      parts.push(make("div", { class: "scroll", tabindex: "0" },
-        make("table", { class: "confusion" }, make("thead", {}, head), make("tbody", {}, ...rows))));
+      const table = make("table", { class: "confusion" }, make("thead", {}, head), make("tbody", {}, ...rows));
+      const csv = make("button", { type: "button", class: "csv", text: "CSV" });
+      parts.push(make("figure", { class: "table", "data-name": `confusion-${made.run}` },
+        make("div", { class: "scroll", tabindex: "0" }, table), make("div", { class: "below" }, csv)));
     }
     const pairs = made.counts.flatMap((row, i) => row.map((value, j) => [value, i, j])).filter(([value, i, j]) => value && i !== j);
     pairs.sort(([a], [b]) => b - a);
