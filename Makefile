@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 READY_DOCS := $(VENV)/.ready-docs
 RELEASE := build/release
 
-.PHONY: demo test test-all faults lint types check docs release-check clean
+.PHONY: browser demo test test-all faults lint types check docs release-check clean
 
 demo: $(READY)
 	$(BIN)/alignmixup demo --out demo
@@ -14,7 +14,8 @@ demo: $(READY)
 # One thread a worker: two workers on two cores beat one worker with two threads, and nothing oversubscribes.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
-# Everything a change can break.
+# Everything a change can break. Tests in a browser run where there is a Chromium (Debian: apt-get install chromium);
+# ALIGNMIXUP_REQUIRE_BROWSER=1 fails where there is none.
 test: $(READY)
 	$(PYTEST)
 
@@ -25,6 +26,10 @@ test-all: $(READY)
 # Kills, full disks, damaged files: the quick part is in `make test`, this is all of it (docs/reliability.md).
 faults: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "slow or not slow" tests/faults
+
+# The browser of the tests, from Debian's packages.
+browser:
+	command -v chromium || { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium; }
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -65,6 +65,8 @@ MAY_IMPORT: dict[str, set[str]] = {
 # Imported where they are needed, inside a function. Kernel files import triton at their top, and
 # are themselves imported inside functions. An integration is imported by users of its library.
 LAZY = {
+    "altair",
+    "vl_convert",
     "matplotlib",
     "triton",
     "accelerate",

@@ -73,7 +73,7 @@ COMMANDS: dict[str, Command] = {
     ),
     "report": Command(
         "RUN... [--out DIR]",
-        "tables of results, ours beside the published figures",
+        "a page and tables of results, ours beside the published figures",
         parse_as(Report, "report"),
     ),
     "figure": Command(

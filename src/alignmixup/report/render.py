@@ -6,14 +6,13 @@ import html
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from alignmixup.files import write_text
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
-STYLE = "body{font:16px/1.5 sans-serif;margin:2em}td,th{padding:.2em .8em;text-align:left}"
 HEADER_WIDTH = 12  # of a column on the terminal: longer names are wrapped
 ROW_NAME_WIDTH = 64  # likewise, of the names of the rows
 
@@ -103,31 +102,6 @@ def to_html(table: Table) -> str:
     return "\n".join(lines) + "\n"
 
 
-def in_width(table: Table, width: int) -> list[Table]:
-    """Split a table that is wider than the terminal into tables of fewer columns.
-
-    Each has the names of the rows; the last has the notes. A column that is too wide by itself is
-    wrapped.
-    """
-    names, *widths = [wide + 3 for wide in _widths(table)]  # with the rule and a space each side
-    pieces: list[list[int]] = [[]]
-    for i, wide in enumerate(widths):
-        if pieces[-1] and names + sum(widths[k] for k in pieces[-1]) + wide + 1 > width:
-            pieces.append([])
-        pieces[-1].append(i)
-    if len(pieces) == 1:
-        return [table]
-    return [
-        Table(
-            f"{table.title} ({number} of {len(pieces)})",
-            _pick(table.columns, piece),
-            tuple(_pick(row, piece) for row in table.rows),
-            table.notes if number == len(pieces) else (),
-        )
-        for number, piece in enumerate(pieces, start=1)
-    ]
-
-
 def _widths(table: Table) -> list[int]:
     names, *cells = [
         max([min(len(name), HEADER_WIDTH), *(len(row[i]) for row in table.rows)])
@@ -136,31 +110,32 @@ def _widths(table: Table) -> list[int]:
     return [min(names, ROW_NAME_WIDTH), *cells]
 
 
-def _pick(cells: tuple[str, ...], piece: Sequence[int]) -> tuple[str, ...]:
-    return (cells[0], *(cells[i + 1] for i in piece))
-
-
 def to_rich(table: Table) -> RichTable:
     """Render for the terminal; names are not interpreted as rich markup."""
+    from rich.box import SIMPLE_HEAD
     from rich.table import Table as RichTable
     from rich.text import Text
 
-    shown = RichTable(title=Text(table.title), caption=Text("\n".join(table.notes)))
+    shown = RichTable(
+        title=Text(table.title),
+        caption=Text("\n".join(table.notes)),
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+    )
     for i, (name, wide) in enumerate(zip(table.columns, _widths(table), strict=True)):
-        shown.add_column(Text(name), justify="right" if i else "left", max_width=wide)
+        justify: Literal["left", "right"] = "right" if i else "left"
+        shown.add_column(Text(name), justify=justify, max_width=wide, overflow="fold")
     for row in table.rows:
         shown.add_row(*[Text(cell) for cell in row])
     return shown
 
 
 def write_tables(tables: Sequence[Table], out: Path) -> list[Path]:
-    """Write all tables into ``out`` as tables.md, tables.tex and tables.html; return the paths."""
+    """Write all tables into ``out`` for papers, as tables.md and tables.tex; return the paths."""
     out.mkdir(parents=True, exist_ok=True)
-    body = "".join(to_html(table) for table in tables)
     pages = {
         "tables.md": "\n\n".join(to_markdown(table) for table in tables) + "\n",
         "tables.tex": "\n\n".join(to_latex(table) for table in tables) + "\n",
-        "tables.html": f"<!doctype html><meta charset='utf-8'><style>{STYLE}</style>{body}\n",
     }
     for name, text in pages.items():
         write_text(out / name, text)
