@@ -105,7 +105,7 @@ class Report:
     smoke_tests: bool = False
     """Keep smoke tests in the tables."""
     pictures: bool = True
-    """Make the pictures of runs that have none yet; needs their data. Others are read."""
+    """Only read pictures of runs; by default those that are missing are made, from the data."""
     title: str = "alignmixup report"
     """Title of the page."""
     data: Path | None = None
