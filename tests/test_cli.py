@@ -149,7 +149,7 @@ def test_report_puts_ours_beside_the_published_figure(capsys, tmp_path):
     (tmp_path / "results.jsonl").write_text("".join(x.to_json() + "\n" for x in lines))
     status, out, _ = call(capsys, "report", str(tmp_path), "--out", str(tmp_path / "out"))
     assert status == 0
-    for name in ("tables.md", "tables.tex", "tables.html"):
+    for name in ("tables.md", "tables.tex", "report.html"):
         assert str(tmp_path / "out" / name) in out
         text = (tmp_path / "out" / name).read_text()
         assert "3.50" in text  # our error
@@ -212,8 +212,8 @@ def test_the_demo_writes_its_report(capsys, tmp_path, monkeypatch):
         assert picture in page
     status, out, _ = call(capsys, "report", str(tmp_path / "demo" / "runs"))
     assert status == 0
-    assert "shapes r18-flatten" in out
-    for row in ("Baseline (demo, last epoch)", "Input mixup (demo, ", "AlignMixup (demo, "):
+    assert "shapes, r18-flatten" in out
+    for row in ("Baseline", "Input mixup", "AlignMixup", "Every row: demo, last epoch."):
         assert row in out
 
 

@@ -61,6 +61,8 @@ MAY_IMPORT: dict[str, set[str]] = {
 # Imported where they are needed, inside a function. Kernel files import triton at their top, and
 # are themselves imported inside functions.
 LAZY = {
+    "altair",
+    "vl_convert",
     "matplotlib",
     "triton",
     "timm",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -10,7 +11,7 @@ from rich.table import Table
 from tyro.conf import Positional, UseAppendAction
 
 from alignmixup.cli.parsing import parse_setting
-from alignmixup.cli.printing import Watch, page_width, print_table
+from alignmixup.cli.printing import Watch, print_table
 
 
 @dataclass
@@ -80,38 +81,70 @@ def _options(texts: tuple[str, ...]) -> dict[str, dict[str, Any]]:
 
 @dataclass
 class Report:
-    """Fold the results of runs into the paper's tables, ours beside the published figure."""
+    """Compare the results of runs with the paper: a page to open in a browser, and tables.
+
+    --out DIR writes DIR/report.html, one file that works offline, and tables.md and tables.tex for
+    papers. Runs far shorter than their recipe are smoke tests: hidden on the page until a box is
+    ticked, and left out of the tables.
+    """
 
     runs: Positional[tuple[Path, ...]]
     """Folders of runs, or files of result lines."""
     out: Path | None = None
-    """Folder for tables.md, tables.tex and tables.html; None: print them."""
+    """Folder of the page and the tables; None: print a summary only."""
     accuracy: Literal["median10", "last", "best"] = "median10"
     """Which accuracy: the median of the last ten epochs (the last epoch of a run of fewer than 30),
     the last, or the best test epoch."""
+    smoke_tests: bool = False
+    """Keep smoke tests in the tables."""
+    pictures: bool = True
+    """Make the pictures of runs that have none yet; needs their data. Others are read."""
+    title: str = "alignmixup report"
+    """Title of the page."""
+    data: Path | None = None
+    """Folder of the data sets; else ALIGNMIXUP_DATA, else ./datasets."""
 
     def __call__(self) -> None:
         from alignmixup.experiments.provenance import recipe_settings
-        from alignmixup.report.measures import kinds_in
+        from alignmixup.report.curves import run_folders
+        from alignmixup.report.page import write_page
         from alignmixup.report.reading import read_results
-        from alignmixup.report.render import in_width, to_rich, write_tables
-        from alignmixup.report.tables import table
+        from alignmixup.report.render import to_rich, write_tables
+        from alignmixup.report.summary import comparison_table, paper_tables, summarize
 
         results = read_results(self.runs)
-        tables = [
-            table(results, kind, which=self.accuracy, recipe_settings=recipe_settings)
-            for kind in kinds_in(results)
-        ]
-        if not tables:
+        summary = summarize(results, self.accuracy, recipe_settings, smoke_tests=self.smoke_tests)
+        if not summary.tables:
             where = ", ".join(str(path) for path in self.runs) or "no folder at all"
             raise ValueError(
                 f"no figure for a table in {where}: name folders of runs that are finished, or "
                 "have been scored by 'alignmixup evaluate'"
             )
+        for each in summary.tables:
+            print_table(to_rich(each))
+        for line in summary.lines:
+            print(line)
         if self.out is None:
-            for each in tables:
-                for piece in in_width(each, page_width()):
-                    print_table(to_rich(piece))
+            print("--out DIR writes all of it as a page, with charts, and as LaTeX and Markdown")
             return
-        for path in write_tables(tables, self.out):
+        if self.pictures:
+            from alignmixup.figures.run_pictures import make_pictures
+
+            make_pictures(run_folders(self.runs), self.data, _announce)
+        page = write_page(
+            results,
+            self.runs,
+            self.out,
+            title=self.title,
+            which=self.accuracy,
+            recipe_settings=recipe_settings,
+        )
+        tables = paper_tables(summary.results, self.accuracy, recipe_settings)
+        compared = comparison_table(summary.grids)
+        for path in write_tables([*tables, *([compared] if compared else [])], self.out):
             print(path)
+        print(page)
+
+
+def _announce(folder: Path) -> None:
+    print(f"making the pictures of {folder} ...", file=sys.stderr)

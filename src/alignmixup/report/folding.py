@@ -117,6 +117,15 @@ def fold(
     return Folded(_cells(newest, usual), len(entries) - len(newest), usual, has_differences)
 
 
+def differences(result: Result, recipe_settings: RecipeSettings) -> Facts:
+    """Return the settings in which the run of a result differs from its recipe, but its length.
+
+    Nothing is known to differ where the recipe is not registered.
+    """
+    entry = _entry(result, Measure("", ""), ("style_weights", "epochs"), recipe_settings)
+    return dict(sorted(entry.differences({}).items())) if entry.recipe is not None else {}
+
+
 def _shown(result: Result, which: str) -> Result | None:
     """Return the result as this table shows it; the last epoch in place of a short run's median."""
     if which != "median10" or not _is_short(result):

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
-STYLE = "body{font:16px/1.5 sans-serif;margin:2em}td,th{padding:.2em .8em;text-align:left}"
 HEADER_WIDTH = 12  # of a column on the terminal: longer names are wrapped
 ROW_NAME_WIDTH = 64  # likewise, of the names of the rows
 
@@ -152,13 +151,11 @@ def to_rich(table: Table) -> RichTable:
 
 
 def write_tables(tables: Sequence[Table], out: Path) -> list[Path]:
-    """Write all tables into ``out`` as tables.md, tables.tex and tables.html; return the paths."""
+    """Write all tables into ``out`` for papers, as tables.md and tables.tex; return the paths."""
     out.mkdir(parents=True, exist_ok=True)
-    body = "".join(to_html(table) for table in tables)
     pages = {
         "tables.md": "\n\n".join(to_markdown(table) for table in tables) + "\n",
         "tables.tex": "\n\n".join(to_latex(table) for table in tables) + "\n",
-        "tables.html": f"<!doctype html><meta charset='utf-8'><style>{STYLE}</style>{body}\n",
     }
     for name, text in pages.items():
         (out / name).write_text(text, encoding="utf-8")

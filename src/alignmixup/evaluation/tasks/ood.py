@@ -114,7 +114,33 @@ def ood_from_logits(
     if score == "max_softmax":  # the paper's detection accuracy comes before ODIN's
         right = (id_scores >= 0.5).double().mean() + (ood_scores < 0.5).double().mean()
         values = {"det_acc_half": 50 * float(right), **values}
-    return [Result("ood", metric, value, settings) for metric, value in values.items()]
+    histogram = {"histogram": score_histogram(id_scores, ood_scores)}
+    return [
+        Result("ood", metric, value, settings | histogram if metric == "auroc" else settings)
+        for metric, value in values.items()
+    ]
+
+
+def score_histogram(
+    id_scores: Float[Tensor, " n"], ood_scores: Float[Tensor, " m"], num_bins: int = 25
+) -> dict[str, list[float] | list[int]]:
+    """Return the counts of both sets over equal bins: ``edges``, ``id`` and ``ood``."""
+    low = float(torch.minimum(id_scores.min(), ood_scores.min()))
+    high = float(torch.maximum(id_scores.max(), ood_scores.max()))
+    if low == high:  # one bin around the only value
+        low, high = low - 0.5, high + 0.5
+    edges = torch.linspace(low, high, num_bins + 1, dtype=torch.float64)
+
+    def counts(scores: Tensor) -> list[int]:
+        index = torch.bucketize(scores.double().cpu(), edges[1:-1], right=True)
+        numbers: list[int] = torch.bincount(index, minlength=num_bins).tolist()
+        return numbers
+
+    return {
+        "edges": [round(edge, 6) for edge in edges.tolist()],
+        "id": counts(id_scores),
+        "ood": counts(ood_scores),
+    }
 
 
 def _max_softmax(logits: Tensor) -> Tensor:

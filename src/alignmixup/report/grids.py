@@ -1,0 +1,289 @@
+"""Results as the grids that people read: one per kind of table, data set and network.
+
+A row is a method with its variant, its length in epochs and, for out-of-distribution detection, the
+source of the images; a column is a measure. Runs of different length are different rows, and each
+row states its length. What the paper prints stands beside each cell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+from alignmixup.contracts import RecipeKey, Result
+from alignmixup.report import paper
+from alignmixup.report.folding import RecipeSettings, Row, fold
+from alignmixup.report.measures import ACCURACIES, KINDS, Measure
+from alignmixup.report.runs import is_smoke_test, method_name, place_name
+from alignmixup.report.statistics import Comparison, Spread, compare, spread
+
+# Settings that do not separate results (as in ``tables``), and the length, which rows have anyway.
+IGNORED = ("seed", "note", "style_weights", "epochs")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Our values by seed, and the published value; either may be missing."""
+
+    seeds: Mapping[int, float]
+    published: float | None
+
+    @property
+    def spread(self) -> Spread | None:
+        """Mean and deviation over the seeds, if there are values."""
+        return spread(self.seeds) if self.seeds else None
+
+
+@dataclass(frozen=True)
+class GridRow:
+    """A method as it was trained; ``epochs`` is None where only the paper has it."""
+
+    method: str
+    labels: tuple[str, ...]
+    settings: tuple[tuple[str, str], ...]
+    epochs: int | None
+    planned: int | None
+    source: str
+    cells: Mapping[Measure, Cell]
+
+    @property
+    def is_measured(self) -> bool:
+        return any(cell.seeds for cell in self.cells.values())
+
+    @property
+    def is_smoke(self) -> bool:
+        return is_smoke_test(self.epochs, self.planned)
+
+    @property
+    def name(self) -> str:
+        return method_name(self.method)
+
+    @property
+    def variant(self) -> tuple[str, ...]:
+        """What sets it apart from the paper's row: labels and settings."""
+        labels = [paper.LABELS.get(label, label) for label in self.labels]
+        # Values are JSON: a string without its quotes reads better.
+        settings = [f"{k}={v.strip(chr(34))}" if v else k for k, v in self.settings]
+        return (*labels, *settings)
+
+    @property
+    def length(self) -> str:
+        """Its epochs, and those of its recipe where it has fewer."""
+        if self.epochs is None:
+            return ""
+        is_part = self.planned is not None and self.epochs < self.planned
+        return f"{self.epochs:,} of {self.planned:,}" if is_part else f"{self.epochs:,}"
+
+    @property
+    def num_seeds(self) -> int:
+        return max((len(cell.seeds) for cell in self.cells.values()), default=0)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """One table: a kind of measurement on one data set with one network."""
+
+    kind: str
+    title: str
+    data: str
+    network: str
+    measures: tuple[Measure, ...]
+    rows: tuple[GridRow, ...]
+    note: str = ""
+
+    @property
+    def place(self) -> str:
+        return place_name(self.data, self.network)
+
+    def is_published(self, measure: Measure) -> bool:
+        """Whether the paper prints this measure in any row."""
+        return any(row.cells[measure].published is not None for row in self.rows)
+
+    @property
+    def has_sources(self) -> bool:
+        return any(row.source for row in self.rows)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A paired comparison of two rows of a grid by one measure."""
+
+    first: GridRow
+    second: GridRow
+    measure: Measure
+    comparison: Comparison
+
+    @property
+    def verdict(self) -> str:
+        """Which is better, only where the interval excludes zero."""
+        verdict, better = self.comparison.verdict, better_way(self.measure)
+        if self.comparison.num_seeds < 2:
+            return "one seed: no comparison"
+        if verdict == "not shown" or better is None:
+            return "no difference shown"
+        wins = self.first if verdict == better else self.second
+        return f"{wins.name} is better"
+
+
+def better_way(measure: Measure) -> str | None:
+    """Return whether ``"lower"`` or ``"higher"`` values of a measure are better."""
+    if measure.printed:
+        return paper.METRICS[measure.printed].better
+    return "higher" if measure.metric == "det_acc_best" else "lower"
+
+
+def make_grids(
+    results: Iterable[Result],
+    kind: str,
+    which: str = "median10",
+    recipe_settings: RecipeSettings = lambda key: None,
+) -> list[Grid]:
+    """Fold the results of one kind into grids, in the order of the paper's tables.
+
+    Args:
+        results: Result lines, as ``read_results`` returns them.
+        kind: One of ``KINDS``.
+        which: The accuracy: best, last or median10.
+        recipe_settings: The settings that the recipe of a key trains with; rows name what differs.
+
+    Returns:
+        One grid per data set and network; none where no result is of this kind.
+
+    Raises:
+        ValueError: If a result of this kind has no recipe key.
+    """
+    title, measures = KINDS[kind]
+    by_length: dict[tuple[int | None, int | None], list[Result]] = {}
+    for result in results:
+        by_length.setdefault((result.epoch, _planned(result, recipe_settings)), []).append(result)
+    places: dict[tuple[str, str], dict[_Id, dict[Measure, dict[int, float]]]] = {}
+    for (epochs, planned), group in by_length.items():
+        folded = fold(group, measures, which, {}, IGNORED, recipe_settings)
+        for (row, column), seeds in folded.cells.items():
+            rows = places.setdefault((column.data, column.network), {})
+            of_row = rows.setdefault(_Id(row, epochs, planned, column.source), {})
+            of_row[column.measure] = {s if isinstance(s, int) else -1: v for s, v in seeds.items()}
+    note = f"Ours is {ACCURACIES[which]}." if kind == "accuracy" else ""
+    return [
+        _grid(kind, title, place, rows, measures, note)
+        for place, rows in sorted(places.items(), key=lambda item: _place_order(*item[0]))
+    ]
+
+
+@dataclass(frozen=True)
+class _Id:
+    row: Row
+    epochs: int | None
+    planned: int | None
+    source: str
+
+
+def _planned(result: Result, recipe_settings: RecipeSettings) -> int | None:
+    """The epochs of the result's recipe, if it is registered."""
+    key = result.base or result.key
+    known = None if key is None else recipe_settings(key)
+    epochs = (known or {}).get("train.epochs")
+    return epochs if isinstance(epochs, int) else None
+
+
+def _grid(
+    kind: str,
+    title: str,
+    place: tuple[str, str],
+    rows: Mapping[_Id, Mapping[Measure, Mapping[int, float]]],
+    measures: Sequence[Measure],
+    note: str,
+) -> Grid:
+    data, network = place
+    used = tuple(m for m in measures if any(m in cells for cells in rows.values()))
+
+    def published(row: Row, source: str, measure: Measure) -> float | None:
+        key = RecipeKey(data, network, row.method).labeled(*row.labels)
+        return measure.published(key, source)
+
+    def made(of: _Id, values: Mapping[Measure, Mapping[int, float]]) -> GridRow:
+        cells = {m: Cell(values.get(m, {}), published(of.row, of.source, m)) for m in used}
+        row = of.row
+        return GridRow(
+            row.method, row.labels, row.settings, of.epochs, of.planned, of.source, cells
+        )
+
+    shown = [made(of, values) for of, values in rows.items()]
+    sources = {row.source for row in shown}
+    printed = [
+        made(_Id(Row(method), None, None, source), {})
+        for method in paper.METHODS
+        for source in sources
+    ]
+    # A row of the paper alone is needed only where none of ours, which pages show by default, has
+    # its figures beside it.
+    beside = {(row.method, row.source) for row in shown if not row.is_smoke and _has_paper(row)}
+    shown += [row for row in printed if _has_paper(row) and (row.method, row.source) not in beside]
+    return Grid(kind, title, data, network, used, tuple(sorted(shown, key=_row_order)), note)
+
+
+def _has_paper(row: GridRow) -> bool:
+    return any(cell.published is not None for cell in row.cells.values())
+
+
+def _row_order(row: GridRow) -> tuple[object, ...]:
+    return (
+        _rank(row.source, paper.SOURCES),
+        _rank(row.method, paper.METHODS),
+        not row.is_measured,
+        -(row.epochs or 0),
+        row.labels,
+        row.settings,
+    )
+
+
+def _place_order(data: str, network: str) -> tuple[object, ...]:
+    return _rank(data, paper.DATA), _rank(network, paper.NETWORKS)
+
+
+def _rank(name: str, known: Mapping[str, str]) -> tuple[int, str]:
+    names = list(known)
+    return (names.index(name), "") if name in known else (len(names), name)
+
+
+def shared_variant(rows: Iterable[GridRow]) -> tuple[str, ...]:
+    """What the variants of all measured rows have in common: said once, below a table."""
+    variants = [row.variant for row in rows if row.is_measured]
+    if len(variants) < 2:
+        return ()
+    return tuple(word for word in variants[0] if all(word in other for other in variants))
+
+
+def claims_of(grid: Grid) -> list[Claim]:
+    """Compare the methods of a grid pairwise, where variant, length and source agree.
+
+    Rows without a seed in common are not compared.
+    """
+    groups: dict[object, list[GridRow]] = {}
+    for row in grid.rows:
+        if row.is_measured:
+            same = (row.labels, row.settings, row.epochs, row.source)
+            groups.setdefault(same, []).append(row)
+    claims = []
+    for rows in groups.values():
+        # The paper lists its own method last: it stands first, as the one that is compared.
+        for second, first in combinations(rows, 2):
+            for measure in grid.measures:
+                made = compare(_known(first, measure), _known(second, measure))
+                if made is not None:
+                    claims.append(Claim(first, second, measure, made))
+    return claims
+
+
+def _known(row: GridRow, measure: Measure) -> dict[int, float]:
+    """The values whose seed is recorded: others cannot be paired."""
+    return {seed: value for seed, value in row.cells[measure].seeds.items() if seed >= 0}
+
+
+def without_smoke_tests(
+    results: Sequence[Result], is_smoke: Callable[[Result], bool]
+) -> tuple[list[Result], int]:
+    """Leave out the lines of smoke tests, unless there is nothing else; return how many."""
+    kept = [result for result in results if not is_smoke(result)]
+    return (kept, len(results) - len(kept)) if kept else (list(results), 0)

@@ -1,0 +1,208 @@
+"""The tables of the page as HTML: grids, paired comparisons, recent runs.
+
+Every name is escaped here; a cell that sorts by a number carries it in ``data-value``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
+
+from alignmixup.report import paper
+from alignmixup.report.grids import (
+    Cell,
+    Claim,
+    Grid,
+    GridRow,
+    better_way,
+    claims_of,
+    shared_variant,
+)
+from alignmixup.report.measures import Measure
+from alignmixup.report.runs import RunInfo, place_name
+
+_ARROWS = {"lower": "\u2193", "higher": "\u2191"}
+
+
+@dataclass(frozen=True)
+class Head:
+    """A column of a table of the page: its name, and whether it holds numbers."""
+
+    name: str
+    is_number: bool = False
+    is_published: bool = False
+
+
+def table_html(
+    caption: str, heads: Sequence[Head], rows: Iterable[str], *, name: str, note: str = ""
+) -> str:
+    """Return a sortable table with its caption and a button that downloads it as CSV."""
+    columns = "".join(
+        f'<th scope="col" class="{_classes(head)}"><button type="button" class="sort">'
+        f"{escape(head.name)}</button></th>"
+        for head in heads
+    )
+    below = f'<p class="note">{escape(note)}</p>' if note else ""
+    return (
+        f'<figure class="table" data-name="{escape(name)}"><div class="scroll" tabindex="0" '
+        f'role="region" aria-label="{escape(caption)}"><table><caption>{escape(caption)}</caption>'
+        f"<thead><tr>{columns}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
+        f'<div class="below">{below}<button type="button" class="csv">CSV</button></div></figure>'
+    )
+
+
+def _classes(head: Head) -> str:
+    return " ".join(
+        name
+        for name, is_on in (("number", head.is_number), ("published", head.is_published))
+        if is_on
+    )
+
+
+def grid_html(grid: Grid) -> str:
+    """Return one of the paper's tables, ours beside the published figures."""
+    heads = [Head("Method")]
+    heads += [Head("Source")] if grid.has_sources else []
+    heads.append(Head("Epochs", True))
+    for measure in grid.measures:
+        heads.append(Head(_measure_name(measure), True))
+        heads += [Head("paper", True, True)] if grid.is_published(measure) else []
+    shared = shared_variant(grid.rows)
+    heads += [Head("Seeds", True), *([Head("Variant")] if _has_variants(grid, shared) else [])]
+    rows = [_row_html(grid, row, shared) for row in grid.rows]
+    name = f"{grid.kind}-{grid.data}-{grid.network}"
+    every = f"Variant of every measured row: {', '.join(shared)}." if shared else ""
+    note = " ".join(text for text in (grid.note, every) if text)
+    return table_html(grid.place, heads, rows, name=name, note=note)
+
+
+def _measure_name(measure: Measure) -> str:
+    better = better_way(measure)
+    arrow = "" if better is None else f"\u00a0{_ARROWS[better]}"
+    return f"{measure.name() or 'Top-1 error'} ({measure.unit()}){arrow}"
+
+
+def _has_variants(grid: Grid, shared: Sequence[str]) -> bool:
+    return any(set(row.variant) - set(shared) for row in grid.rows)
+
+
+def _row_html(grid: Grid, row: GridRow, shared: Sequence[str]) -> str:
+    source = paper.SOURCES.get(row.source, row.source)
+    words = [word for word in row.variant if word not in shared]
+    chips = "".join(f'<span class="chip">{escape(word)}</span>' for word in words)
+    seeds = {0: "", 1: "one"}.get(row.num_seeds, str(row.num_seeds))
+    cells = [f"<td>{escape(source)}</td>"] if grid.has_sources else []
+    cells.append(f'<td class="number" data-value="{row.epochs or ""}">{escape(row.length)}</td>')
+    for measure in grid.measures:
+        both = _value_html(row.cells[measure], measure.digits)
+        cells += both if grid.is_published(measure) else both[:1]
+    cells.append(f'<td class="number" data-value="{row.num_seeds or ""}">{seeds}</td>')
+    cells += [f'<td class="variant">{chips}</td>'] if _has_variants(grid, shared) else []
+    kind = "" if row.is_measured else ' class="paper"'
+    smoke = " data-smoke" if row.is_smoke else ""
+    where = f' data-place="{escape(grid.place)}"'
+    return f'<tr{kind}{smoke}{where}><th scope="row">{escape(row.name)}</th>{"".join(cells)}</tr>'
+
+
+def _value_html(cell: Cell, digits: int) -> list[str]:
+    ours, theirs = cell.spread, cell.published
+    text, value = "", ""
+    if ours is not None:
+        text, value = f"{ours.mean:.{digits}f}", repr(ours.mean)
+        if ours.deviation is not None:
+            text += f' <span class="spread">\u00b1 {ours.deviation:.{digits}f}</span>'
+    printed = "" if theirs is None else f"{theirs:.{digits}f}"
+    return [
+        f'<td class="number" data-value="{value}">{text}</td>',
+        f'<td class="number published" data-value="{printed}">{printed}</td>',
+    ]
+
+
+def comparisons_html(grids: Sequence[Grid]) -> str:
+    """Return the paired comparisons of all grids, or a sentence where there are none."""
+    claims = [(grid, claim) for grid in grids for claim in claims_of(grid)]
+    shown = [(grid, claim) for grid, claim in claims if claim.comparison.num_seeds > 1]
+    lines = []
+    if len(shown) < len(claims):
+        num = len(claims) - len(shown)
+        lines.append(
+            f"{num:,} pairs share one seed: one seed gives a difference, but no interval, and "
+            "nothing is claimed."
+        )
+    if not claims:
+        lines.append("No two methods were trained alike with a common seed: nothing to compare.")
+    if shown:
+        lines.append(
+            "Difference of the means over the seeds that both have, first minus second, with its "
+            "95 % interval (Student's t, paired by seed, not corrected for the number of pairs). "
+            "One is called better only where the interval excludes zero."
+        )
+    text = "".join(f"<p>{escape(line)}</p>" for line in lines)
+    heads = [
+        Head("First"),
+        Head("Second"),
+        Head("Data and network"),
+        Head("Measure"),
+        Head("Epochs", True),
+        Head("Seeds", True),
+        Head("Difference", True),
+        Head("95 % interval", True),
+        Head("Conclusion"),
+    ]
+    rows = [_claim_html(grid, claim) for grid, claim in shown]
+    caption = "Paired comparisons over seeds"
+    return text + (table_html(caption, heads, rows, name="comparisons") if rows else "")
+
+
+def _claim_html(grid: Grid, claim: Claim) -> str:
+    made, digits = claim.comparison, max(claim.measure.digits, 2)
+    variant = f" ({', '.join(claim.first.variant)})" if claim.first.variant else ""
+    source = paper.SOURCES.get(claim.first.source, claim.first.source)
+    measure = f"{source} {claim.measure.name() or 'Top-1 error'} ({claim.measure.unit()})".strip()
+    smoke = " data-smoke" if claim.first.is_smoke else ""
+    return (
+        f'<tr{smoke} data-place="{escape(grid.place)}"><th scope="row">'
+        f"{escape(claim.first.name + variant)}</th><td>{escape(claim.second.name)}</td>"
+        f"<td>{escape(grid.place)}</td><td>{escape(measure)}</td>"
+        f'<td class="number" data-value="{claim.first.epochs or ""}">'
+        f"{escape(claim.first.length)}</td>"
+        f'<td class="number" data-value="{made.num_seeds}">{made.num_seeds}</td>'
+        f'<td class="number" data-value="{made.difference!r}">{made.difference:+.{digits}f}</td>'
+        f'<td class="number" data-value="{made.low!r}">{made.low:+.{digits}f} to '
+        f"{made.high:+.{digits}f}</td><td>{escape(claim.verdict)}</td></tr>"
+    )
+
+
+def runs_html(runs: Sequence[RunInfo]) -> str:
+    """Return every run, the most recent first."""
+    heads = [
+        Head("Run"),
+        Head("Data and network"),
+        Head("Epochs", True),
+        Head("Seed", True),
+        Head("Top-1 (%) \u2191", True),
+        Head("Measured"),
+        Head("Hardware"),
+        Head("Commit"),
+    ]
+    rows = []
+    for run in sorted(runs, key=lambda run: run.date, reverse=True):
+        place = place_name(run.key.data, run.key.network)
+        top1 = run.top1
+        newest = max(run.results, key=lambda result: result.date)
+        smoke = " data-smoke" if run.is_smoke else ""
+        cells = (
+            f'<td class="number" data-value="{"" if run.epochs is None else run.epochs}">'
+            f"{'' if run.epochs is None else f'{run.epochs:,}'}</td>"
+            f'<td class="number">{"" if run.seed is None else run.seed}</td>'
+            f'<td class="number">{"" if top1 is None else f"{top1:.2f}"}</td>'
+            f"<td>{escape(run.date[:16].replace('T', ' '))}</td>"
+            f"<td>{escape(newest.hardware)}</td><td>{escape(newest.commit)}</td>"
+        )
+        rows.append(
+            f'<tr{smoke} data-place="{escape(place)}"><th scope="row">{escape(run.key.name)}</th>'
+            f"<td>{escape(place)}</td>{cells}</tr>"
+        )
+    note = "Top-1: the median of the last ten epochs where there is one, else the last epoch."
+    return table_html("Runs, the most recent first", heads, rows, name="runs", note=note)

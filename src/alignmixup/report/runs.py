@@ -1,0 +1,166 @@
+"""The runs behind result lines: what each is called, how long it was trained, with what settings.
+
+Lines of one run have its key, seed, epoch and training settings. A **smoke test** is a run far
+shorter than its recipe: fewer than 30 epochs, or less than a tenth of the recipe's. A run whose
+recipe is not registered has the length its author chose and is none.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+
+from alignmixup.contracts import RecipeKey, Result
+from alignmixup.report import paper
+from alignmixup.report.folding import SHORT, RecipeSettings, differences
+
+# What does not set a run apart: checksums of a network that each run trains for itself.
+_NOISE = {"style_weights"}
+
+
+@dataclass(frozen=True)
+class RunInfo:
+    """One trained network: its identity, its length, its settings and its results.
+
+    ``planned`` is the number of epochs of its recipe, or of its own settings where the recipe is
+    unknown. ``differences`` are the settings in which it differs from its recipe.
+    """
+
+    key: RecipeKey
+    seed: int | None
+    epochs: int | None
+    planned: int | None
+    is_smoke: bool
+    trained: Mapping[str, object]
+    differences: Mapping[str, str]
+    results: tuple[Result, ...]
+    number: int = 1  # of several runs that are otherwise called the same
+
+    @property
+    def title(self) -> str:
+        """Its full name, with data, network, length and seed."""
+        seed = "" if self.seed is None else f", seed {self.seed}"
+        length = "" if self.epochs is None else f", {self.epochs:,} epochs"
+        number = "" if self.number == 1 else f", #{self.number}"
+        return f"{self.key.name}{length}{seed}{number}"
+
+    def facts(self) -> dict[str, str]:
+        """What may tell it apart from other runs on the same data, in words."""
+        words = [paper.LABELS.get(label, label) for label in self.key.labels]
+        return {
+            "epochs": "" if self.epochs is None else f"{self.epochs:,} epochs",
+            "variant": ", ".join(words),
+            **{k: f"{k}={v.strip(chr(34))}" for k, v in self.differences.items()},
+            "seed": "" if self.seed is None else f"seed {self.seed}",
+            "number": "" if self.number == 1 else f"#{self.number}",
+        }
+
+    @property
+    def date(self) -> str:
+        return max(result.date for result in self.results)
+
+    @property
+    def top1(self) -> float | None:
+        """Its accuracy: the median of the last ten epochs, else the last, else as scored."""
+        return self.value("accuracy", "top1_median10", "top1_last", "top1")
+
+    def value(self, task: str, *metrics: str) -> float | None:
+        """Return the newest value of the first of these metrics that it has."""
+        for metric in metrics:
+            found = [r for r in self.results if (r.task, r.metric) == (task, metric)]
+            if found:
+                return max(found, key=lambda r: r.date).value
+        return None
+
+
+def method_name(method: str) -> str:
+    """Return the paper's name of a method, or its own."""
+    return paper.METHODS.get(method, method)
+
+
+def place_name(data: str, network: str) -> str:
+    """Return the paper's names of a data set and a network, or their own."""
+    return f"{paper.DATA.get(data, data)}, {paper.NETWORKS.get(network, network)}"
+
+
+def short_labels(runs: Sequence[RunInfo]) -> list[str]:
+    """Name runs for one chart: the method, and whatever else is not the same in all of them."""
+    facts = [run.facts() for run in runs]
+    names = list(dict.fromkeys(name for of_run in facts for name in of_run))
+    varying = [name for name in names if len({of_run.get(name, "") for of_run in facts}) > 1]
+    return [
+        ", ".join([method_name(run.key.method), *(f[n] for n in varying if f.get(n))])
+        for run, f in zip(runs, facts, strict=True)
+    ]
+
+
+def is_smoke_test(epochs: int | None, of_recipe: object) -> bool:
+    """Return whether a run of so many epochs is far shorter than its recipe."""
+    if epochs is None or not isinstance(of_recipe, int):
+        return False
+    return epochs < min(of_recipe, max(SHORT, of_recipe / 10))
+
+
+def smoke_filter(recipe_settings: RecipeSettings) -> Callable[[Result], bool]:
+    """Return a function that tells whether a result is that of a smoke test."""
+    known = cache(recipe_settings)
+
+    def is_smoke(result: Result) -> bool:
+        key = result.base or result.key
+        settings = None if key is None else known(key)
+        return is_smoke_test(result.epoch, (settings or {}).get("train.epochs"))
+
+    return is_smoke
+
+
+def runs_of(results: Iterable[Result], recipe_settings: RecipeSettings) -> list[RunInfo]:
+    """Sort results by the run that they measure, in the order of the paper's tables."""
+    known = cache(recipe_settings)
+    is_smoke = smoke_filter(known)
+    groups: dict[str, list[Result]] = {}
+    for result in results:
+        trained = {k: v for k, v in result.trained.items() if k not in _NOISE}
+        own = [str(result.key), result.seed, result.epoch, trained]
+        groups.setdefault(json.dumps(own, sort_keys=True), []).append(result)
+    runs = []
+    for group in groups.values():
+        first = group[0]
+        if first.key is None:
+            continue
+        settings = known(first.base or first.key) or {}
+        planned = settings.get("train.epochs", first.trained.get("train.epochs"))
+        runs.append(
+            RunInfo(
+                first.key,
+                first.seed,
+                first.epoch,
+                planned if isinstance(planned, int) else None,
+                is_smoke(first),
+                first.trained,
+                differences(first, known),
+                tuple(group),
+            )
+        )
+    return _numbered(sorted(runs, key=_order))
+
+
+def _order(run: RunInfo) -> tuple[object, ...]:
+    def place(name: str, known: Sequence[str]) -> tuple[int, str]:
+        return (known.index(name), "") if name in known else (len(known), name)
+
+    key = run.key
+    names = (key.data, paper.DATA), (key.network, paper.NETWORKS), (key.method, paper.METHODS)
+    where = [place(name, list(known)) for name, known in names]
+    return (*where, run.is_smoke, -(run.epochs or 0), key.variant, run.seed or 0)
+
+
+def _numbered(runs: Sequence[RunInfo]) -> list[RunInfo]:
+    counts: dict[tuple[str, str], int] = {}
+    numbered = []
+    for run in runs:
+        name = (run.key.name, json.dumps(run.facts()))
+        counts[name] = counts.get(name, 0) + 1
+        numbered.append(replace(run, number=counts[name]))
+    return numbered

@@ -1,0 +1,181 @@
+"""The short form of a report: one table per kind, comparisons, the most recent runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from alignmixup.contracts import Result
+from alignmixup.report import paper
+from alignmixup.report.folding import RecipeSettings
+from alignmixup.report.grids import (
+    Cell,
+    Claim,
+    Grid,
+    GridRow,
+    claims_of,
+    make_grids,
+    shared_variant,
+    without_smoke_tests,
+)
+from alignmixup.report.measures import KINDS, Measure, kinds_in
+from alignmixup.report.render import Table
+from alignmixup.report.runs import place_name, runs_of, smoke_filter
+from alignmixup.report.tables import table
+
+MAX_ROWS = 12  # of a table
+MAX_MEASURES = 4
+NUM_RECENT = 10
+NUM_CLAIMS = 10
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Tables and lines to print, and what they are made of."""
+
+    tables: tuple[Table, ...]
+    lines: tuple[str, ...]
+    grids: tuple[Grid, ...]
+    results: tuple[Result, ...]
+
+
+def summarize(
+    results: Sequence[Result],
+    which: str,
+    recipe_settings: RecipeSettings,
+    *,
+    smoke_tests: bool = False,
+) -> Summary:
+    """Return what ``alignmixup report`` prints."""
+    kept, num_smoke = list(results), 0
+    if not smoke_tests:
+        kept, num_smoke = without_smoke_tests(results, smoke_filter(recipe_settings))
+    by_kind = {kind: make_grids(kept, kind, which, recipe_settings) for kind in kinds_in(kept)}
+    grids = [grid for made in by_kind.values() for grid in made]
+    tables = [_kind_table(kind, made) for kind, made in by_kind.items()]
+    if tables:
+        tables.append(_recent(kept, recipe_settings))
+    lines = _claim_lines(grids)
+    if num_smoke:
+        lines.append(
+            f"{num_smoke:,} lines of smoke tests (far shorter than their recipe) are left out; "
+            "--smoke-tests keeps them"
+        )
+    return Summary(tuple(tables), tuple(lines), tuple(grids), tuple(kept))
+
+
+def paper_tables(
+    results: Sequence[Result], which: str, recipe_settings: RecipeSettings
+) -> list[Table]:
+    """Return the tables for papers: one per kind, published figures in brackets."""
+    return [
+        table(results, kind, which=which, recipe_settings=recipe_settings)
+        for kind in kinds_in(results)
+    ]
+
+
+def comparison_table(grids: Sequence[Grid]) -> Table | None:
+    """Return the paired comparisons over two or more seeds, if there are any."""
+    rows = [
+        (
+            f"{claim.first.name} - {claim.second.name}",
+            grid.place,
+            _measure(claim),
+            claim.first.length,
+            str(claim.comparison.num_seeds),
+            f"{claim.comparison.difference:+.2f}",
+            f"{claim.comparison.low:+.2f} to {claim.comparison.high:+.2f}",
+            claim.verdict,
+        )
+        for grid, claim in _shown_claims(grids)
+    ]
+    columns = ("Difference", "Data", "Measure", "Epochs", "Seeds", "Mean", "95 % interval", "")
+    note = "Paired by seed, Student's t, not corrected for the number of comparisons."
+    return Table("Comparisons over seeds", columns, tuple(rows), (note,)) if rows else None
+
+
+def _kind_table(kind: str, grids: Sequence[Grid]) -> Table:
+    """One table for all data sets and networks of a kind, measured rows only."""
+    measures = list(dict.fromkeys(m for grid in grids for m in grid.measures))[:MAX_MEASURES]
+    has_sources = any(grid.has_sources for grid in grids)
+    measured = [(grid, row) for grid in grids for row in grid.rows if row.is_measured]
+    shared = shared_variant(row for _, row in measured)
+    rows = [_row(grid, row, measures, has_sources, shared) for grid, row in measured]
+    heads = ["Method", "Data", *(["Source"] if has_sources else []), "Epochs", "Seeds"]
+    names = [f"{m.name() or 'Top-1 error'} ({m.unit()})" for m in measures]
+    is_published = any(grid.is_published(m) for grid in grids for m in grid.measures)
+    notes = ["In brackets: published."] if is_published else []
+    if shared:
+        notes.append(f"Every row: {', '.join(shared)}.")
+    if grids[0].note:
+        notes.append(grids[0].note)
+    if len(rows) > MAX_ROWS:
+        notes.append(f"{len(rows) - MAX_ROWS} more rows on the page.")
+    shown = tuple(rows[:MAX_ROWS])
+    return Table(KINDS[kind][0], (*heads, *names), shown, (" ".join(notes),) if notes else ())
+
+
+def _row(
+    grid: Grid,
+    row: GridRow,
+    measures: Sequence[Measure],
+    has_sources: bool,
+    shared: Sequence[str],
+) -> tuple[str, ...]:
+    words = [word for word in row.variant if word not in shared]
+    variant = f" ({', '.join(words)})" if words else ""
+    source = [paper.SOURCES.get(row.source, row.source)] if has_sources else []
+    cells = [_cell(row.cells.get(m), m.digits) for m in measures]
+    return (row.name + variant, grid.place, *source, row.length, str(row.num_seeds), *cells)
+
+
+def _cell(cell: Cell | None, digits: int) -> str:
+    if cell is None or (ours := cell.spread) is None:
+        return ""
+    text = f"{ours.mean:.{digits}f}"
+    if ours.deviation is not None:
+        text += f" \u00b1 {ours.deviation:.{digits}f}"
+    return text if cell.published is None else f"{text} ({cell.published:.{digits}f})"
+
+
+def _recent(results: Sequence[Result], recipe_settings: RecipeSettings) -> Table:
+    runs = sorted(runs_of(results, recipe_settings), key=lambda run: run.date, reverse=True)
+    rows = [
+        (
+            run.key.name,
+            place_name(run.key.data, run.key.network),
+            "" if run.epochs is None else f"{run.epochs:,}",
+            "" if run.seed is None else str(run.seed),
+            "" if run.top1 is None else f"{run.top1:.2f}",
+            run.date[:16].replace("T", " "),
+        )
+        for run in runs[:NUM_RECENT]
+    ]
+    title = f"The {len(rows)} most recent of {len(runs)} runs" if len(runs) > len(rows) else "Runs"
+    columns = ("Run", "Data", "Epochs", "Seed", "Top-1 (%)", "Measured")
+    return Table(title, columns, tuple(rows))
+
+
+def _shown_claims(grids: Sequence[Grid]) -> list[tuple[Grid, Claim]]:
+    claims = [(grid, claim) for grid in grids for claim in claims_of(grid)]
+    return [(grid, claim) for grid, claim in claims if claim.comparison.num_seeds > 1]
+
+
+def _claim_lines(grids: Sequence[Grid]) -> list[str]:
+    """Say what the seeds show: differences with their intervals, and nothing from one seed."""
+    claims = _shown_claims(grids)
+    lines = [
+        f"{claim.first.name} - {claim.second.name}, {grid.place}, {_measure(claim)}: "
+        f"{claim.comparison}: {claim.verdict}"
+        for grid, claim in claims[:NUM_CLAIMS]
+    ]
+    if len(claims) > NUM_CLAIMS:
+        lines.append(f"{len(claims) - NUM_CLAIMS} more comparisons on the page")
+    if not claims and any(len([r for r in grid.rows if r.is_measured]) > 1 for grid in grids):
+        lines.append("no two methods share two seeds: none is called better than another")
+    return lines
+
+
+def _measure(claim: Claim) -> str:
+    source = paper.SOURCES.get(claim.first.source, claim.first.source)
+    return f"{source} {claim.measure.name() or 'Top-1 error'}".strip()

@@ -1,0 +1,123 @@
+"""The report page as text: what it holds, and that names from results do nothing in it."""
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from alignmixup.contracts import RecipeKey, Result
+from alignmixup.report.page import Section, write_page
+from alignmixup.report.page_html import script_json
+
+HOSTILE = (
+    "</script><script>hacked()</script>",
+    "<img src=x onerror=hacked()>",
+    "\"'><svg onload='hacked()'>",
+    "a & b \u2028 ]]> -->",
+)
+
+
+def accuracy(value, key, seed=0, **more):
+    fields = {"epoch": 300, "trained": {"train.epochs": 300}, **more}
+    return Result("accuracy", "top1_median10", value, key=key, seed=seed, **fields)
+
+
+class Elements(HTMLParser):
+    """Collects what a browser would make of a page: elements, attributes, text and scripts."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.texts, self.attributes = [], [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        self.attributes += [(tag, name, value) for name, value in attributes]
+
+    def handle_data(self, data):
+        self.texts.append(data)
+
+
+def written(tmp_path, results, **more) -> str:
+    page = write_page(results, [], tmp_path, **more)
+    assert page == tmp_path / "report.html"
+    return page.read_text(encoding="utf-8")
+
+
+def data_of(text):
+    found = re.search(r'<script type="application/json" id="page-data">(.*?)</script>', text, re.S)
+    return json.loads(found[1])
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_names_are_text_wherever_they_stand(tmp_path, name):
+    key = RecipeKey(name, name, name, name)
+    results = [
+        accuracy(96.0, key, seed, trained={name: name}, hardware=name, commit=name)
+        for seed in (0, 1)
+    ]
+    diagram = {"edges": [0.0, 1.0], "counts": [3], "confidence": [0.5], "accuracy": [0.4]}
+    more = {"key": key, "seed": 0, "epoch": 300}
+    results += [
+        Result("calibration", "ece", 1.0, {"reliability": diagram}, **more),
+        Result("ood", "auroc", 90.0, {"source": name}, **more),
+    ]
+    harmless = [accuracy(96.0, RecipeKey("a", "a", "a", "a"), seed) for seed in (0, 1)]
+    harmless += [result.stamped(key=harmless[0].key) for result in results[2:]]
+    plain = Elements(written(tmp_path, harmless, title="t"))
+    page = Elements(text := written(tmp_path, results, title=name))
+    assert set(page.tags) == set(plain.tags)
+    assert page.tags.count("script") == plain.tags.count("script")
+    assert not [a for a in page.attributes if a[1].startswith("on")]
+    assert [a for a in page.attributes if a[1] == "src"] == []
+    assert sum(name in piece for piece in page.texts) >= 3
+    assert any(name in run["title"] for run in data_of(text)["runs"])
+
+
+def test_script_json_reads_back_and_cannot_end_its_script():
+    for name in HOSTILE:
+        text = script_json({name: [name]})
+        assert json.loads(text) == {name: [name]}
+        assert not set("<>&") & set(text)
+
+
+def test_the_page_needs_nothing_from_elsewhere(tmp_path):
+    text = written(tmp_path, [accuracy(96.0, RecipeKey("cifar10", "r18", "alignmixup"))])
+    page = Elements(text)
+    links = [value for _, name, value in page.attributes if name in ("href", "src")]
+    assert all(link.startswith(("#", "data:")) for link in links)
+    assert "data:image/svg+xml" in text  # the icon, which browsers ask for otherwise
+    assert "default-src 'none'" in text
+
+
+def test_published_figures_stand_beside_ours(tmp_path):
+    key = RecipeKey("cifar10", "r18", "alignmixup")
+    text = written(
+        tmp_path, [accuracy(value, key, seed) for seed, value in enumerate((96.4, 96.6))]
+    )
+    rows = re.findall(r"<tr.*?</tr>", text, re.S)
+    ours = next(row for row in rows if ">AlignMixup<" in row)
+    assert "3.50" in ours
+    assert "\u00b1 0.14" in ours
+    assert re.search(r'class="number published"[^>]*>2\.95<', ours)
+    paper = next(row for row in rows if ">PuzzleMix<" in row)
+    assert 'class="paper"' in paper
+
+
+def test_own_sections_come_first_and_are_trusted(tmp_path):
+    html = "<p id='mine'>A <b>bold</b> word.</p>"
+    result = accuracy(96.0, RecipeKey("pets", "r18", "input"))
+    text = written(tmp_path, [result], sections=[Section("About & more", html)])
+    assert html in text
+    assert "About &amp; more" in text
+    assert text.index("About &amp; more") < text.index("<h2>Top-1 error")
+
+
+def test_a_path_to_a_file_is_that_file(tmp_path):
+    out = tmp_path / "deep" / "mine.html"
+    result = accuracy(96.0, RecipeKey("pets", "r18", "input"))
+    assert write_page([result], [], out) == out
+    assert out.exists()
+    assert not Path(tmp_path, "report.html").exists()
