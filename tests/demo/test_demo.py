@@ -83,6 +83,7 @@ def test_the_demo_writes_its_page(small, tmp_path, capsys):
     for part in ("no mixing", "input mixup", "AlignMixup", "What this does not show", "<table"):
         assert part in text
     assert "before it had finished" not in text
+    assert "not measured" not in text
     # What is there is not measured again.
     lines = len((tmp_path / "demo/runs/alignmixup/results.jsonl").read_text().splitlines())
     assert main(["demo", "--out", str(tmp_path / "demo")]) == 0

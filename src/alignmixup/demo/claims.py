@@ -38,7 +38,7 @@ class Measure:
 MEASURES = (
     Measure("test accuracy", "accuracy", "top1", True, "higher is better"),
     Measure("calibration error", "calibration", "ece", False, "ECE, lower is better"),
-    Measure("error under attack", "fgsm", "error", False, "FGSM, 1/255, lower is better"),
+    Measure("error under attack", "fgsm", "top1_error", False, "FGSM, 1/255, lower is better"),
     Measure("unseen shapes detected", "ood", "auroc", True, "AUROC, 50 is guessing"),
 )
 

@@ -1,6 +1,7 @@
 """What the demo trains, and on what.
 
-Four of the built-in shapes and so few images that a network without mixing learns them by heart.
+Four of the built-in shapes, so few images that a network without mixing learns them by heart, and
+no other augmentation: with random crops as well there is little left for mixing to add.
 The head is flattened and features are mixed before the last stages, so that alignment reaches the
 logits (before a pooled head it would change nothing).
 """
@@ -106,7 +107,7 @@ def recipe(method: str, mixer: Mixer, size: Size) -> Recipe:
     )
     return Recipe(
         key=RecipeKey(DATA, "r18-flatten", method, "demo"),
-        data=DataSpec(DATA, flip=False),
+        data=DataSpec(DATA, flip=False, pad=0),  # no augmentation but the mixing
         net=NetSpec("preact_resnet18", width=16, head="flatten", stem_stride=2),
         mixer=mixer,
         train=settings,

@@ -63,7 +63,7 @@ def _measured(
     text = [
         "Three small networks, equal but for the mixing, learned four shapes from "
         f"{size.num_train:,} images in {size.epochs} epochs, on this machine. So few images can be "
-        "learned by heart, which is what mixing works against."
+        "learned by heart, which is what mixing works against. There was no other augmentation."
     ]
     if missing:
         text.insert(0, f"The demo was stopped before it had finished: {', '.join(missing)}. The "
@@ -106,6 +106,8 @@ def _not_shown(size: Size) -> str:
         "measured on CIFAR and Tiny-ImageNet, beside the paper's figures.",
         "Robustness in earnest: FGSM with 1/255 is a weak attack. 'alignmixup evaluate RUN --tasks "
         "pgd strong_attack' is stronger.",
+        "Mixing beside other augmentation: there is none here. Random crops also work against "
+        "learning by heart, and may leave nothing for mixing to add.",
         "Many images and few epochs, where there is little to learn by heart and mixing may cost "
         "accuracy.",
     )
