@@ -7,7 +7,7 @@ READY_DOCS := $(VENV)/.ready-docs
 READY_DEMO := $(VENV)/.ready-demo
 RELEASE := build/release
 
-.PHONY: demo test test-all lint types check docs release-check clean
+.PHONY: browser demo test test-all lint types check docs release-check clean
 
 # The package alone, without the tools of the tests; what a later target needs is added to it.
 demo: $(if $(wildcard $(READY)),$(READY),$(READY_DEMO))
@@ -21,13 +21,18 @@ $(READY_DEMO): pyproject.toml constraints.txt
 # One thread a worker: two workers on two cores beat one worker with two threads, and nothing oversubscribes.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
-# Everything a change can break.
+# Everything a change can break. Tests in a browser run where there is a Chromium (Debian: apt-get install chromium);
+# ALIGNMIXUP_REQUIRE_BROWSER=1 fails where there is none.
 test: $(READY)
 	$(PYTEST)
 
 # Exhaustive grids and long trainings as well; a markexpr of the command line replaces the default.
 test-all: $(READY)
 	$(PYTEST) -m "slow or not slow"
+
+# The browser of the tests, from Debian's packages.
+browser:
+	command -v chromium || { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium; }
 
 lint: $(READY)
 	$(BIN)/ruff check .

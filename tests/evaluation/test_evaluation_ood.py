@@ -9,7 +9,13 @@ from torch import nn
 
 from alignmixup.evaluation import Pixels
 from alignmixup.evaluation.outliers import Outliers, center_crop, noise, noisy_images, resize
-from alignmixup.evaluation.tasks.ood import SCORES, ood, ood_from_logits, separation_metrics
+from alignmixup.evaluation.tasks.ood import (
+    SCORES,
+    ood,
+    ood_from_logits,
+    score_histogram,
+    separation_metrics,
+)
 
 
 def compare(model, inside, outside, name, *, seed=None, **how):
@@ -317,3 +323,22 @@ def test_the_papers_detection_accuracy_comes_first():
     assert metrics.index("det_acc_best") > 0
     by_energy = [r.metric for r in ood_from_logits(logits, logits, "same", score="energy")]
     assert "det_acc_half" not in by_energy  # an energy has no threshold of 0.5
+
+
+@given(values=st.lists(st.floats(-5, 5), min_size=1, max_size=30), split=st.integers(1, 30))
+def test_a_histogram_counts_every_score_once(values, split):
+    inside, outside = torch.tensor(values), torch.tensor(values[:split])
+    made = score_histogram(inside, outside, num_bins=7)
+    assert sum(made["id"]) == len(inside)
+    assert sum(made["ood"]) == len(outside)
+    assert len(made["edges"]) == 8
+    assert len(made["id"]) == len(made["ood"]) == 7
+    assert made["edges"] == sorted(made["edges"])
+
+
+def test_the_histogram_is_in_the_settings_of_auroc_alone():
+    logits = torch.randn(20, 3, generator=torch.Generator().manual_seed(0))
+    results = ood_from_logits(logits, 2 * logits, "other")
+    assert [r.metric for r in results if "histogram" in r.settings] == ["auroc"]
+    (auroc,) = (r for r in results if r.metric == "auroc")
+    assert type(auroc).from_json(auroc.to_json()) == auroc  # plain numbers

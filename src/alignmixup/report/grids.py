@@ -13,7 +13,7 @@ from itertools import combinations
 
 from alignmixup.contracts import RecipeKey, Result
 from alignmixup.report import paper
-from alignmixup.report.folding import RecipeSettings, Row, fold
+from alignmixup.report.folding import LAST_EPOCH, RecipeSettings, Row, fold
 from alignmixup.report.measures import ACCURACIES, KINDS, Measure
 from alignmixup.report.runs import is_smoke_test, method_name, place_name
 from alignmixup.report.statistics import Comparison, Spread, compare, spread
@@ -164,9 +164,8 @@ def make_grids(
             rows = places.setdefault((column.data, column.network), {})
             of_row = rows.setdefault(_Id(row, epochs, planned, column.source), {})
             of_row[column.measure] = {s if isinstance(s, int) else -1: v for s, v in seeds.items()}
-    note = f"Ours is {ACCURACIES[which]}." if kind == "accuracy" else ""
     return [
-        _grid(kind, title, place, rows, measures, note)
+        _grid(kind, title, place, rows, measures, which)
         for place, rows in sorted(places.items(), key=lambda item: _place_order(*item[0]))
     ]
 
@@ -193,9 +192,14 @@ def _grid(
     place: tuple[str, str],
     rows: Mapping[_Id, Mapping[Measure, Mapping[int, float]]],
     measures: Sequence[Measure],
-    note: str,
+    which: str,
 ) -> Grid:
     data, network = place
+    note = ""
+    if kind == "accuracy":
+        is_last = all((LAST_EPOCH, "") in of.row.settings for of in rows)
+        shown_epoch = ACCURACIES["last" if is_last else which]
+        note = f"Ours is {shown_epoch}."
     used = tuple(m for m in measures if any(m in cells for cells in rows.values()))
 
     def published(row: Row, source: str, measure: Measure) -> float | None:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 ATTACKS = {"fgsm": "FGSM", "pgd": "PGD", "strong_attack": "strong attack"}
 # Curves that differ more in length are shown over the logarithm of the epoch.
 RATIO = 5
+# A curve of fewer points has them marked: one point alone makes no line.
+SHORT = 12
 
 
 def curve_charts(curves: Sequence[Curve], palette: Palette) -> list[ChartBlock]:
@@ -43,6 +45,7 @@ def curve_charts(curves: Sequence[Curve], palette: Palette) -> list[ChartBlock]:
                 "series": c.label,
                 "method": c.label if c.is_published else method_name(c.method),
                 "published": c.is_published,
+                "few": len(c.points) < SHORT,
             }
             for c in own
             for epoch, top1 in c.points
@@ -69,9 +72,12 @@ def curve_charts(curves: Sequence[Curve], palette: Palette) -> list[ChartBlock]:
         )
         chosen = chosen_in_legend()
         # Behind ours, and as fine as a line can be.
-        log = base.transform_filter("datum.published").mark_line(strokeWidth=1, point=False)
+        log = base.transform_filter("datum.published").mark_line(strokeWidth=1)
         ours = base.transform_filter("!datum.published").mark_line(strokeWidth=1.8)
-        chart = alt.layer(log, faded(ours, chosen).add_params(chosen))
+        layers = [*([log] if theirs else []), faded(ours, chosen).add_params(chosen)]
+        if any(row["few"] for row in rows):
+            layers.append(base.transform_filter("datum.few").mark_circle(size=30, opacity=1))
+        chart = alt.layer(*layers)
         place = place_name(data_name, network)
         what = " The thin gray line is the authors' published log." if theirs else ""
         blocks.append(block(chart, f"{place}: test accuracy by epoch.{what}", place))

@@ -32,6 +32,7 @@ class Head:
     name: str
     is_number: bool = False
     is_published: bool = False
+    is_variant: bool = False
 
 
 def table_html(
@@ -53,11 +54,12 @@ def table_html(
 
 
 def _classes(head: Head) -> str:
-    return " ".join(
-        name
-        for name, is_on in (("number", head.is_number), ("published", head.is_published))
-        if is_on
-    )
+    flags = {
+        "number": head.is_number,
+        "published": head.is_published,
+        "variant": head.is_variant,
+    }
+    return " ".join(name for name, is_on in flags.items() if is_on)
 
 
 def grid_html(grid: Grid) -> str:
@@ -69,7 +71,7 @@ def grid_html(grid: Grid) -> str:
         heads.append(Head(_measure_name(measure), True))
         heads += [Head("paper", True, True)] if grid.is_published(measure) else []
     shared = shared_variant(grid.rows)
-    heads += [Head("Seeds", True), *([Head("Variant")] if _has_variants(grid, shared) else [])]
+    heads += [Head("Seeds", True), *_variant_head(grid, shared)]
     rows = [_row_html(grid, row, shared) for row in grid.rows]
     name = f"{grid.kind}-{grid.data}-{grid.network}"
     every = f"Variant of every measured row: {', '.join(shared)}." if shared else ""
@@ -81,6 +83,10 @@ def _measure_name(measure: Measure) -> str:
     better = better_way(measure)
     arrow = "" if better is None else f"\u00a0{_ARROWS[better]}"
     return f"{measure.name() or 'Top-1 error'} ({measure.unit()}){arrow}"
+
+
+def _variant_head(grid: Grid, shared: Sequence[str]) -> list[Head]:
+    return [Head("Variant", is_variant=True)] if _has_variants(grid, shared) else []
 
 
 def _has_variants(grid: Grid, shared: Sequence[str]) -> bool:
@@ -126,9 +132,10 @@ def comparisons_html(grids: Sequence[Grid]) -> str:
     lines = []
     if len(shown) < len(claims):
         num = len(claims) - len(shown)
+        what = "pair of rows has" if num == 1 else "pairs of rows have"
         lines.append(
-            f"{num:,} pairs share one seed: one seed gives a difference, but no interval, and "
-            "nothing is claimed."
+            f"{num:,} {what} one seed in common: a difference, but no interval, so nothing is "
+            "claimed."
         )
     if not claims:
         lines.append("No two methods were trained alike with a common seed: nothing to compare.")
@@ -197,7 +204,7 @@ def runs_html(runs: Sequence[RunInfo]) -> str:
             f"{'' if run.epochs is None else f'{run.epochs:,}'}</td>"
             f'<td class="number">{"" if run.seed is None else run.seed}</td>'
             f'<td class="number">{"" if top1 is None else f"{top1:.2f}"}</td>'
-            f"<td>{escape(run.date[:16].replace('T', ' '))}</td>"
+            f'<td class="date">{escape(run.date[:16].replace("T", " "))}</td>'
             f"<td>{escape(newest.hardware)}</td><td>{escape(newest.commit)}</td>"
         )
         rows.append(

@@ -68,6 +68,10 @@
   const controls = { text: "filter", place: "place", smoke: "smoke", published: "published" };
   for (const [name, id] of Object.entries(controls)) controls[name] = document.getElementById(id);
 
+  // A filter that would change nothing is not shown.
+  controls.published.parentNode.hidden = !document.querySelector("tr.paper");
+  controls.place.hidden = controls.place.options.length < 3;
+
   function applyFilters() {
     const words = controls.text.value.toLowerCase().split(/\s+/).filter(Boolean);
     const place = controls.place.value;
@@ -83,6 +87,8 @@
     for (const figure of all("figure.table")) {
       const rows = all("tbody tr", figure).filter((row) => !row.classList.contains("paper"));
       figure.hidden = rows.length > 0 && rows.every((row) => row.hidden);
+      const hasVariants = rows.some((row) => !row.hidden && row.querySelector(".chip"));
+      for (const cell of all(".variant", figure)) cell.hidden = !hasVariants;
     }
     // A section in which everything is hidden says so.
     for (const section of all("main section")) {

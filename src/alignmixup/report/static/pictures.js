@@ -15,7 +15,7 @@
   const image = (source, alt) => make("img", { src: source, alt, class: "pixels" });
   const labeled = (content, text) =>
     make("figure", { class: "tile" }, content, make("figcaption", { text }));
-  const heading = (made) => make("h3", { text: made.caption ? `${made.run}: ${made.caption}` : made.run });
+  const heading = (made) => make("summary", { text: made.caption ? `${made.run}: ${made.caption}` : made.run });
 
   function interpolations(made) {
     const last = made.shares.length - 1;
@@ -42,7 +42,7 @@
     };
     slider.addEventListener("input", show);
     show();
-    return [make("label", { class: "slider" }, slider, output), ...rows];
+    return [make("label", { class: "slider" }, slider, output), make("div", { class: "pairs" }, ...rows)];
   }
 
   function overlay(stack, [rows, columns]) {
@@ -56,7 +56,7 @@
 
   function transport(made) {
     const [rows, columns] = made.grid;
-    return made.pairs.map((pair) => {
+    const pairs = made.pairs.map((pair) => {
       const from = make("div", { class: "stack", tabindex: "0", role: "application",
         "aria-label": `positions of ${pair.names[0]}; move with the arrow keys` }, image(pair.first, pair.names[0]));
       const to = make("div", { class: "stack" }, image(pair.second, pair.names[1]));
@@ -90,6 +90,7 @@
       return make("div", { class: "pair" }, make("div", { class: "mixes two" },
         labeled(from, pair.names[0]), labeled(to, pair.names[1])), words);
     });
+    return [make("div", { class: "pairs" }, ...pairs)];
   }
 
   function localization(made) {
@@ -145,6 +146,8 @@
   const painters = { interpolations, transport, localization, confusion };
   for (const place of document.querySelectorAll(".pictures")) {
     const made = data[place.dataset.kind][place.dataset.index];
-    place.append(heading(made), ...painters[place.dataset.kind](made));
+    const details = make("details", {}, heading(made), ...painters[place.dataset.kind](made));
+    details.open = place.dataset.index === "0"; // of several runs, the first
+    place.append(details);
   }
 })();

@@ -1,0 +1,120 @@
+"""Grids and summaries: rows by length, smoke tests, and what several seeds allow to say."""
+
+import pytest
+
+from alignmixup.contracts import RecipeKey, Result
+from alignmixup.report.grids import claims_of, make_grids
+from alignmixup.report.runs import is_smoke_test, runs_of, short_labels
+from alignmixup.report.summary import comparison_table, summarize
+
+
+def line(method, value, seed=0, epochs=300, task="accuracy", metric="top1_median10", **more):
+    key = RecipeKey("cifar10", "r18", method)
+    fields = {"trained": {"train.epochs": epochs}, "epoch": epochs, **more}
+    return Result(task, metric, value, key=key, seed=seed, **fields)
+
+
+SMOKE = line("cutmix", 60.0, epochs=10, metric="top1_last")
+
+
+def of_300(key):
+    return {"train.epochs": 300}
+
+
+def only_grid(results, kind="accuracy"):
+    (grid,) = make_grids(results, kind, recipe_settings=of_300)
+    return grid
+
+
+def measured(grid):
+    return [row for row in grid.rows if row.is_measured]
+
+
+@pytest.mark.parametrize(
+    ("epochs", "recipe", "is_smoke"),
+    [
+        (10, 300, True),
+        (29, 300, True),
+        (30, 300, False),
+        (199, 2000, True),
+        (200, 2000, False),
+        (300, 300, False),
+        (8, 8, False),  # a short recipe is not a smoke test
+        (1, None, False),  # nor is a run of an unknown one
+        (None, 300, False),
+    ],
+)
+def test_a_smoke_test_is_far_shorter_than_its_recipe(epochs, recipe, is_smoke):
+    assert is_smoke_test(epochs, recipe) is is_smoke
+
+
+def test_runs_of_different_length_have_rows_of_their_own():
+    grid = only_grid([line("input", 96.0), line("input", 95.0, epochs=200)])
+    assert [row.length for row in measured(grid)] == ["300", "200 of 300"]
+    seeds = only_grid([line("input", 96.0), line("input", 95.0, seed=1)])
+    assert [row.num_seeds for row in measured(seeds)] == [2]
+
+
+def test_every_method_of_the_paper_is_there_even_if_ours_is_a_smoke_test():
+    grid = only_grid([line("input", 96.0), SMOKE])
+    of_cutmix = [row for row in grid.rows if row.method == "cutmix"]
+    assert [(row.is_measured, row.is_smoke) for row in of_cutmix] == [(True, True), (False, False)]
+    assert sum(row.method == "input" for row in grid.rows) == 1
+
+
+def test_better_is_claimed_only_where_the_interval_excludes_zero():
+    better = [line("alignmixup", 96.0 + 0.1 * s + 0.01 * (s % 2), s) for s in range(3)]
+    worse = [line("baseline", 95.0 + 0.1 * s, s) for s in range(3)]
+    (claim,) = claims_of(only_grid(better + worse))
+    assert claim.comparison.high < 0  # of errors: lower is better
+    assert claim.verdict == "AlignMixup is better"
+    noisy = [line("baseline", value, s) for s, value in enumerate((95.0, 97.0, 96.0))]
+    (claim,) = claims_of(only_grid(better + noisy))
+    assert claim.verdict == "no difference shown"
+    (claim,) = claims_of(only_grid(better[:1] + worse[:1]))
+    assert claim.verdict == "one seed: no comparison"
+    assert claims_of(only_grid(better[:1] + worse[1:])) == []  # no seed in common
+
+
+def test_runs_trained_otherwise_are_not_compared():
+    changed = {"trained": {"train.epochs": 300, "train.lr": 0.2}}
+    lines = [line("alignmixup", 96.0, s, **changed) for s in range(2)]
+    lines += [line("baseline", 95.0, s) for s in range(2)]
+    assert claims_of(only_grid(lines)) == []
+    shorter = [line("alignmixup", 96.0, s, epochs=200) for s in range(2)]
+    assert claims_of(only_grid(shorter + lines[2:])) == []
+
+
+def test_the_summary_leaves_smoke_tests_out_and_says_so():
+    lines = [line("input", 96.0), SMOKE]
+    made = summarize(lines, "median10", of_300)
+    assert [row[0] for row in made.tables[0].rows] == ["Input mixup"]
+    assert any("smoke tests" in text for text in made.lines)
+    everything = summarize(lines, "median10", of_300, smoke_tests=True)
+    assert len(everything.grids[0].rows) > len(made.grids[0].rows)
+    alone = summarize([SMOKE], "median10", of_300)  # there is nothing else to show
+    assert [row.method for row in measured(alone.grids[0])] == ["cutmix"]
+
+
+def test_the_summary_shows_the_ten_most_recent_runs():
+    lines = [line("input", 90.0, s, date=f"2026-01-{s + 1:02}T00:00") for s in range(12)]
+    *_, recent = summarize(lines, "median10", of_300).tables
+    assert [row[3] for row in recent.rows] == [str(s) for s in range(11, 1, -1)]
+    assert "10 most recent of 12" in recent.title
+
+
+def test_comparisons_are_a_table_for_papers():
+    lines = [
+        line(m, v + 0.1 * s, s) for m, v in (("baseline", 95.0), ("input", 96.0)) for s in (0, 1)
+    ]
+    made = comparison_table(summarize(lines, "median10", of_300).grids)
+    assert made is not None
+    assert made.rows[0][0] == "Input mixup - Baseline"
+    assert comparison_table(summarize(lines[:1], "median10", of_300).grids) is None
+
+
+def test_labels_name_what_differs_and_nothing_else():
+    runs = runs_of([line("input", 96.0), line("cutmix", 95.0)], of_300)
+    assert short_labels(runs) == ["Input mixup", "CutMix"]
+    runs = runs_of([line("input", 96.0), line("input", 95.0, epochs=200)], of_300)
+    assert short_labels(runs) == ["Input mixup, 300 epochs", "Input mixup, 200 epochs"]
