@@ -35,6 +35,7 @@ __all__ = ["AlignedPair", "aligned_pair", "correspondences", "draw_pairs", "matc
 
 NUM_PAIRS = 5
 MIN_MASS = 0.25  # of a position, for a match to be drawn
+MOST_MATCHES = 10  # of a pair: more lines cannot be told apart
 
 
 @dataclass(frozen=True)
@@ -67,9 +68,9 @@ def correspondences(
     caption = (
         f"Correspondences and features at {source.layer}: {source.what}. A position of the left "
         "image is joined to the position of the right one that it is assigned to most, if that "
-        f"one receives at least {MIN_MASS:.0%} of its mass and it is the strongest in return; the "
-        "wider the line, the more mass. Right: the features on their first three principal axes. "
-        "Pairs drawn at random."
+        f"one receives at least {MIN_MASS:.0%} of its mass and it is the strongest in return; of "
+        f"each pair the {MOST_MATCHES} matches of most mass. Right: the features on their first "
+        "three principal axes. Pairs drawn at random."
     )
     figure = draw_pairs(pairs, f"What is matched with what at {source.layer}")
     return save(figure, out / "correspondences", caption)
@@ -142,14 +143,15 @@ def draw_pairs(pairs: Sequence[AlignedPair], title: str) -> Figure:
 def matches(assignment: Image, min_mass: float = MIN_MASS) -> list[tuple[int, int, float]]:
     """Position of the first image, position of the second, mass: pairs that choose each other.
 
-    A position whose mass is spread over many has no match.
+    A position whose mass is spread over many has no match. The strongest come first.
     """
     best = assignment.argmax(1)
-    return [
+    found = [
         (i, int(j), float(assignment[i, j]))
         for i, j in enumerate(best)
         if assignment[i, j] >= min_mass and assignment[:, j].argmax() == i
     ]
+    return sorted(found, key=lambda match: -match[2])
 
 
 def _draw_matches(axes: Any, pair: AlignedPair) -> None:
@@ -165,7 +167,7 @@ def _draw_matches(axes: Any, pair: AlignedPair) -> None:
     if side * side != r:
         raise ValueError(f"correspondences are drawn for square maps, got {r} positions")
     centers = (np.arange(side) + 0.5) * width / side - 0.5
-    for number, (i, j, mass) in enumerate(matches(pair.assignment)):
+    for number, (i, j, mass) in enumerate(matches(pair.assignment)[:MOST_MATCHES]):
         x = centers[i % side], centers[j % side] + width + gap
         y = centers[i // side], centers[j // side]
         # A rim, so that lines and ends stay visible on images of any color.

@@ -81,7 +81,7 @@ def methods(
         why = "; ".join(f"{title} ({reason})" for title, reason in drawn.left_out.items())
         caption += f" Not shown: {why}."
     title = f"One pair of {source.images.name} images under every method"
-    return save(gallery(drawn.pictures, title), out / "methods", caption)
+    return save(gallery(drawn.pictures, title, columns=6), out / "methods", caption)
 
 
 @dataclass(frozen=True)
