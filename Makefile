@@ -4,12 +4,19 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 READY_DOCS := $(VENV)/.ready-docs
+READY_DEMO := $(VENV)/.ready-demo
 RELEASE := build/release
 
 .PHONY: browser demo test test-all faults lint types check docs release-check clean
 
-demo: $(READY)
+# The package alone, without the tools of the tests; what a later target needs is added to it.
+demo: $(if $(wildcard $(READY)),$(READY),$(READY_DEMO))
 	$(BIN)/alignmixup demo --out demo
+
+$(READY_DEMO): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	touch $(READY_DEMO)
 
 # One thread a worker: two workers on two cores beat one worker with two threads, and nothing oversubscribes.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal

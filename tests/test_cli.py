@@ -226,28 +226,6 @@ def test_data_list_and_check(capsys):
     assert (status, out.strip()) == (0, "shapes: complete")
 
 
-def test_the_demo_writes_its_report(capsys, tmp_path, monkeypatch):
-    from alignmixup import demo as module
-
-    monkeypatch.setattr(
-        module.demo, "__kwdefaults__", {"epochs": 1, "num_train": 128, "num_test": 64}
-    )
-    status, out, _ = call(capsys, "demo", "--out", str(tmp_path / "demo"), "--epochs", "1")
-    assert status == 0
-    assert str(tmp_path / "demo" / "report.html") in out
-    page = (tmp_path / "demo" / "report.html").read_text()
-    for name in ("no mixing", "input mixup", "AlignMixup"):
-        assert name in page
-    for picture in ("curves.png", "pairs.png"):
-        assert (tmp_path / "demo" / picture).stat().st_size > 5000
-        assert picture in page
-    status, out, _ = call(capsys, "report", str(tmp_path / "demo" / "runs"))
-    assert status == 0
-    assert "shapes, r18-flatten" in out
-    for row in ("Baseline", "Input mixup", "AlignMixup", "Every row: demo, last epoch."):
-        assert row in out
-
-
 def test_the_installed_program_runs():
     done = subprocess.run(
         [sys.executable, "-m", "alignmixup.cli", "--version"],

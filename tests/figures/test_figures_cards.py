@@ -72,6 +72,7 @@ def test_the_figure_writes_all_of_them_and_shows_progress(
     assert [p.relative_to(tmp_path) for p in written] == [
         Path("methods/cutout.png"),
         Path("methods/cutout.pdf"),
+        Path("methods/cutout.txt"),
     ]
     assert written[0].stat().st_size > 5000
     said = capsys.readouterr().err

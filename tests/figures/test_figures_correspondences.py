@@ -7,7 +7,7 @@ from alignmixup.contracts import RecipeKey
 from alignmixup.datasets import shapes
 from alignmixup.experiments.run import Sets, train
 from alignmixup.figures import sources
-from alignmixup.figures.correspondences import AlignedPair, aligned_pair, draw_pairs
+from alignmixup.figures.correspondences import AlignedPair, aligned_pair, draw_pairs, matches
 from alignmixup.figures.registry import draw_figure
 from alignmixup.mixers.alignmixup import AlignMixup
 from alignmixup.models import build
@@ -39,17 +39,27 @@ def test_the_assignment_drawn_is_that_of_the_features(net, images):
         aligned_pair(net, "head", images, 0, 1)
 
 
-def test_correspondences_join_each_position_to_its_strongest_match():
+def test_matches_choose_each_other_and_have_mass():
+    spread = np.full((4, 4), 0.25)
+    assert matches(spread, 0.3) == []
+    assert matches(np.eye(4), 0.3) == [(k, k, 1.0) for k in range(4)]
+    # Two positions want the same one: the stronger has it.
+    wanted = np.array([[0.9, 0.1], [0.6, 0.4]])
+    assert matches(wanted, 0.3) == [(0, 0, 0.9)]
+
+
+def test_correspondences_mark_both_ends_of_each_match():
     assignment = np.eye(4)[[2, 0, 3, 1]]
     pair = AlignedPair(np.zeros((8, 8, 3)), np.ones((8, 8, 3)), assignment, {"A": np.eye(8)})
     axes = draw_pairs([pair], "pair").axes[0]
-    lines = [line.get_xydata() for line in axes.lines if len(line.get_xdata()) == 2]
-    # Centers of 2 x 2 cells of 4 pixels; the second image starts after a gap of 2 pixels.
+    assert all(line.get_marker() == "o" for line in axes.lines)
+    lines = [line.get_xydata() for line in axes.lines]
+    # Centers of 2 x 2 cells of 4 pixels; the second image starts after a gap of 4 pixels.
     centers = [(1.5, 1.5), (5.5, 1.5), (1.5, 5.5), (5.5, 5.5)]
     for i, j in enumerate([2, 0, 3, 1]):
         start, end = lines[i]
         assert tuple(start) == centers[i]
-        assert tuple(end) == (centers[j][0] + 10, centers[j][1])
+        assert tuple(end) == (centers[j][0] + 12, centers[j][1])
     odd = AlignedPair(pair.first, pair.second, np.eye(3), {"A": np.eye(8)})
     with pytest.raises(ValueError, match="got 3 positions"):
         draw_pairs([odd], "odd")
@@ -68,6 +78,7 @@ def test_figures_of_a_run_use_its_network_and_its_settings(monkeypatch, tmp_path
     source = sources.run_source(tmp_path / "run", None)
     assert (source.layer, source.num_iters) == ("layer3", 7)
     assert source.what == "run shapes-r18-alignmixup-run, 1 epoch"
-    png, pdf = draw_figure("correspondences", tmp_path, run=tmp_path / "run")
+    png, pdf, caption = draw_figure("correspondences", tmp_path, run=tmp_path / "run")
     assert png.stat().st_size > 5000
     assert pdf.read_bytes().startswith(b"%PDF")
+    assert "shapes-r18-alignmixup-run, 1 epoch" in " ".join(caption.read_text().split())

@@ -40,7 +40,8 @@ def test_the_log_is_drawn_behind_runs_of_its_method_and_schedule(
 ):
     drawn = []
     monkeypatch.setattr(
-        "alignmixup.figures.curve.save", lambda figure, path: drawn.append(figure) or [path]
+        "alignmixup.figures.curve.save",
+        lambda figure, path, caption: drawn.append(figure) or [path],
     )
     run = write_run(tmp_path / "run", name, scored=(1, 2, 3, 4))
     draw_figure("curve", tmp_path / "out", run=run)

@@ -88,7 +88,7 @@ def pair():
 
 def test_every_mix_is_in_its_row_and_column():
     pairs = [pair(), pair()]
-    figure = draw_interpolations(pairs, "title", "note")
+    figure = draw_interpolations(pairs, "title")
     (axes,) = figure.axes
     placed = {}
     for image in axes.images:

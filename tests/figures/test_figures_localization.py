@@ -84,7 +84,7 @@ def picture():
 
 
 def test_boxes_are_drawn_on_the_image_and_on_its_map(picture):
-    figure = draw_localization([picture] * 5, "five", "note")
+    figure = draw_localization([picture] * 5, "five")
     axes = figure.axes[0]
     from matplotlib.colors import to_hex
 

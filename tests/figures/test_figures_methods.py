@@ -4,14 +4,21 @@ import dataclasses
 
 import numpy as np
 import pytest
+import torch
 
 from alignmixup.datasets import shapes
+from alignmixup.experiments.painters import LayerDecoder
 from alignmixup.figures.methods import method_pictures, small_style_network
-from alignmixup.figures.sources import different_pairs
+from alignmixup.figures.sources import Source, different_pairs
+from alignmixup.mixers.input_mixup import InputMixup
 from alignmixup.models import build
 from alignmixup.models.zoo import NetSpec
+from alignmixup.ops.align import align_mix
+from alignmixup.registry import MIXERS
 
 METHODS = {
+    "AlignMixup",
+    "Manifold mixup",
     "Input mixup",
     "Cutout",
     "CutMix",
@@ -29,19 +36,33 @@ def images():
 
 
 @pytest.fixture(scope="module")
-def net(images):
+def source(images):
     spec = NetSpec("preact_resnet18", width=4, head="flatten")
-    return build(spec, images.num_classes, images.mean, images.std, 32, seed=0).eval()
+    net = build(spec, images.num_classes, images.mean, images.std, 32, seed=0).eval()
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        decoder = LayerDecoder(net, "layer3", 32, channels=16).eval()
+    rng = torch.Generator().manual_seed(0)
+    with torch.no_grad():  # untrained, but not blank
+        decoder.decoder.to_image.weight.normal_(0, 5, generator=rng)
+    return Source(net, "layer3", images, "a small network", painter=decoder)
 
 
 @pytest.fixture(scope="module")
-def pictures(net, images):
-    return method_pictures(net, images, seed=0, adain_steps=4)
+def drawn(source):
+    return method_pictures(source, seed=0, adain_steps=4)
 
 
-def test_the_gallery_shows_every_method_that_mixes_images(pictures):
-    anchor, partner, *mixed = pictures
-    assert {p.title for p in mixed} == METHODS
+@pytest.fixture(scope="module")
+def pictures(drawn):
+    return drawn.pictures
+
+
+def test_the_gallery_shows_every_method_that_this_network_allows(drawn):
+    anchor, partner, *mixed = drawn.pictures
+    assert {p.title for p in mixed} >= METHODS
+    # These mix the embedding of an autoencoder, which this network is not.
+    assert drawn.left_out.keys() == {"AlignMixup/AE", "AlignMixup/VAE"}
     assert anchor.caption != partner.caption
     for picture in mixed:
         assert picture.image.shape == (32, 32, 3)
@@ -66,11 +87,39 @@ def test_the_captions_are_the_shares_of_what_is_shown(pictures):
         assert picture.caption in shown["Co-Mixup"].caption
 
 
+def test_mixed_features_are_shown_as_their_own_layer_decodes_them(source, pictures):
+    anchor, partner, *mixed = pictures
+    shown = {p.title: p for p in mixed}
+    x = torch.from_numpy(np.stack([anchor.image, partner.image])).permute(0, 3, 1, 2)
+    features = source.painter.features(x)
+    for title, mix in (
+        ("Manifold mixup", 0.65 * features[0] + 0.35 * features[1]),
+        ("AlignMixup", align_mix(features, torch.tensor([1, 0]), torch.full((2,), 0.65))[0]),
+    ):
+        with torch.no_grad():
+            painted = source.painter.paint(mix[None])[0].clamp(0, 1).permute(1, 2, 0)
+        np.testing.assert_allclose(shown[title].image, painted.numpy(), atol=1e-4)
+        assert shown[title].caption == f"{anchor.caption} 65%, {partner.caption} 35%"
+    assert np.abs(shown["AlignMixup"].image - shown["Manifold mixup"].image).max() > 1e-3
+
+
+def test_a_method_from_outside_is_shown_and_features_need_a_decoder(source, monkeypatch):
+    @dataclasses.dataclass(frozen=True)
+    class Mine(InputMixup):
+        """Mine (2030): as input mixup."""
+
+    monkeypatch.setattr(MIXERS, "_entries", {"Mine": Mine, "AlignMixup": MIXERS["AlignMixup"]})
+    blind = dataclasses.replace(source, painter=None)
+    found = method_pictures(blind, seed=0, adain_steps=2)
+    assert [p.title for p in found.pictures] == ["anchor", "partner", "Mine"]
+    assert "no decoder" in found.left_out["AlignMixup"]
+
+
 @pytest.mark.slow
-def test_co_mixups_picture_shows_a_good_share_of_both(net, images):
+def test_co_mixups_picture_shows_a_good_share_of_both(source):
     """On any pair; the picture in the documents is of one."""
     for seed in range(3):
-        anchor, partner, *mixed = method_pictures(net, images, seed=seed, adain_steps=2)
+        anchor, partner, *mixed = method_pictures(source, seed=seed, adain_steps=2).pictures
         (caption,) = [p.caption for p in mixed if p.title == "Co-Mixup"]
         shares = {name: float(share[:-1]) for name, share in map(str.split, caption.split(", "))}
         assert min(shares[anchor.caption], shares[partner.caption]) >= 15

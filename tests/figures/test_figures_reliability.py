@@ -91,17 +91,17 @@ def test_a_run_is_drawn_from_its_record_or_else_measured(run, images, tmp_path, 
     kept = [line for line in lines if "reliability" not in line]
     (run / "results.jsonl").write_text("\n".join(kept) + "\n")
     written = figures.reliability(tmp_path, run=run)
-    assert [p.name for p in written] == ["reliability.png", "reliability.pdf"]
+    assert [p.name for p in written] == [f"reliability.{end}" for end in ("png", "pdf", "txt")]
     assert written[0].stat().st_size > 10_000
     evaluate(run, images, tasks=["calibration"], device="cpu")
     with monkeypatch.context() as patch:
         patch.setattr(figures, "evaluate", lambda *_, **__: pytest.fail("measured again"))
         figures.reliability(tmp_path, run=run)
-    (measured, title), (recorded, _) = seen
+    (measured, _), (recorded, _) = seen
     assert recorded[0].title == f"shapes/test, {len(images)} images"
     assert recorded[0].note == measured[0].note
     assert list(recorded[0].bins.counts) == list(measured[0].bins.counts)
-    assert "small" in title
+    assert "small" in written[2].read_text()
 
 
 def bars(axes):

@@ -11,7 +11,16 @@ from PIL import Image
 from alignmixup import figures
 from alignmixup.figures import effect, localization, pose, reliability, toy
 from alignmixup.figures.curves import training_curves
-from alignmixup.figures.style import PALETTE, Picture, gallery, save
+from alignmixup.figures.style import (
+    PALETTE,
+    STYLES,
+    Picture,
+    gallery,
+    new_figure,
+    save,
+    use_style,
+    write_title,
+)
 
 RNG = np.random.default_rng(0)
 
@@ -33,7 +42,7 @@ CLEAR = 15  # a difference of color that is seen at a glance; 2.3 is just notice
 TOGETHER = {
     "boxes": (localization.PREDICTED[0], localization.TRUE[0]),
     "gaps": (reliability.VERMILLION, reliability.BLUE),
-    "parts": tuple(effect.PARTS.values()),
+    "parts": tuple(color for color, _ in effect.PARTS.values()),
     "plans": tuple(pose.COLOURS.values())[:4],
     "toy": (toy.BLUE, toy.VERMILLION),
 }
@@ -78,7 +87,7 @@ def texts(figure):
 
 def test_save_writes_png_and_pdf_that_are_not_blank(tmp_path):
     figure = training_curves({"a": [(1, 10.0), (2, 30.0)], "none yet": []}, "title")
-    png, pdf = save(figure, tmp_path / "new" / "curves.png")
+    png, pdf = save(figure, tmp_path / "new" / "curves")
     assert np.asarray(Image.open(png).convert("L"), dtype=float).var() > 100
     assert pdf.read_bytes().startswith(b"%PDF")
     (line, _) = figure.axes[0].lines
@@ -87,10 +96,44 @@ def test_save_writes_png_and_pdf_that_are_not_blank(tmp_path):
 
 def test_a_gallery_has_each_title_caption_and_image_once():
     pictures = [Picture(f"m{k}", RNG.random((8, 8, 3)), f"cat {k}%") for k in range(7)]
-    figure = gallery(pictures, "seven", "a note", columns=3)
+    figure = gallery(pictures, "seven", columns=3)
     for picture in pictures:
         assert texts(figure).count(picture.title) == 1
         assert texts(figure).count(picture.caption) == 1
     drawn = [axes.images[0].get_array() for axes in figure.axes if axes.images]
     for picture, image in zip(pictures, drawn, strict=True):
         np.testing.assert_array_equal(picture.image, image)
+
+
+@pytest.mark.parametrize("name", [name for name in STYLES if name != "screen"])
+def test_a_papers_figure_has_exactly_its_width_and_no_title(name, tmp_path):
+    with use_style(name, ("svg", "pdf")) as style:
+        figure = new_figure(12, 3)
+        axes = figure.subplots()
+        axes.set_title("panel")
+        write_title(figure, "a title that is part of the caption")
+        svg, pdf, text = save(figure, tmp_path / "wide", "What it shows.")
+    assert figure._suptitle is None
+    assert axes.title.get_fontsize() == style.font_size
+    width, height = re.search(r'width="([\d.]+)pt" height="([\d.]+)pt"', svg.read_text()).groups()
+    np.testing.assert_allclose(
+        [float(width), float(height)], 72 * style.width * np.array([1, 0.25])
+    )
+    assert pdf.read_bytes().startswith(b"%PDF")
+    assert text.read_text() == "What it shows.\n"
+
+
+def test_a_gallery_in_a_narrow_column_has_fewer_columns():
+    pictures = [Picture(f"m{k}", RNG.random((8, 8, 3)), "cat 65%, dog 35%") for k in range(7)]
+    columns = {}
+    for name in ("screen", "two-column"):
+        with use_style(name):
+            columns[name] = gallery(pictures, "seven").axes[0].get_gridspec().ncols
+    assert columns == {"screen": 5, "two-column": 3}
+
+
+def test_unknown_styles_and_formats_are_errors():
+    with pytest.raises(ValueError, match="did you mean 'two-column'"), use_style("twocolumn"):
+        pass
+    with pytest.raises(ValueError, match="unknown format 'jpg'; choose from png, pdf, svg"):
+        use_style("screen", ("jpg",)).__enter__()

@@ -113,6 +113,12 @@ def test_a_decoder_with_other_settings_is_refused_and_left_alone(tmp_path, chang
     assert path.read_bytes() == written
 
 
+def test_every_step_is_reported_to_the_caller():
+    steps = []
+    fit_decoder(Net(), Loader(), steps=4, on_step=lambda: steps.append(1))
+    assert len(steps) == 4
+
+
 def test_progress_is_said_when_it_is_wanted(capsys):
     fit_decoder(Net(), Loader(), steps=4)
     assert capsys.readouterr().err == ""

@@ -13,14 +13,19 @@ from alignmixup.cli.parsing import Call, listing, read_words
 
 @dataclass
 class Figure:
-    """Draw a figure as PNG and PDF."""
+    """Draw a figure as PNG and PDF, or in the format of the file that --out names.
+
+    Its caption is written as text beside it: what is shown, what was chosen, from which network."""
 
     name: Positional[str]
     """One of the figures above."""
     run: Path | None = None
     """Folder of a trained run; None: the built-in shapes and a small network, trained or not."""
     out: Path = Path("figures")
-    """Folder of the pictures."""
+    """Folder of the pictures, or one file: 'methods.svg' is vector graphics, as .pdf is."""
+    style: Literal["screen", "one-column", "two-column", "two-column-wide"] = "screen"
+    """screen, with a title; for papers, without: the text of a one-column paper (5.5 in), a column
+    of a two-column paper (3.25 in) or both of them (6.875 in)."""
     seed: int = 0
     """Seed of points, pairs of images, untrained weights and the methods' chance."""
     data: Path | None = None
@@ -30,7 +35,12 @@ class Figure:
         from alignmixup.figures.registry import draw_figure
 
         written = draw_figure(
-            self.name, self.out, run=self.run, seed=self.seed, data_root=self.data
+            self.name,
+            self.out,
+            run=self.run,
+            seed=self.seed,
+            data_root=self.data,
+            style=self.style,
         )
         for path in written:
             print(path)

@@ -28,18 +28,23 @@ if TYPE_CHECKING:
 
 @dataclass
 class Demo:
-    """Train three small networks on the built-in data and write a report to look at."""
+    """Train three small networks on few built-in images and write a page of what mixing changed.
+
+    On two cores it takes about a minute and a half. Ctrl-C writes a page of what is finished."""
 
     out: Path = Path("demo")
-    """Folder of the report; an interrupted demo in it is resumed."""
-    epochs: int = 12
+    """Folder of the page, report.html, and of the runs; an interrupted demo in it is resumed."""
+    epochs: int = 14
     """Epochs of each network."""
+    seed: int = 0
+    """Seed of weights, order and mixing."""
 
     def __call__(self) -> None:
         from alignmixup.demo import demo
+        from alignmixup.demo.setup import Size
 
-        page = demo(self.out, epochs=self.epochs)
-        print(f"report: {page}")
+        page = demo(self.out, Size(epochs=self.epochs, seed=self.seed))
+        print(f"open in a browser: {page.resolve().as_uri()}")
 
 
 @dataclass

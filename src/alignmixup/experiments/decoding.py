@@ -16,7 +16,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -98,12 +98,14 @@ def train_decoder(
     device: str = "auto",
     again: bool = False,
     quiet: bool = False,
+    on_step: Callable[[], object] | None = None,
 ) -> Reconstruction:
     """Train a decoder for the run in this folder, or resume its training.
 
     A finished one is only read, and one with other settings is refused, unless ``again`` deletes
     it. Of kind ``own``, the autoencoder's decoder is measured, and ``again`` deletes the one that
     was trained in its place. The error on the test images is appended to the run's results, once.
+    ``on_step`` is called after each step.
     """
     folder = Path(run)
     settings = settings or DecoderSettings()
@@ -123,7 +125,7 @@ def train_decoder(
     settings = dataclasses.replace(settings, layer=settings.layer or mixed_layer(opened))
     decoder = _layer_decoder(opened, settings, side_of(recipe.data, train_set))
     try:
-        fit = _fit(decoder, opened, settings, train_set, again, quiet)
+        fit = _fit(decoder, opened, settings, train_set, again, quiet, on_step)
     except OtherSettings as error:
         raise ValueError(f"{error}, or --again to start afresh") from None
     measured = reconstruction(decoder.eval(), test_batches)
@@ -177,6 +179,7 @@ def _fit(
     images: ImageSet | FileSet,
     again: bool,
     quiet: bool,
+    on_step: Callable[[], object] | None,
 ) -> DecoderFit:
     # Without a crop of the padded image: a decoder should not learn to paint its black border.
     spec = dataclasses.replace(run.recipe.data, pad=0)
@@ -197,6 +200,7 @@ def _fit(
         checkpoint=run.folder / DECODER,
         facts={**facts, "data": images.name, "run_epoch": run.epoch},
         quiet=quiet,
+        on_step=on_step,
     )
 
 

@@ -23,7 +23,7 @@ from alignmixup.experiments.painters import features_at
 from alignmixup.figures.methods import (
     SHARE,
     FixedDraw,
-    Recorder,
+    recorded,
     share_caption,
     small_style_network,
     with_others,
@@ -110,8 +110,9 @@ def cards(
         print(f"card {number} of {len(CARDS)}: {name}", file=sys.stderr)
         card = make(pair)
         note = card.note.format(network=source.what, steps=CARD_STEPS)
-        figure = gallery(card.pictures, card.title, note, card.columns)
-        written += save(figure, out / "methods" / name)
+        figure = gallery(card.pictures, card.title, card.columns)
+        caption = f"{card.title}. {' '.join(note.split())}"
+        written += save(figure, out / "methods" / name, caption)
     return written
 
 
@@ -190,15 +191,15 @@ def puzzlemix(pair: Pair) -> Card:
 def comixup(pair: Pair) -> Card:
     mixer = CoMixup(part_size=CO_INPUTS)
     x, y = pair.x[:CO_INPUTS], pair.y[:CO_INPUTS]
-    recorder = Recorder(pair.net)
     draw = mixer.draw(len(x), torch.Generator().manual_seed(pair.seed))
-    targets = mixer.apply(recorder, x, y, draw).targets
+    with recorded(pair.net) as seen:
+        targets = mixer.apply(pair.net, x, y, draw).targets
     assert targets is not None
     inputs = [Picture(f"input {k + 1}", shown(x[k]), pair.name(k)) for k in range(len(x))]
     outputs = [
         Picture(
             f"output {k + 1}",
-            shown(recorder.seen[k]),
+            shown(seen.images[k]),
             share_caption(targets[k], pair.images.class_names).replace(", ", "\n"),
         )
         for k in range(len(x))

@@ -16,8 +16,14 @@ from torch import Tensor, nn
 from alignmixup.contracts import ImageSet
 from alignmixup.experiments.painters import features_at
 from alignmixup.figures.registry import register_figure
-from alignmixup.figures.sources import different_pairs, floats, network_source, shown
-from alignmixup.figures.style import Image, new_figure, save, show, write_titles
+from alignmixup.figures.sources import (
+    different_pairs,
+    floats,
+    run_source,
+    shown,
+    trained_source,
+)
+from alignmixup.figures.style import PALETTE, Image, new_figure, save, show, write_title
 from alignmixup.ops.align import align_mix, to_positions
 from alignmixup.ops.cost import pairwise_cost
 from alignmixup.ops.sinkhorn import sinkhorn
@@ -25,9 +31,11 @@ from alignmixup.ops.sinkhorn import sinkhorn
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["AlignedPair", "aligned_pair", "correspondences", "draw_pairs"]
+__all__ = ["AlignedPair", "aligned_pair", "correspondences", "draw_pairs", "matches"]
 
 NUM_PAIRS = 5
+MIN_MASS = 0.25  # of a position, for a match to be drawn
+MOST_MATCHES = 10  # of a pair: more lines cannot be told apart
 
 
 @dataclass(frozen=True)
@@ -48,14 +56,24 @@ class AlignedPair:
 def correspondences(
     out: Path, *, run: Path | None = None, seed: int = 0, data_root: Path | None = None
 ) -> list[Path]:
-    """Draw pairs of images with lines between matched positions, and their feature maps."""
-    source = network_source(run, seed, data_root)
+    """Draw pairs of images with lines between matched positions, and their feature maps.
+
+    Without a run, of the small network that is trained on shapes.
+    """
+    source = trained_source(out, None, seed, None) if run is None else run_source(run, data_root)
     pairs = [
         aligned_pair(source.net, source.layer, source.images, i, j, source.eps, source.num_iters)
         for i, j in different_pairs(source.images, NUM_PAIRS, seed)
     ]
-    title = f"Correspondences and features at {source.layer} (first three PCA axes): {source.what}"
-    return save(draw_pairs(pairs, title), out / "correspondences")
+    caption = (
+        f"Correspondences and features at {source.layer}: {source.what}. A position of the left "
+        "image is joined to the position of the right one that it is assigned to most, if that "
+        f"one receives at least {MIN_MASS:.0%} of its mass and it is the strongest in return; of "
+        f"each pair the {MOST_MATCHES} matches of most mass. Right: the features on their first "
+        "three principal axes. Pairs drawn at random."
+    )
+    figure = draw_pairs(pairs, f"What is matched with what at {source.layer}")
+    return save(figure, out / "correspondences", caption)
 
 
 @torch.no_grad()
@@ -110,27 +128,37 @@ def _principal_colors(maps: Float[Tensor, "k c h w"]) -> NDArray[np.float32]:
 
 
 def draw_pairs(pairs: Sequence[AlignedPair], title: str) -> Figure:
-    """One row a pair: the images with their correspondences as lines, then the feature maps.
-
-    Each position of the first image is joined to the one it is assigned to most, in its own color;
-    a faint line is a spread assignment.
-    """
+    """One row a pair: the images with their matches as lines, then the feature maps."""
     titles = list(pairs[0].maps)
-    figure = new_figure(3.6 + 1.5 * len(titles), 1.9 * len(pairs) + 0.4)
-    grid = figure.add_gridspec(len(pairs), 1 + len(titles), width_ratios=[2.3] + [1] * len(titles))
+    figure = new_figure(4.2 + 1.5 * len(titles), 1.9 * len(pairs) + 0.4)
+    grid = figure.add_gridspec(len(pairs), 1 + len(titles), width_ratios=[2.5] + [1] * len(titles))
     for row, pair in enumerate(pairs):
-        _draw_lines(figure.add_subplot(grid[row, 0]), pair)
+        _draw_matches(figure.add_subplot(grid[row, 0]), pair)
         for column, name in enumerate(titles, start=1):
             axes = figure.add_subplot(grid[row, column])
             show(axes, pair.maps[name], name if row == 0 else "")
-    return write_titles(figure, title, size=10)
+    return write_title(figure, title)
 
 
-def _draw_lines(axes: Any, pair: AlignedPair) -> None:
-    from matplotlib import colormaps
+def matches(assignment: Image, min_mass: float = MIN_MASS) -> list[tuple[int, int, float]]:
+    """Position of the first image, position of the second, mass: pairs that choose each other.
+
+    A position whose mass is spread over many has no match. The strongest come first.
+    """
+    best = assignment.argmax(1)
+    found = [
+        (i, int(j), float(assignment[i, j]))
+        for i, j in enumerate(best)
+        if assignment[i, j] >= min_mass and assignment[:, j].argmax() == i
+    ]
+    return sorted(found, key=lambda match: -match[2])
+
+
+def _draw_matches(axes: Any, pair: AlignedPair) -> None:
+    from matplotlib.patheffects import withStroke
 
     height, width = pair.first.shape[:2]
-    gap = max(2, width // 4)
+    gap = max(2, width // 2)
     canvas = np.ones((height, 2 * width + gap, 3))
     canvas[:, :width], canvas[:, width + gap :] = pair.first, pair.second
     show(axes, canvas)
@@ -139,11 +167,11 @@ def _draw_lines(axes: Any, pair: AlignedPair) -> None:
     if side * side != r:
         raise ValueError(f"correspondences are drawn for square maps, got {r} positions")
     centers = (np.arange(side) + 0.5) * width / side - 0.5
-    for i in range(r):
-        j = int(pair.assignment[i].argmax())
-        color = colormaps["viridis"](i / r)
-        start = centers[i % side], centers[i // side]
-        end = centers[j % side] + width + gap, centers[j // side]
-        strength = float(np.clip(pair.assignment[i, j], 0.3, 1.0))
-        axes.plot(*zip(start, end, strict=True), color=color, linewidth=1.0, alpha=strength)
-        axes.plot(*start, marker="o", markersize=2.5, color=color)
+    for number, (i, j, mass) in enumerate(matches(pair.assignment)[:MOST_MATCHES]):
+        x = centers[i % side], centers[j % side] + width + gap
+        y = centers[i // side], centers[j // side]
+        # A rim, so that lines and ends stay visible on images of any color.
+        rim = [withStroke(linewidth=1.2 + 1.6 * mass, foreground="white")]
+        ends = {"marker": "o", "markersize": 3.5, "markeredgecolor": "white"}
+        color = PALETTE[number % len(PALETTE)]
+        axes.plot(x, y, color=color, linewidth=0.4 + 1.6 * mass, path_effects=rim, **ends)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from alignmixup.experiments.run_folder import read_recipe
 from alignmixup.figures.registry import register_figure
-from alignmixup.figures.style import BLACK, BLUE, new_figure, save, write_titles
+from alignmixup.figures.style import BLACK, BLUE, new_figure, save, write_title
 from alignmixup.mixers.alignmixup import AlignMixup
 from alignmixup.report.authors_logs import LOGS
 from alignmixup.training.ledger import LEDGER, read_ledger
@@ -31,7 +31,10 @@ def curve(
         raise ValueError(f"no epoch of the run in {run} has been evaluated yet")
     is_theirs = isinstance(recipe.mixer, AlignMixup) and recipe.train.schedule == "step"
     log = LOGS.get((recipe.data.name, recipe.net.name), ()) if is_theirs else ()
-    return save(draw_curve(ours, log, f"{recipe.name}, seed {recipe.train.seed}"), out / "curve")
+    caption = f"Test accuracy by epoch of {recipe.name}, seed {recipe.train.seed}."
+    if log:
+        caption += " Thin: the log released by the authors."
+    return save(draw_curve(ours, log, recipe.name), out / "curve", caption)
 
 
 def scored_epochs(run: Path) -> Points:
@@ -52,5 +55,5 @@ def draw_curve(ours: Points, log: Points, title: str) -> Figure:
     axes.set_ylim(bottom=max(0.0, min(values) - 3))
     axes.set_xlabel("epoch")
     axes.set_ylabel("top-1 accuracy (%)")
-    axes.legend(frameon=False)
-    return write_titles(figure, title)
+    axes.legend()
+    return write_title(figure, title)

@@ -22,6 +22,6 @@ def training_curves(curves: Mapping[str, Sequence[tuple[int, float]]], title: st
         epochs, values = zip(*points, strict=True) if points else ((), ())
         axes.plot(epochs, values, marker="o", markersize=3, label=name)
     axes.set(xlabel="epoch", ylabel="test top-1 (%)", title=title)
-    axes.grid(alpha=0.3)
+    axes.grid()
     axes.legend()
     return figure

@@ -15,7 +15,7 @@ from alignmixup.evaluation.effect import NEXT_TO_NOTHING, Effect, alignment_effe
 from alignmixup.experiments.painters import features_at
 from alignmixup.figures.registry import register_figure
 from alignmixup.figures.sources import Source, floats, network_source
-from alignmixup.figures.style import BLUE, GREEN, VERMILLION, new_figure, save, write_titles
+from alignmixup.figures.style import BLUE, GREEN, VERMILLION, new_figure, save, write_title
 from alignmixup.models.preact_resnet import HeadKind
 from alignmixup.ops.align import to_positions
 
@@ -27,9 +27,14 @@ __all__ = ["draw_effects", "effect", "layer_effects"]
 NUM_IMAGES = 8
 MOST_POSITIONS = 1024  # plans of more positions take minutes on a CPU
 HEADS: tuple[HeadKind, ...] = ("pool", "flatten")
-PARTS = {"features": BLUE, "pooled": VERMILLION, "logits": GREEN}
+# Color and marker of each measure.
+PARTS = {"features": (BLUE, "o"), "pooled": (VERMILLION, "s"), "logits": (GREEN, "^")}
 SMALLEST = 1e-9  # foot of the axis of changes: below what float32 can tell
 MOST_LETTERS = 45  # names of layers side by side under a column of a figure
+EFFECT_CAPTION = (
+    f"Below the dashed line a change is next to nothing; zeros are drawn at {SMALLEST:g}. Plan "
+    "entropy: 0 is a matching, 1 a plan that knows nothing."
+)
 
 
 @register_figure("effect", about="what alignment changes, layer by layer")
@@ -43,10 +48,15 @@ def effect(
     for source in sources:
         networks[source.what], skipped = layer_effects(source, seed)
         left_out += [name for name in skipped if name not in left_out]
-    title = f"What alignment changes, by layer ({sources[0].images.name}; dashed: next to nothing)"
+    caption = (
+        f"What alignment changes, by layer, on {NUM_IMAGES} images of {sources[0].images.name}: "
+        f"the relative change of features, of their mean over positions and of the logits, and the "
+        f"entropy of the plans. {EFFECT_CAPTION} Networks: {'; '.join(networks)}."
+    )
     if left_out:
-        title += f"\nleft out, with more than {MOST_POSITIONS} positions: {', '.join(left_out)}"
-    return save(draw_effects(networks, title), out / "effect")
+        caption += f" Left out, with more than {MOST_POSITIONS} positions: {', '.join(left_out)}."
+    figure = draw_effects(networks, "What alignment changes, by layer")
+    return save(figure, out / "effect", caption)
 
 
 def layer_effects(source: Source, seed: int = 0) -> tuple[list[Effect], list[str]]:
@@ -82,23 +92,25 @@ def draw_effects(networks: Mapping[str, Sequence[Effect]], title: str) -> Figure
     for column, (name, effects) in enumerate(networks.items()):
         where = np.arange(len(effects))
         top, bottom = grid[0, column], grid[1, column]
-        for k, (part, color) in enumerate(PARTS.items()):
+        for k, (part, (color, marker)) in enumerate(PARTS.items()):
             values = [max(getattr(each, part), SMALLEST) for each in effects]
             label = "mean over positions" if part == "pooled" else part
-            top.bar(where + 0.27 * (k - 1), values, 0.25, color=color, label=label)
+            dots = {"color": color, "marker": marker, "markersize": 7, "linestyle": "none"}
+            # Dots: a bar's length means nothing on an axis without a zero.
+            top.plot(where + 0.15 * (k - 1), values, label=label, **dots)
         top.axhline(NEXT_TO_NOTHING, color="0.3", linewidth=0.8, linestyle="--")
         top.set_yscale("log")
         top.set_ylim(SMALLEST, 10)
-        top.set_title(name, fontsize=10)
+        top.set_title(name)
         bottom.bar(where, [each.plan_entropy for each in effects], 0.5, color="0.5")
-        bottom.set_ylim(0, 1)
+        bottom.set(ylim=(0, 1), xlim=top.set_xlim(-0.5, len(effects) - 0.5))
         for axes in (top, bottom):
             _name_layers(axes, [each.layer for each in effects])
-            axes.grid(axis="y", alpha=0.3)
+            axes.grid(axis="y")
     grid[0, 0].set_ylabel("|aligned - unaligned| / |unaligned|")
     grid[1, 0].set_ylabel("plan entropy\n(0 matched, 1 not)")
     figure.legend(*grid[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
-    return write_titles(figure, title)
+    return write_title(figure, title)
 
 
 def _name_layers(axes: Any, layers: Sequence[str]) -> None:

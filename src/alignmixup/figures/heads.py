@@ -14,7 +14,7 @@ from alignmixup.experiments.built_in import small_recipe, train_built_in, write_
 from alignmixup.experiments.data_record import Sets
 from alignmixup.experiments.load import load_run
 from alignmixup.experiments.provenance import origin, provenance
-from alignmixup.figures.effect import draw_effects
+from alignmixup.figures.effect import EFFECT_CAPTION, draw_effects
 from alignmixup.figures.registry import register_figure
 from alignmixup.figures.sources import floats
 from alignmixup.figures.style import save
@@ -54,8 +54,13 @@ def heads(
         ]
     lines = write_lines(results, out / "heads.jsonl")
     length = f"{small.head_epochs} epochs on {small.head_images} shapes"
-    title = f"What alignment changes in small trained networks\n{length}; dashed: next to nothing"
-    return [*save(draw_effects(found, title), out / "heads"), lines]
+    caption = (
+        f"What alignment changes in small trained networks, {length}, on {NUM_IMAGES} test images: "
+        "the relative change of features, of their mean over positions and of the logits, and the "
+        f"entropy of the plans. {EFFECT_CAPTION}"
+    )
+    figure = draw_effects(found, "What alignment changes in small trained networks")
+    return [*save(figure, out / "heads", caption), lines]
 
 
 def _measured_effects(

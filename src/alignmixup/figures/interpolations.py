@@ -16,7 +16,7 @@ from alignmixup.experiments.built_in import decoded_source
 from alignmixup.experiments.painters import Painter
 from alignmixup.figures.registry import register_figure
 from alignmixup.figures.sources import different_pairs, floats, shown
-from alignmixup.figures.style import Image, new_figure, save, write_titles
+from alignmixup.figures.style import Image, new_figure, save, write_title
 from alignmixup.ops.align import Keep, align_mix
 from alignmixup.ops.blend import blend
 
@@ -56,13 +56,13 @@ def interpolations(
         )
         for i, j in different_pairs(source.images, NUM_PAIRS, seed)
     ]
-    note = (
-        r"$\lambda$: the share of $x$. Left: at 1 the decoded $x$, at 0 $x'$ on the positions of "
-        r"$x$; "
-        r"right: at 0 the decoded $x'$, at 1 $x$ on the positions of $x'$."
+    caption = (
+        f"Decoded mixes of features: {source.what}. lambda is the share of x. Left: at 1 the "
+        "decoded x, at 0 x' on the positions of x; right: at 0 the decoded x', at 1 x on the "
+        "positions of x'. Pairs drawn at random."
     )
-    title = f"Decoded mixes of features: {source.what}"
-    return save(draw_interpolations(pairs, title, note), out / "interpolations")
+    figure = draw_interpolations(pairs, "Decoded mixes of the features of two images")
+    return save(figure, out / "interpolations", caption)
 
 
 @torch.no_grad()
@@ -91,7 +91,7 @@ def interpolation(
     return Interpolation(first, second, tuple(shares), decoded("anchor"), decoded("partner"))
 
 
-def draw_interpolations(pairs: Sequence[Interpolation], title: str, note: str = "") -> Figure:
+def draw_interpolations(pairs: Sequence[Interpolation], title: str) -> Figure:
     """A block a pair: the two images, then mixes that keep the first's positions and the second's.
 
     The rows of a block are those of the mappings, in their order. All pictures lie in one pair of
@@ -115,13 +115,13 @@ def draw_interpolations(pairs: Sequence[Interpolation], title: str, note: str = 
                     _place(axes, image, start + column * step, top + row * step, label)
         for row, name in enumerate(rows):
             at = starts[0] - 0.06, top + row * step + 0.5
-            axes.text(*at, name, rotation=90, ha="right", va="center", fontsize=7)
+            axes.text(*at, name, rotation=90, ha="right", va="center", fontsize="small")
     for start, kept in zip(starts, ("x", "x'"), strict=True):
         heading = rf"positions of ${kept}$ kept, $\lambda$ ="
-        axes.text(start + k * step / 2, -0.5, heading, ha="center", fontsize=9)
+        axes.text(start + k * step / 2, -0.5, heading, ha="center")
     axes.set(xlim=(-0.05, width), ylim=(height, -0.9), aspect="equal")
     axes.set_axis_off()
-    return write_titles(figure, title, note, size=10)
+    return write_title(figure, title)
 
 
 def _place(axes: Any, image: Image, left: float, top: float, label: str) -> None:
@@ -129,4 +129,4 @@ def _place(axes: Any, image: Image, left: float, top: float, label: str) -> None
     extent = (left, left + 1, top + 1, top)
     axes.imshow(np.clip(image, 0, 1), interpolation="nearest", extent=extent)
     if label:
-        axes.text(left + 0.5, top - 0.08, label, ha="center", va="bottom", fontsize=8)
+        axes.text(left + 0.5, top - 0.08, label, ha="center", va="bottom", fontsize="small")

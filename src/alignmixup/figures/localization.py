@@ -17,7 +17,7 @@ from alignmixup.experiments.built_in import localizer
 from alignmixup.experiments.load import load_run
 from alignmixup.figures.registry import register_figure
 from alignmixup.figures.sources import Source, floats, run_source, shown
-from alignmixup.figures.style import ORANGE, SKY, Image, new_figure, save, write_titles
+from alignmixup.figures.style import ORANGE, SKY, Image, new_figure, save, write_title
 from alignmixup.models.zoo import default_tap
 
 if TYPE_CHECKING:
@@ -59,13 +59,13 @@ def localization(
     source = classifier_source(out, run, seed, data_root)
     settings = LocalizationSettings()
     pictures = localized_pictures(source.net, source.images, seed=seed, settings=settings)
-    note = (
-        "Solid, orange: the box of the largest part of the map above "
-        f"{settings.cam_threshold:g} of its range; dashed, blue: true boxes. The map is that of "
-        "the predicted class. Images drawn at random."
+    caption = (
+        f"Localization by class activation maps: {source.what}. Solid, orange: the box of the "
+        f"largest part of the map above {settings.cam_threshold:g} of its range; dashed, blue: "
+        "true boxes. The map is that of the predicted class. Images drawn at random."
     )
-    title = f"Localization by class activation maps: {source.what}"
-    return save(draw_localization(pictures, title, note), out / "localization")
+    figure = draw_localization(pictures, "Boxes found (solid) and true (dashed)")
+    return save(figure, out / "localization", caption)
 
 
 def classifier_source(out: Path, run: Path | None, seed: int, data_root: Path | None) -> Source:
@@ -116,7 +116,7 @@ def localized_pictures(
     return pictures
 
 
-def draw_localization(pictures: Sequence[LocalizedPicture], title: str, note: str = "") -> Figure:
+def draw_localization(pictures: Sequence[LocalizedPicture], title: str) -> Figure:
     """Two pictures an image: as it is, and under its map; the boxes on both, the IoU above."""
     columns = min(COLUMNS, len(pictures))
     num_rows = -(-len(pictures) // columns)
@@ -126,7 +126,7 @@ def draw_localization(pictures: Sequence[LocalizedPicture], title: str, note: st
         axes.set_axis_off()
     for axes, picture in zip(grid.flat, pictures, strict=False):
         _draw_localized(axes, picture)
-    return write_titles(figure, title, note)
+    return write_title(figure, title)
 
 
 def _draw_localized(axes: Any, picture: LocalizedPicture) -> None:
@@ -145,7 +145,7 @@ def _draw_localized(axes: Any, picture: LocalizedPicture) -> None:
         if picture.box is not None:
             _draw_box(axes, picture.box, *PREDICTED, shift)
     found = f"IoU {picture.iou:.2f}" if picture.box is not None else "nothing found"
-    axes.set_title(f"{picture.caption}\n{found}", fontsize=8)
+    axes.set_title(f"{picture.caption}\n{found}")
 
 
 def _draw_box(axes: Any, box: Box, color: str, line: str, shift: float) -> None:

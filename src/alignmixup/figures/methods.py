@@ -1,82 +1,105 @@
-"""One pair of images under every method that acts on images.
+"""One pair of images under every registered method.
 
-Each picture is what the mixer itself gave to a network, with the soft label it gave beside it.
+Each picture is what the mixer itself gave to a network, with the soft label it gave beside it. Of a
+method that mixes features it is the decoded mix. A method that is registered appears by itself; it
+is listed in ``SETTINGS`` only where its defaults would not show what it does.
 """
 
 from __future__ import annotations
 
+import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from alignmixup.contracts import ImageSet, Mixer
+from alignmixup.contracts import Draw, ImageSet, Mixer
+from alignmixup.experiments.painters import Painter
 from alignmixup.figures.registry import register_figure
-from alignmixup.figures.sources import different_pairs, floats, network_source, shown
+from alignmixup.figures.sources import Source, different_pairs, floats, shown, trained_source
 from alignmixup.figures.style import Picture, gallery, save
+from alignmixup.mixers.alignmixup import AlignMixup
+from alignmixup.mixers.base import CLEAN
 from alignmixup.mixers.comixup import CoMixup
-from alignmixup.mixers.cutmix import CutMix
 from alignmixup.mixers.cutout import Cutout
-from alignmixup.mixers.input_mixup import InputMixup
+from alignmixup.mixers.manifold_mixup import ManifoldMixup
 from alignmixup.mixers.puzzlemix import PuzzleMix
 from alignmixup.mixers.saliencymix import SaliencyMix
 from alignmixup.mixers.stylecutmix import StyleCutMix
 from alignmixup.mixers.stylemix import StyleMix
 from alignmixup.ops.adain import AdaIN, save_adain
+from alignmixup.registry import MIXERS
 from alignmixup.training.adain_fit import train_small_adain
 from alignmixup.training.progress import Reporter
 
 __all__ = [
     "FixedDraw",
+    "Gallery",
     "Output",
-    "Recorder",
     "method_pictures",
     "methods",
+    "recorded",
     "share_caption",
     "small_style_network",
     "with_others",
 ]
 
-SHARE, CENTRE = 0.65, [0.5, 0.35]  # the anchor's share and the box in the gallery
+SHARE = 0.65  # of the anchor
+# Set in every draw of the gallery that has them: the share, and the center of a box.
+COMMON: Mapping[str, object] = {"lam": SHARE, "center": (0.5, 0.35)}
 # On ten untrained networks the output chosen showed 22 to 50 % of the lesser of the two; with a
 # whole part of twenty inputs it showed both on none of them.
 CO_OTHERS, CO_DRAWS = 2, 10
+MOST_DRAWS = 100  # until a case comes up that mixes
 # Seconds of training, not minutes: enough to carry a style over, not to keep fine detail.
 ADAIN_STEPS, ADAIN_WIDTH, ADAIN_BATCH = 300, 16, 16
 
 
-@register_figure("methods", about="one pair of images under every method that mixes images")
+@register_figure("methods", about="one pair of images under every method")
 def methods(
     out: Path, *, run: Path | None = None, seed: int = 0, data_root: Path | None = None
 ) -> list[Path]:
-    """Draw one pair of images under every method that mixes images."""
-    source = network_source(run, seed, data_root)
-    pictures = method_pictures(source.net, source.images, seed=seed, adain_steps=ADAIN_STEPS)
-    note = (
-        f"Below each image: its soft label. Chosen, not drawn: lam = {SHARE}, CutMix's box, "
-        "PuzzleMix's 8 x 8 grid, the shares of style.\n"
-        f"Saliency of PuzzleMix and Co-Mixup: {source.what}. Co-Mixup got {CO_OTHERS} "
-        "images more than\n"
-        f"the pair and {CO_DRAWS} draws; of its outputs the one with most of both is shown. "
-        f"Styles: a small AdaIN network after {ADAIN_STEPS} steps.\n"
-        "Manifold mixup and AlignMixup mix features and show no image."
+    """Draw one pair of images under every method; mixed features are decoded."""
+    source = trained_source(out, run, seed, data_root)
+    drawn = method_pictures(source, seed=seed, adain_steps=ADAIN_STEPS)
+    caption = (
+        f"One pair of {source.images.name} images under every method; below each image its soft "
+        f"label. Set, not drawn: lam = {SHARE}, the boxes' center, PuzzleMix's 8 x 8 grid, the "
+        f"shares of style. Saliency and features: {source.what}. Co-Mixup got {CO_OTHERS} images "
+        f"more than the pair and {CO_DRAWS} draws; of its outputs the one with most of both is "
+        f"shown. Styles: a small AdaIN network after {ADAIN_STEPS} steps."
     )
+    if source.painter is not None:
+        caption += f" Features are mixed at {source.layer} and decoded."
+    if drawn.left_out:
+        why = "; ".join(f"{title} ({reason})" for title, reason in drawn.left_out.items())
+        caption += f" Not shown: {why}."
     title = f"One pair of {source.images.name} images under every method"
-    return save(gallery(pictures, title, note), out / "methods")
+    return save(gallery(drawn.pictures, title, columns=6), out / "methods", caption)
 
 
-def method_pictures(
-    net: nn.Module, images: ImageSet, *, seed: int = 0, adain_steps: int = ADAIN_STEPS
-) -> list[Picture]:
+@dataclass(frozen=True)
+class Gallery:
+    """Pictures, and by title why a method has none."""
+
+    pictures: list[Picture]
+    left_out: dict[str, str]
+
+
+def method_pictures(source: Source, *, seed: int = 0, adain_steps: int = ADAIN_STEPS) -> Gallery:
     """Anchor, partner, then what each method gives to the network in the anchor's place.
 
-    Nothing is drawn a second time for the picture: the method runs on ``net``, and what it shows to
-    it last is the image. (PuzzleMix and Co-Mixup show the clean batch first, for its saliency.)
+    Nothing is drawn a second time for the picture: the method runs on the source's network, and
+    what it shows to it last is the image. (PuzzleMix and Co-Mixup show the clean batch first, for
+    its saliency.)
     """
+    images, net = source.images, source.net
     chosen = with_others(images, *different_pairs(images, 1, seed)[0], seed)
     device = next(net.parameters()).device
     x, y = floats(images, chosen).to(device), images.labels[chosen].to(device)
@@ -85,15 +108,31 @@ def method_pictures(
         Picture(title, shown(x[k]), names[int(y[k])])
         for k, title in enumerate(("anchor", "partner"))
     ]
+    left_out = {}
     with tempfile.TemporaryDirectory() as folder:
         weights = Path(folder) / "adain.safetensors"
         save_adain(small_style_network(images, adain_steps, seed), weights)
-        for title, method in _gallery(images, str(weights)).items():
-            output = method.output(net, x, y, torch.Generator().manual_seed(seed))
+        stage = Stage(images, source.layer, str(weights))
+        for name, mixer_class in MIXERS.items():
+            title = _title(mixer_class)
+            try:
+                fixed = SETTINGS[name](stage) if name in SETTINGS else _plain(mixer_class)
+                if set(fixed.mixer.cases) == {CLEAN}:
+                    continue  # the baseline
+                rng = torch.Generator().manual_seed(seed)
+                output = fixed.output(net, x, y, rng, source.painter)
+            except (ValueError, TypeError) as error:  # of another kind of network, say
+                left_out[title] = str(error).partition(";")[0]
+                continue
             pictures.append(
                 Picture(title, shown(output.image), share_caption(output.targets, names))
             )
-    return pictures
+    return Gallery(pictures, left_out)
+
+
+def _title(mixer_class: type) -> str:
+    """A method's name as its docstring begins with it: ``CutMix (Yun et al. 2019): ...``."""
+    return re.split(r"[(:]", mixer_class.__doc__ or mixer_class.__name__)[0].strip()
 
 
 def with_others(images: ImageSet, i: int, j: int, seed: int) -> list[int]:
@@ -108,18 +147,33 @@ def with_others(images: ImageSet, i: int, j: int, seed: int) -> list[int]:
     return [i, j, *others][: CoMixup.part_size]
 
 
-class Recorder(nn.Module):
-    """A network that keeps the last images it was given."""
+@dataclass
+class Seen:
+    """The last images that a network was given, and its features at a layer, as mixed there."""
 
-    def __init__(self, net: nn.Module) -> None:
-        super().__init__()
-        self.net = net
-        self.seen = torch.empty(0)
+    images: Tensor = field(default_factory=lambda: torch.empty(0))
+    features: Tensor = field(default_factory=lambda: torch.empty(0))
 
-    def forward(self, x: Tensor) -> Tensor:
-        self.seen = x.detach().clone()
-        logits: Tensor = self.net(x)
-        return logits
+
+@contextmanager
+def recorded(net: nn.Module, layer: str | None = None) -> Iterator[Seen]:
+    """Keep what ``net`` is given within the block, and its features at ``layer``."""
+    seen, handles = Seen(), []
+
+    def look(module: nn.Module, args: Any, output: Tensor) -> None:
+        seen.features = output.detach().clone()
+
+    def before(module: nn.Module, args: tuple[Tensor, ...]) -> None:
+        seen.images = args[0].detach().clone()
+        if layer is not None:  # now, after the mixer's own hook: it sees what that returns
+            handles.append(net.get_submodule(layer).register_forward_hook(look))
+
+    handles.append(net.register_forward_pre_hook(before))
+    try:
+        yield seen
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 @dataclass(frozen=True)
@@ -135,9 +189,10 @@ class Output:
 class FixedDraw:
     """A method, and what of its draw is set so that images can be compared.
 
-    The batch is the pair, and the output in the anchor's place is shown. Co-Mixup has no such place
-    and makes copies of two images alone, so it gets ``num_others`` beside them and ``num_draws``
-    tries, and the output that shows most of both is the one to show.
+    Of ``chosen`` those are set that the draw has. The batch is the pair, and the output in the
+    anchor's place is shown. Co-Mixup has no such place and makes copies of two images alone, so it
+    gets ``num_others`` beside them and ``num_draws`` tries, and the output that shows most of both
+    is the one to show.
     """
 
     mixer: Mixer
@@ -145,44 +200,97 @@ class FixedDraw:
     num_others: int = 0
     num_draws: int = 1
 
-    def output(self, net: nn.Module, x: Tensor, y: Tensor, rng: torch.Generator) -> Output:
+    def output(
+        self,
+        net: nn.Module,
+        x: Tensor,
+        y: Tensor,
+        rng: torch.Generator,
+        painter: Painter | None = None,
+    ) -> Output:
         """What the method gives to the network for the images ``x``, the pair first."""
-        outputs = (self._output(net, x, y, rng) for _ in range(self.num_draws))
+        outputs = (self._output(net, x, y, rng, painter) for _ in range(self.num_draws))
         return max(outputs, key=lambda output: output.pair_share)
 
-    def _output(self, net: nn.Module, x: Tensor, y: Tensor, rng: torch.Generator) -> Output:
-        b = min(2 + self.num_others, len(x))
-        draw = self.mixer.draw(b, rng)
-        tensors = {name: torch.tensor(value) for name, value in self.chosen.items()}
-        if not self.num_others:
-            tensors["perm"] = torch.tensor([1, 0])
-        recorder = Recorder(net)
-        targets = self.mixer.apply(recorder, x[:b], y[:b], draw.with_tensors(tensors)).targets
+    def _output(
+        self,
+        net: nn.Module,
+        x: Tensor,
+        y: Tensor,
+        rng: torch.Generator,
+        painter: Painter | None,
+    ) -> Output:
+        x, y = x[: 2 + self.num_others], y[: 2 + self.num_others]
+        draw = self._draw(len(x), rng)
+        with recorded(net, painter.layer if painter else None) as seen:
+            targets = self.mixer.apply(net, x, y, draw).targets
         assert targets is not None
         shares = torch.minimum(targets[:, y[0]], targets[:, y[1]])
         k = int(shares.argmax()) if self.num_others else 0
-        return Output(recorder.seen[k], targets[k], float(shares[k]))
+        image = seen.images[k]
+        if torch.equal(image, x[k]):
+            if painter is None:
+                raise ValueError("it mixes features, and there is no decoder of this network")
+            with torch.no_grad():
+                image = painter.paint(seen.features)[k].clamp(0, 1)
+        return Output(image, targets[k], float(shares[k]))
+
+    def _draw(self, batch_size: int, rng: torch.Generator) -> Draw:
+        """A draw of a case that mixes, with what is set in it."""
+        draws = (self.mixer.draw(batch_size, rng) for _ in range(MOST_DRAWS))
+        draw = next((d for d in draws if d.case != CLEAN), None)
+        if draw is None:
+            raise ValueError(f"none of {MOST_DRAWS} draws mixes")
+        if self.num_others:
+            return draw
+        fixed = {
+            name: torch.tensor(self.chosen[name]).expand_as(tensor)
+            for name, tensor in draw.tensors().items()
+            if name in self.chosen
+        }
+        return draw.with_tensors({**fixed, "perm": torch.tensor([1, 0])})
 
 
-def _gallery(images: ImageSet, weights: str) -> dict[str, FixedDraw]:
-    """The methods by their titles; draws are set where chance would hide what a method does."""
-    side = images.images.shape[-1]
-    box = {"lam": SHARE, "center": CENTRE}
+@dataclass(frozen=True)
+class Stage:
+    """What the settings of a method may depend on: images, layer, weights of a style network."""
+
+    images: ImageSet
+    layer: str
+    weights: str
+
+
+def _plain(mixer_class: Callable[[], Mixer]) -> FixedDraw:
+    return FixedDraw(mixer_class(), COMMON)
+
+
+def _stylemix(stage: Stage) -> FixedDraw:
     # Content of the anchor, style of the partner: the case that tells the two apart.
-    style = StyleMix(weights=weights, prob=1.0)
-    lam = 0.9 * style.content_weight + 0.1 * (1 - style.content_weight)
-    return {
-        "Input mixup": FixedDraw(InputMixup(), {"lam": SHARE}),
-        "Cutout": FixedDraw(Cutout(side // 2, images.mean)),
-        "CutMix": FixedDraw(CutMix(prob=1.0), box),
-        "SaliencyMix": FixedDraw(SaliencyMix(prob=1.0, saliency="per_sample"), {"lam": SHARE}),
-        "PuzzleMix": FixedDraw(PuzzleMix(grids=(8,)), {"lam": SHARE}),
-        "Co-Mixup": FixedDraw(CoMixup(), num_others=CO_OTHERS, num_draws=CO_DRAWS),
-        "StyleMix": FixedDraw(style, {"content": 0.9, "style": 0.1, "joint": 0.5, "lam": lam}),
-        "StyleCutMix": FixedDraw(
-            StyleCutMix(weights=weights, prob=1.0), {**box, "style": 0.3, "gamma": 0.2}
-        ),
-    }
+    mixer = StyleMix(weights=stage.weights, prob=1.0)
+    lam = 0.9 * mixer.content_weight + 0.1 * (1 - mixer.content_weight)
+    return FixedDraw(mixer, {"content": 0.9, "style": 0.1, "joint": 0.5, "lam": lam})
+
+
+def _stylecutmix(stage: Stage) -> FixedDraw:
+    mixer = StyleCutMix(weights=stage.weights, prob=1.0)
+    return FixedDraw(mixer, {**COMMON, "style": 0.3, "gamma": 0.2})
+
+
+def _cutout(stage: Stage) -> FixedDraw:
+    return FixedDraw(Cutout(stage.images.images.shape[-1] // 2, stage.images.mean))
+
+
+# By registered name: where the defaults would not show what a method does.
+SETTINGS: Mapping[str, Callable[[Stage], FixedDraw]] = {
+    "AlignMixup": lambda stage: FixedDraw(AlignMixup(stage.layer, weights={"feat": 1.0}), COMMON),
+    "CoMixup": lambda stage: FixedDraw(CoMixup(), num_others=CO_OTHERS, num_draws=CO_DRAWS),
+    "Cutout": _cutout,
+    "ManifoldMixup": lambda stage: FixedDraw(ManifoldMixup((stage.layer,)), COMMON),
+    "PuzzleMix": lambda stage: FixedDraw(PuzzleMix(grids=(8,)), COMMON),
+    "SaliencyMix": lambda stage: FixedDraw(SaliencyMix(prob=1.0, saliency="per_sample"), COMMON),
+    "StyleCutMix": _stylecutmix,
+    "StyleMix": _stylemix,
+}
 
 
 def small_style_network(images: ImageSet, steps: int, seed: int) -> AdaIN:

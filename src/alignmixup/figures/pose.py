@@ -26,7 +26,7 @@ from alignmixup.figures.style import (
     new_figure,
     save,
     show,
-    write_titles,
+    write_title,
 )
 
 if TYPE_CHECKING:
@@ -66,12 +66,14 @@ def pose(
     results = [r.stamped(**source.where()) for r in pose_results(points, settings)]
     lines = write_lines(results, out / "pose.jsonl")
     figure = draw_pose(
-        points,
-        _examples(source, truth, seed),
-        f"Pose and appearance of decoded mixes: {source.what}",
-        "Right: nothing of the kept image's features is left (share 0), carried by each plan.",
+        points, _examples(source, truth, seed), "Pose and appearance of decoded mixes"
     )
-    return [*save(figure, out / "pose"), lines]
+    caption = (
+        f"Pose and appearance of decoded mixes, means over {NUM_PAIRS} pairs: {source.what}. "
+        "Diamonds, and the decoded examples on the right: nothing of the kept image's features is "
+        "left (share 0), those of the other are carried by each plan."
+    )
+    return [*save(figure, out / "pose", caption), lines]
 
 
 @torch.no_grad()
@@ -103,7 +105,7 @@ def _examples(
 
 
 def draw_pose(
-    points: Sequence[PosePoint], examples: Mapping[str, Sequence[Image]], title: str, note: str = ""
+    points: Sequence[PosePoint], examples: Mapping[str, Sequence[Image]], title: str
 ) -> Figure:
     """Left, a line a plan through (appearance, pose); right, decoded examples, a column a kind."""
     names = list(examples)
@@ -118,11 +120,11 @@ def draw_pose(
     axes.axhline(0, color="0.7", linewidth=0.8, linestyle="--")
     axes.set_xlabel("appearance: 0 the kept image's, 1 the other's")
     axes.set_ylabel("pose: 1 the kept image's, 0 a stranger's")
-    axes.set_title("diamonds: nothing of the kept features is left", fontsize=9)
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=8, loc="upper right")
+    axes.set_title("diamonds: nothing of the kept features is left")
+    axes.grid()
+    axes.legend(loc="upper right")
     grid = halves[1].subplots(len(examples[names[0]]), len(names), squeeze=False)
     for column, name in enumerate(names):
         for row, image in enumerate(examples[name]):
             show(grid[row, column], image, name if row == 0 else "")
-    return write_titles(figure, title, note, size=10)
+    return write_title(figure, title)

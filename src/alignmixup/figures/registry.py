@@ -4,7 +4,7 @@
     def toy(out, *, run=None, seed=0, data_root=None): ...
 
 A figure is drawn from a trained run if one is named; else from the built-in shapes and a small
-network, untrained or trained for the figure, which its title says.
+network, untrained or trained for the figure, which its caption says.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import ast
 from collections.abc import Callable
 from pathlib import Path
 
+from alignmixup.figures.style import FORMATS, use_style
 from alignmixup.registry import FIGURES
 
 Draw = Callable[..., list[Path]]
@@ -60,21 +61,48 @@ def draw_figure(
     run: Path | None = None,
     seed: int = 0,
     data_root: Path | None = None,
+    style: str = "screen",
 ) -> list[Path]:
     """Draw a figure.
 
     Args:
         name: The name it is registered by.
-        out: Folder of the pictures.
+        out: Folder of the pictures, which are PNG and PDF; or one file, whose extension (png, pdf,
+            svg) is the format.
         run: Folder of a trained run.
         seed: Chooses points, pairs, the methods' random draws and untrained weights.
         data_root: Folder of the data sets of the run.
+        style: One of ``figures.style.STYLES``: for a screen, or the width of a paper's column.
 
     Returns:
         The files written.
 
     Raises:
-        ValueError: If there is no such figure, or it cannot be drawn from this run.
+        ValueError: If there is no such figure or style, or it cannot be drawn from this run.
     """
     draw: Draw = FIGURES[name]
-    return draw(out, run=run, seed=seed, data_root=data_root)
+    extension = out.suffix.removeprefix(".")
+    if not extension or out.is_dir():
+        with use_style(style):
+            return draw(out, run=run, seed=seed, data_root=data_root)
+    if extension not in FORMATS:
+        raise ValueError(
+            f"--out must be a folder or a file of one of {', '.join(FORMATS)}; {out} is neither"
+        )
+    with use_style(style, (extension,)):
+        written = draw(out.parent, run=run, seed=seed, data_root=data_root)
+    return _renamed(written, out)
+
+
+def _renamed(written: list[Path], out: Path) -> list[Path]:
+    """Give the one picture among the files the name of ``out``, and its caption likewise."""
+    pictures = [path for path in written if path.suffix == out.suffix]
+    if len(pictures) != 1:
+        raise ValueError(
+            f"--out names one file, {out}, but the figure has {len(pictures)}, which are in "
+            f"{out.parent}: name a folder"
+        )
+    stem = pictures[0].stem
+    return [
+        path.replace(path.with_stem(out.stem)) if path.stem == stem else path for path in written
+    ]

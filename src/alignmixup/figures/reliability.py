@@ -15,7 +15,7 @@ from alignmixup.experiments.run_folder import read_recipe
 from alignmixup.experiments.scoring import evaluate
 from alignmixup.figures.localization import classifier_source
 from alignmixup.figures.registry import register_figure
-from alignmixup.figures.style import BLUE, VERMILLION, new_figure, save, write_titles
+from alignmixup.figures.style import BLUE, VERMILLION, new_figure, save, write_title
 from alignmixup.report.reading import read_results
 
 if TYPE_CHECKING:
@@ -47,8 +47,13 @@ def reliability(
         source = classifier_source(out, run, seed, data_root)
         what, tasks = source.what, ["calibration", "temperature"]
         results = evaluate(source.net, source.images, tasks=tasks, seed=seed).results
-    figure = draw_reliability(reliability_panels(results), f"Reliability: {what}")
-    return save(figure, out / "reliability")
+    caption = (
+        f"Reliability of {what}: the accuracy of each bin of confidence; the hatched part is what "
+        "confidence is above (vermillion) or below (blue) it, the dot the mean confidence and "
+        "accuracy of the bin."
+    )
+    figure = draw_reliability(reliability_panels(results), "Reliability")
+    return save(figure, out / "reliability", caption)
 
 
 def reliability_panels(results: Sequence[Result]) -> list[ReliabilityPanel]:
@@ -74,7 +79,7 @@ def _panel(result: Result) -> ReliabilityPanel:
     title = str(result.settings.get("images", f"{count} images"))
     if result.task == "temperature":
         others = f"{count} of {title}" if "images" in result.settings else title
-        title = f"temperature {result.settings['temperature']:.2f}, fitted on the others\n{others}"
+        title = f"temperature {result.settings['temperature']:.2f}\n{others}"
     note = f"ECE {result.value:.2f} %, OE {100 * bins.oe:.2f} %, {len(bins.counts)} bins"
     return ReliabilityPanel(title, bins, note)
 
@@ -93,7 +98,7 @@ def draw_reliability(panels: Sequence[ReliabilityPanel], title: str) -> Figure:
     grid = figure.subplots(2, len(panels), squeeze=False, sharex=True, height_ratios=(2.4, 1))
     for column, panel in enumerate(panels):
         _draw_bins(grid[0, column], panel.bins)
-        grid[0, column].set_title(f"{panel.title}\n{panel.note}".strip(), fontsize=9)
+        grid[0, column].set_title(f"{panel.title}\n{panel.note}".strip())
         _draw_counts(grid[1, column], panel.bins)
     grid[0, 0].set_ylabel("accuracy")
     grid[1, 0].set_ylabel("images")
@@ -104,8 +109,8 @@ def draw_reliability(panels: Sequence[ReliabilityPanel], title: str) -> Figure:
         Patch(facecolor=VERMILLION, alpha=0.45, hatch="///", label="too confident by"),
         Patch(facecolor=BLUE, alpha=0.45, hatch="///", label="not confident enough by"),
     ]
-    figure.legend(handles=[*bars, dot], loc="outside lower center", ncols=2, fontsize=8)
-    return write_titles(figure, title)
+    figure.legend(handles=[*bars, dot], loc="outside lower center", ncols=2)
+    return write_title(figure, title)
 
 
 def _draw_bins(axes: Any, bins: Reliability) -> None:
@@ -123,7 +128,7 @@ def _draw_bins(axes: Any, bins: Reliability) -> None:
         # Where in the bin its confidences lie, on average.
         axes.plot(confidence, accuracy, marker="o", markersize=3.2, color="black")
     axes.set(xlim=(0, 1), ylim=(0, 1.02))
-    axes.grid(alpha=0.25)
+    axes.grid()
 
 
 def _draw_counts(axes: Any, bins: Reliability) -> None:
@@ -131,5 +136,7 @@ def _draw_counts(axes: Any, bins: Reliability) -> None:
     axes.bar(edges[:-1], counts, np.diff(edges), align="edge", color="0.8", edgecolor="0.35")
     top = max(1, int(counts.max()))
     for middle, count in zip((edges[:-1] + edges[1:]) / 2, counts, strict=True):
-        axes.text(middle, count + 0.03 * top, str(count), fontsize=6, ha="center", rotation=90)
+        axes.text(
+            middle, count + 0.03 * top, str(count), fontsize="xx-small", ha="center", rotation=90
+        )
     axes.set(xlim=(0, 1), ylim=(0, 1.35 * top), xlabel="confidence")

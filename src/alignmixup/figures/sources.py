@@ -13,19 +13,32 @@ from torch import Tensor, nn
 
 from alignmixup import datasets, models
 from alignmixup.contracts import ImageSet
+from alignmixup.experiments.built_in import decoded_source
 from alignmixup.experiments.load import load_run
+from alignmixup.experiments.painters import Painter
 from alignmixup.experiments.run_folder import read_recipe
 from alignmixup.mixers.alignmixup import AlignMixup
 from alignmixup.mixers.alignmixup_ae import AlignMixupAE
 from alignmixup.models.preact_resnet import HeadKind
 from alignmixup.models.zoo import NetSpec, default_tap
 
-__all__ = ["Source", "different_pairs", "floats", "network_source", "run_source", "shown"]
+__all__ = [
+    "Source",
+    "different_pairs",
+    "floats",
+    "network_source",
+    "run_source",
+    "shown",
+    "trained_source",
+]
 
 
 @dataclass(frozen=True)
 class Source:
-    """A network, images, where and how to align; ``what`` names the network in a title."""
+    """A network, images, where and how to align; ``what`` names the network in a caption.
+
+    ``painter`` decodes its features at ``layer``, where there is a decoder.
+    """
 
     net: nn.Module
     layer: str
@@ -33,6 +46,7 @@ class Source:
     what: str
     eps: float = AlignMixup.eps
     num_iters: int = AlignMixup.num_iters
+    painter: Painter | None = None
 
 
 def network_source(
@@ -60,6 +74,26 @@ def run_source(run: Path, data_root: Path | None) -> Source:
     if isinstance(mixer, AlignMixup | AlignMixupAE):
         return Source(opened.model, mixer.layer, images, what, mixer.eps, mixer.num_iters)
     return Source(opened.model, default_tap(recipe.net, opened.model), images, what)
+
+
+def trained_source(out: Path, run: Path | None, seed: int, data_root: Path | None) -> Source:
+    """The run's network, or the small one trained on shapes; with its decoder if it has one."""
+    try:
+        decoded = decoded_source(out, run, seed, data_root)
+    except FileNotFoundError:
+        if run is None:
+            raise
+        return run_source(run, data_root)
+    painter = decoded.painter
+    return Source(
+        painter.net,
+        painter.layer,
+        decoded.images,
+        decoded.what,
+        decoded.eps,
+        decoded.num_iters,
+        painter,
+    )
 
 
 def different_pairs(images: ImageSet, count: int, seed: int = 0) -> list[tuple[int, int]]:

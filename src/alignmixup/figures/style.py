@@ -1,11 +1,17 @@
-"""What all figures share: the palette, pictures with titles, a page to draw on, saving.
+"""What all figures share: palette, type, styles of papers, pictures with titles, saving.
 
-matplotlib is imported when a figure is drawn, and draws without a screen.
+matplotlib is imported when a figure is drawn, and draws without a screen. No text in an image has
+more than twelve words: what a reader must know beside the title is the caption, a text file beside
+the image.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+import textwrap
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,12 +19,26 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from alignmixup.files import writing
+from alignmixup.files import write_text, writing
+from alignmixup.registry import suggestion
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["PALETTE", "Image", "Picture", "gallery", "new_figure", "save", "show", "write_titles"]
+__all__ = [
+    "FORMATS",
+    "PALETTE",
+    "STYLES",
+    "Image",
+    "Picture",
+    "Style",
+    "gallery",
+    "new_figure",
+    "save",
+    "show",
+    "use_style",
+    "write_title",
+]
 
 Image = NDArray[np.floating[Any]]
 
@@ -26,6 +46,82 @@ Image = NDArray[np.floating[Any]]
 ORANGE, SKY, GREEN, YELLOW = "#e69f00", "#56b4e9", "#009e73", "#f0e442"
 BLUE, VERMILLION, PURPLE, BLACK = "#0072b2", "#d55e00", "#cc79a7", "#000000"
 PALETTE = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, BLACK, YELLOW)
+
+FORMATS = ("png", "pdf", "svg")
+
+
+@dataclass(frozen=True)
+class Style:
+    """How figures look: their width in inches (None: each its own) and the type size in points.
+
+    In a paper the title is part of the caption, so a style with a width draws none.
+    """
+
+    about: str
+    width: float | None = None
+    font_size: float = 10.0
+    dpi: int = 150
+
+
+STYLES = {
+    "screen": Style("each figure at its own width, with a title"),
+    "one-column": Style("the text width of a one-column paper, 5.5 in", 5.5, 8.0, 300),
+    "two-column": Style("one column of a two-column paper, 3.25 in", 3.25, 7.0, 300),
+    "two-column-wide": Style("both columns of a two-column paper, 6.875 in", 6.875, 8.0, 300),
+}
+
+
+_style: ContextVar[Style] = ContextVar("style", default=STYLES["screen"])
+_formats: ContextVar[tuple[str, ...]] = ContextVar("formats", default=("png", "pdf"))
+
+
+@contextmanager
+def use_style(name: str = "screen", formats: tuple[str, ...] = ("png", "pdf")) -> Iterator[Style]:
+    """Draw and save figures in this style and these formats within the block.
+
+    Args:
+        name: One of ``STYLES``.
+        formats: Extensions of the files, of ``FORMATS``.
+
+    Raises:
+        ValueError: If there is no such style or format.
+    """
+    if name not in STYLES:
+        raise ValueError(f"unknown style {name!r}{suggestion(name, list(STYLES))}")
+    if unknown := [each for each in formats if each not in FORMATS]:
+        raise ValueError(f"unknown format {unknown[0]!r}; choose from {', '.join(FORMATS)}")
+    from matplotlib import rc_context
+
+    style = STYLES[name]
+    tokens = _style.set(style), _formats.set(formats)
+    try:
+        with rc_context(_rc(style.font_size)):
+            yield style
+    finally:
+        _style.reset(tokens[0])
+        _formats.reset(tokens[1])
+
+
+def _rc(font_size: float) -> dict[str, Any]:
+    """The same type and lines in every figure; sizes by name are shares of the type size."""
+    return {
+        "font.family": "sans-serif",
+        "font.sans-serif": ["DejaVu Sans"],  # comes with matplotlib
+        "mathtext.fontset": "dejavusans",
+        "font.size": font_size,
+        "figure.titlesize": "large",
+        "axes.titlesize": "medium",
+        "axes.labelsize": "medium",
+        "legend.fontsize": "small",
+        "xtick.labelsize": "small",
+        "ytick.labelsize": "small",
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.axisbelow": True,
+        "grid.alpha": 0.3,
+        "legend.frameon": False,
+        "pdf.fonttype": 42,  # TrueType: publishers refuse the bitmaps of type 3
+    }
 
 
 @dataclass(frozen=True)
@@ -37,49 +133,83 @@ class Picture:
     caption: str
 
 
-def gallery(pictures: Sequence[Picture], title: str, note: str = "", columns: int = 5) -> Figure:
-    """Pictures in rows, each with its title above and its caption below."""
+LEAST_WIDTH = 1.05  # inches of a picture of a gallery, with its label below it
+
+
+def gallery(pictures: Sequence[Picture], title: str, columns: int = 5) -> Figure:
+    """Pictures in rows, each with its title above and its caption below.
+
+    There are fewer columns where the style is too narrow for them.
+    """
+    width = _style.get().width
+    if width is not None:
+        columns = max(1, min(columns, int(width / LEAST_WIDTH)))
     num_rows = -(-len(pictures) // columns)
-    figure = new_figure(2.1 * columns, 2.75 * num_rows + 0.8)
+    figure = new_figure(2.1 * columns, 2.75 * num_rows + 0.5)
     grid = figure.subplots(num_rows, columns, squeeze=False)
     for axes in grid.flat:
         axes.set_axis_off()
     for axes, picture in zip(grid.flat, pictures, strict=False):
-        show(axes, picture.image, picture.title, size=10)
+        show(axes, picture.image, picture.title)
         axes.text(
-            0.5, -0.04, picture.caption, fontsize=8, ha="center", va="top", transform=axes.transAxes
+            0.5,
+            -0.04,
+            picture.caption.replace(", ", "\n"),
+            fontsize="small",
+            ha="center",
+            va="top",
+            transform=axes.transAxes,
         )
-    return write_titles(figure, title, note, size=12)
+    return write_title(figure, title)
 
 
-def show(axes: Any, image: Image, title: str = "", size: int = 8) -> None:
+def show(axes: Any, image: Image, title: str = "") -> None:
     """Draw an image without axes."""
     axes.imshow(np.clip(image, 0, 1), interpolation="nearest")
     axes.set_axis_off()
     if title:
-        axes.set_title(title, fontsize=size)
+        axes.set_title(title)
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """An empty figure of that many inches, laid out so that nothing overlaps."""
+    """An empty figure of that many inches, laid out so that nothing overlaps.
+
+    A style with a width of its own scales it to that width.
+    """
     from matplotlib.figure import Figure
 
-    return Figure(figsize=(width, height), layout="constrained")
+    scale = (_style.get().width or width) / width
+    return Figure(figsize=(width * scale, height * scale), layout="constrained")
 
 
-def write_titles(figure: Figure, title: str, note: str = "", size: int = 11) -> Figure:
-    """Write the title above and the note below a figure; return the figure."""
-    figure.suptitle(title, fontsize=size)
-    if note:
-        figure.supxlabel(note, fontsize=8)
+def write_title(figure: Figure, title: str) -> Figure:
+    """Write the title above a figure, unless the style leaves it to the caption; return both."""
+    if _style.get().width is None:
+        figure.suptitle(title)
     return figure
 
 
-def save(figure: Figure, path: Path) -> list[Path]:
-    """Write the figure as PNG and PDF beside each other and return both paths."""
+def save(figure: Figure, path: Path, caption: str = "") -> list[Path]:
+    """Write the figure in each format, and its caption as text; return the paths.
+
+    Args:
+        figure: What is drawn.
+        path: Where, without an extension.
+        caption: What a reader must know: what is shown, what was chosen, what it was drawn from.
+    """
+    style = _style.get()
+    logging.getLogger("fontTools").setLevel(logging.ERROR)  # it warns of dates in our own font
     path.parent.mkdir(parents=True, exist_ok=True)
-    written = [path.with_suffix(".png"), path.with_suffix(".pdf")]
-    for file in written:
+    written = []
+    # A paper's figure keeps exactly its width.
+    margins = "tight" if style.width is None else None
+    for extension in _formats.get():
+        file = path.with_name(f"{path.name}.{extension}")
         with writing(file):
-            figure.savefig(file, dpi=150, bbox_inches="tight")
+            figure.savefig(file, dpi=style.dpi, bbox_inches=margins)
+        written.append(file)
+    if caption:
+        file = path.with_name(f"{path.name}.txt")
+        write_text(file, "\n".join(textwrap.wrap(caption, 100)) + "\n")
+        written.append(file)
     return written

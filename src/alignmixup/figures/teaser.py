@@ -39,11 +39,12 @@ def teaser(
         eps=source.eps,
         num_iters=source.num_iters,
     )
-    note = (
-        f"Share of image 1: {SHARE:g} (chosen, as is CutMix's box). Features mixed at "
-        f"{source.painter.layer} and decoded:\n{source.what}."
+    caption = (
+        f"One pair under four methods. Share of image 1: {SHARE:g} (chosen, as is CutMix's box). "
+        f"Features mixed at {source.painter.layer} and decoded: {source.what}."
     )
-    return save(gallery(pictures, "One pair under four methods", note, columns=3), out / "teaser")
+    figure = gallery(pictures, "One pair under four methods", columns=3)
+    return save(figure, out / "teaser", caption)
 
 
 @torch.no_grad()

@@ -20,7 +20,7 @@ from alignmixup.figures.style import (
     Image,
     new_figure,
     save,
-    write_titles,
+    write_title,
 )
 from alignmixup.ops.align import Keep, align_mix
 from alignmixup.ops.cost import pairwise_cost
@@ -63,8 +63,14 @@ def toy(
     """Draw the toy alignment: cost, assignment, both alignments and the interpolations."""
     if run is not None:
         raise ValueError(f"the figure toy is drawn from points alone: leave out the run {run}")
-    title = f"{NUM_POINTS} points in the plane, aligned by entropic optimal transport (eps = {EPS})"
-    return save(draw_toy(toy_alignment(seed), title), out / "toy")
+    title = f"{NUM_POINTS} points in the plane, aligned by optimal transport"
+    caption = (
+        f"Two sets of {NUM_POINTS} points in the plane, aligned by entropic optimal transport (eps "
+        f"= {EPS}, {NUM_ITERS} iterations): cost and assignment (rows A, columns A'; lines: R > "
+        "0.1), each set carried onto the other one's points, and the interpolations in both "
+        "directions."
+    )
+    return save(draw_toy(toy_alignment(seed), title), out / "toy", caption)
 
 
 def toy_alignment(seed: int = 0) -> ToyAlignment:
@@ -104,11 +110,11 @@ def draw_toy(toy: ToyAlignment, title: str) -> Figure:
     for axes in grid.flat:
         axes.set_axis_off()
     plain = {"A": (toy.first, BLUE, "o"), "A'": (toy.second, VERMILLION, "s")}
-    _draw_points(grid[0, 0], plain, "two sets of points, lines: R > 0.1", toy)
+    _draw_points(grid[0, 0], plain, "two sets of points", toy)
     for i, j in zip(*np.nonzero(toy.assignment > 0.1), strict=True):
         width = 1.6 * float(toy.assignment[i, j])
         _draw_moves(grid[0, 0], toy.first[i : i + 1], toy.second[j : j + 1], width)
-    _draw_matrix(figure, grid[0, 1], toy.cost, "cost M (rows A, columns A')", "viridis")
+    _draw_matrix(figure, grid[0, 1], toy.cost, "cost M", "viridis")
     _draw_matrix(figure, grid[0, 2], toy.assignment, f"assignment R = {r} P", "magma")
     _draw_points(grid[0, 3], {"": (toy.aligned_first, PURPLE, "^")}, r"$\tilde{A} = R A'$", toy)
     _draw_moves(grid[0, 3], toy.first, toy.aligned_first)
@@ -122,7 +128,7 @@ def draw_toy(toy: ToyAlignment, title: str) -> Figure:
         for column, (share, mix) in enumerate(zip(toy.shares, mixes, strict=True)):
             name = rf"{formula}, $\lambda$ = {share:g}"
             _draw_points(grid[row, column], {"mix": (mix, color, marker)}, name, toy)
-    return write_titles(figure, title, size=12)
+    return write_title(figure, title)
 
 
 def _draw_points(
@@ -137,9 +143,10 @@ def _draw_points(
     both = np.concatenate([toy.first, toy.second])
     low, high = both.min(0) - 0.25, both.max(0) + 0.25
     axes.set(xlim=(low[0], high[0]), ylim=(low[1], high[1]), aspect="equal", xticks=[], yticks=[])
-    axes.set_title(title, fontsize=9)
+    axes.spines[:].set(visible=True, color="0.7")
+    axes.set_title(title, fontsize="small")
     if len(points) > 1:
-        axes.legend(fontsize=8, loc="best", handletextpad=0.2)
+        axes.legend(loc="best", handletextpad=0.2)
 
 
 def _draw_moves(axes: Any, start: Image, end: Image, width: float = 0.7) -> None:
@@ -151,7 +158,7 @@ def _draw_matrix(figure: Figure, axes: Any, matrix: Image, title: str, colors: s
     axes.set_axis_on()
     shown = axes.imshow(matrix, cmap=colors, interpolation="nearest")
     axes.set(xticks=[], yticks=[])
-    axes.set_title(title, fontsize=9)
+    axes.set_title(title, fontsize="small")
     # Below, so that all columns of the figure stay equally wide.
     bar = figure.colorbar(shown, ax=axes, location="bottom", fraction=0.06, pad=0.02)
-    bar.ax.tick_params(labelsize=7)
+    bar.ax.tick_params(labelsize="x-small")

@@ -28,6 +28,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from alignmixup.files import write_text
+
 FOLDER = "page"
 VERSION = 1
 KINDS = ("interpolations", "transport", "localization", "confusion")
@@ -42,10 +44,8 @@ def write_artifact(run: Path, kind: str, fields: Mapping[str, object]) -> Path:
     folder = run / FOLDER
     folder.mkdir(exist_ok=True)
     path = folder / f"{kind}.json"
-    partial = path.with_suffix(".partial")
     record = {"version": VERSION, "kind": kind, **fields}
-    partial.write_text(json.dumps(record, separators=(",", ":")), encoding="utf-8")
-    partial.replace(path)
+    write_text(path, json.dumps(record, separators=(",", ":")))
     return path
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from alignmixup.contracts import Result
+from alignmixup.files import write_text
 from alignmixup.report.artifacts import read_artifacts
 from alignmixup.report.charting import Palette
 from alignmixup.report.curves import read_curves, run_folders
@@ -97,7 +98,7 @@ def write_page(
         made.section(section.title, section.html)
     _add_results(made, results, runs, which, cache(recipe_settings))
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(made.html(), encoding="utf-8")
+    write_text(path, made.html())
     return path
 
 

@@ -9,7 +9,7 @@ batches; no network by name.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -82,6 +82,7 @@ def fit_decoder(
     checkpoint: Path | None = None,
     facts: Mapping[str, object] | None = None,
     quiet: bool = True,
+    on_step: Callable[[], object] | None = None,
 ) -> DecoderFit:
     """Train ``parts`` of ``net`` from fresh weights to reconstruct images; the rest is frozen.
 
@@ -101,6 +102,7 @@ def fit_decoder(
             finished one only read.
         facts: Settings to keep in the checkpoint; a file with other ones is refused.
         quiet: Print no progress.
+        on_step: Called after each step.
 
     Raises:
         OtherSettings: The checkpoint was written with other settings.
@@ -125,7 +127,7 @@ def fit_decoder(
     with _frozen_but(net, trained.values()):
         if checkpoint is not None and checkpoint.exists():
             fitting.resume(checkpoint)
-        todo, done, state = fitting.steps(batches), fitting.step, fitting.checkpoint
+        todo, done, state = fitting.steps(batches, on_step), fitting.step, fitting.checkpoint
         try:
             if done < steps:
                 run_steps(todo, steps, done=done, state=state, path=checkpoint, quiet=quiet)
@@ -186,11 +188,13 @@ class _Fitting:
     def step(self) -> int:
         return len(self.errors)
 
-    def steps(self, batches: Any) -> Iterator[str]:
+    def steps(self, batches: Any, on_step: Callable[[], object] | None = None) -> Iterator[str]:
         """Take the remaining steps, with a line to print now and then."""
         every = -(-self.num_steps // NUM_REPORTS)
         for batch in islice(_stream(batches, self.step), self.num_steps - self.step):
             self._take_step(batch[0].to(self.device))
+            if on_step is not None:
+                on_step()
             is_due = self.step % every == 0 or self.step == self.num_steps
             yield self._report(every) if is_due else ""
 

@@ -1,0 +1,114 @@
+"""The demo's page: what was measured, pictures of aligned features, and what is not shown."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from alignmixup.contracts import Result
+from alignmixup.demo.claims import headline, sentences, table, values
+from alignmixup.demo.setup import LAYER, METHODS, Size
+from alignmixup.report.page import Section, write_page
+from alignmixup.report.render import to_html
+
+__all__ = ["write_story"]
+
+NEXT = """alignmixup recipes                                   every row of the paper's tables
+alignmixup train cifar10-r18-alignmixup-fast         train one (needs the data and a GPU)
+alignmixup figure methods                            one pair under every method
+alignmixup report demo/runs --out report             this page again, without its text"""
+
+
+def write_story(
+    out: Path,
+    size: Size,
+    results: Mapping[str, Sequence[Result]],
+    match: Mapping[str, float],
+    missing: Sequence[str] = (),
+) -> Path:
+    """Write the page of what is finished.
+
+    Args:
+        out: Folder of the demo.
+        size: How much was trained.
+        results: By method the results of its run, of those that are scored.
+        match: How well each plan carries objects onto objects (``object_match``); may be empty.
+        missing: What was not finished.
+
+    Returns:
+        The path of the page.
+    """
+    sections = [_measured(size, results, missing)]
+    if match:
+        sections.append(Section("Aligned features", _aligned(match)))
+    sections += [
+        Section("What this does not show", _not_shown(size)),
+        Section("Next", f"<pre>{html.escape(NEXT)}</pre>"),
+    ]
+    lines = [result for found in results.values() for result in found]
+    folders = [out / "runs" / folder_name(method) for method in results]
+    return write_page(lines, folders, out, title="alignmixup demo", sections=sections)
+
+
+def folder_name(method: str) -> str:
+    """The name of the folder of a method's run."""
+    return method.replace(" ", "-").lower()
+
+
+def _measured(
+    size: Size, results: Mapping[str, Sequence[Result]], missing: Sequence[str]
+) -> Section:
+    scores = {name: values(results[name]) for name in METHODS if name in results}
+    text = [
+        "Three small networks, equal but for the mixing, learned four shapes from "
+        f"{size.num_train:,} images in {size.epochs} epochs, on this machine. So few images can be "
+        "learned by heart, which is what mixing works against. There was no other augmentation."
+    ]
+    if missing:
+        text.insert(0, f"The demo was stopped before it had finished: {', '.join(missing)}. The "
+                       "same command continues it.")  # fmt: skip
+    body = "".join(f"<p>{html.escape(line)}</p>" for line in text)
+    if scores:
+        notes = [f"seed {size.seed}, {size.num_test} test images"]
+        body += f"<p><b>{html.escape(headline(scores, size.num_test))}</b></p>"
+        body += to_html(table(scores, size.num_test, notes))
+        listed = "".join(f"<li>{html.escape(s)}</li>" for s in sentences(scores, size.num_test))
+        body += f"<ul>{listed}</ul>"
+    return Section("What mixing changed", body)
+
+
+def _aligned(match: Mapping[str, float]) -> str:
+    aligned, unaligned = match["aligned"], match["unaligned"]
+    verdict = (
+        "so alignment carries objects onto objects"
+        if aligned > unaligned + 0.1
+        else "so in this run alignment does not carry objects onto objects"
+    )
+    return (
+        f"<p>AlignMixup matches the positions of two images by their features at {LAYER} (8 x 8) "
+        "before it mixes them. Where the features of the other image's object land is known for "
+        f"shapes: the correlation with the kept image's object is {aligned:.2f} with alignment "
+        f"and {unaligned:.2f} without, {html.escape(verdict)}.</p>"
+        "<p>Below, a slider mixes decoded features of two images, with alignment and without. What "
+        "to look for: whether the first image keeps its pose while it takes the colors of the "
+        "second. The decoder was trained for seconds, so pictures are blurred.</p>"
+    )
+
+
+def _not_shown(size: Size) -> str:
+    items = (
+        f"Whether it holds for other seeds than {size.seed}: 'alignmixup demo --seed "
+        f"{size.seed + 1} --out demo-{size.seed + 1}' measures another.",
+        "How much of AlignMixup's difference comes from alignment and how much from mixing "
+        "features: that needs the same network with AlignMixup(aligned=False).",
+        "Photographs and networks of usual size. The README and the documentation have what was "
+        "measured on CIFAR and Tiny-ImageNet, beside the paper's figures.",
+        "Robustness in earnest: FGSM with 1/255 is a weak attack. 'alignmixup evaluate RUN --tasks "
+        "pgd strong_attack' is stronger.",
+        "Mixing beside other augmentation: there is none here. Random crops also work against "
+        "learning by heart, and may leave nothing for mixing to add.",
+        "Many images and few epochs, where there is little to learn by heart and mixing may cost "
+        "accuracy.",
+    )
+    return f"<ul>{''.join(f'<li>{html.escape(item)}</li>' for item in items)}</ul>"
