@@ -34,7 +34,7 @@ class Demo:
 
     out: Path = Path("demo")
     """Folder of the page, report.html, and of the runs; an interrupted demo in it is resumed."""
-    epochs: int = 14
+    epochs: int = 12
     """Epochs of each network."""
     seed: int = 0
     """Seed of weights, order and mixing."""

@@ -45,7 +45,7 @@ DECODER = DecoderSettings(LAYER, epochs=5, batch_size=50, lr=3e-3)
 class Size:
     """How much the demo trains; the defaults take a minute and a half on two cores."""
 
-    epochs: int = 14
+    epochs: int = 12
     num_train: int = 1500
     num_test: int = 500
     batch_size: int = 50
