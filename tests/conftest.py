@@ -33,6 +33,7 @@ LEFT_OUT = {
 TORCH_WARNINGS = (
     ".torch.jit.script_method. is deprecated",
     "The .grad attribute of a Tensor that is not a leaf",
+    r"\s*Online softmax is disabled on the fly",
 )
 
 

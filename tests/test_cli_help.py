@@ -105,7 +105,7 @@ def test_recipes_are_listed_by_table(capsys):
     assert main(["recipes", "--all"]) == 0
     every = capsys.readouterr().out.splitlines()
     assert max(map(len, overview + every)) <= 80
-    shown = [line.split()[0] for line in every if line.startswith("  ")]
+    shown = [line.split()[0] for line in every if re.match(r"  \S", line)]
     assert sorted(name for name in shown if name != "recipe") == sorted(recipe_names())
     heads = [line.partition(":")[0] for line in every if re.match(r"[\w-]+: ", line)]
     assert heads[:3] == ["cls", "cls-imgnet", "cls-300"]

@@ -14,13 +14,22 @@ from alignmixup.mixers.automix import AutoMix
 from alignmixup.mixers.comixup import CoMixup
 from alignmixup.mixers.cutmix import CutMix
 from alignmixup.mixers.cutout import Cutout
+from alignmixup.mixers.decoupled import Decoupled
+from alignmixup.mixers.fmix import FMix
+from alignmixup.mixers.gridmix import GridMix
 from alignmixup.mixers.input_mixup import InputMixup
+from alignmixup.mixers.label_smoothing import LabelSmoothing
 from alignmixup.mixers.manifold_mixup import ManifoldMixup
+from alignmixup.mixers.multimix import DenseMultiMix, MultiMix
 from alignmixup.mixers.nomix import NoMix
+from alignmixup.mixers.oneof import OneOf
 from alignmixup.mixers.puzzlemix import PuzzleMix
 from alignmixup.mixers.recursivemix import RecursiveMix
+from alignmixup.mixers.regmixup import RegMixup
+from alignmixup.mixers.resizemix import ResizeMix
 from alignmixup.mixers.saliencymix import SaliencyMix
 from alignmixup.mixers.samix import SAMix
+from alignmixup.mixers.smoothmix import SmoothMix
 from alignmixup.mixers.stylecutmix import StyleCutMix
 from alignmixup.mixers.stylemix import StyleMix
 from alignmixup.ops.adain import save_adain, small_adain
@@ -40,6 +49,16 @@ MIXERS = [
     AutoMix("layer2"),
     SAMix("layer2"),
     AdAutoMix("layer2"),
+    ResizeMix(),
+    FMix(),
+    SmoothMix(),
+    GridMix(),
+    RegMixup(),
+    MultiMix(num_mixes=64, min_alpha=0.1, max_alpha=0.2, prob=1.0),
+    DenseMultiMix(64, min_alpha=0.1, max_alpha=0.2, prob=1.0, classifier="fc"),
+    OneOf((InputMixup(), CutMix(prob=1.0))),
+    LabelSmoothing(InputMixup()),
+    Decoupled(InputMixup()),
     CoMixup(part_size=5, grids=(2,), num_restarts=1, num_iters=2, clean_lam=0.0, loss="ce"),
 ]
 

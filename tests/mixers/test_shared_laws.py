@@ -16,6 +16,8 @@ from cases import NUM_CLASSES, ROWS, Row, TinyNet, draw_case, images, labels
 
 # One box for the batch, at the peak of the first partner.
 BY_THE_FIRST_SAMPLE = ("saliencymix",)
+# The weights of a sample are made from its place in the batch.
+BY_A_SEED = ("multimix",)
 # The style network reads its weights from a file, on a real device.
 STYLED = ("stylemix", "stylecutmix")
 
@@ -41,7 +43,7 @@ def renumbered(draw: Draw, order: Tensor) -> Draw:
     return draw.with_tensors(tensors)
 
 
-@rows(*BY_THE_FIRST_SAMPLE)
+@rows(*BY_THE_FIRST_SAMPLE, *BY_A_SEED)
 def test_the_order_of_the_batch_does_not_matter(row: Row, case: str) -> None:
     net, x, y = TinyNet().double(), images(7, dtype=torch.float64), labels(7)
     order = torch.randperm(7, generator=torch.Generator().manual_seed(4))

@@ -56,6 +56,6 @@ def test_a_recipe_of_a_users_file_is_trained_opened_and_reported(tmp_path, capsy
     assert opened.recipe.key == RecipeKey("shapes", "r18-narrow", "plugin-mixup", "first")
     assert main(["report", str(folder)]) == 0
     said = capsys.readouterr().out
-    assert "shapes r18-narrow" in said
+    assert "shapes, r18-narrow" in said
     # An unchanged run of a registered recipe: no setting differs.
     assert "plugin-mixup (first, last epoch)" in said

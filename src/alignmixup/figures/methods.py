@@ -84,6 +84,23 @@ def methods(
     return save(gallery(drawn.pictures, title, columns=6), out / "methods", caption)
 
 
+_LEARNED = "its mask is learned with the network"
+_WRAPPER = "it changes the labels or the loss of another method"
+# Methods without a picture by themselves, and why.
+NO_IMAGE = {
+    "AutoMix": _LEARNED,
+    "SAMix": _LEARNED,
+    "AdAutoMix": _LEARNED,
+    "RecursiveMix": "it pastes the previous batch",
+    "MultiMix": "it mixes all embeddings of a batch",
+    "DenseMultiMix": "it mixes all embeddings of a batch",
+    "RegMixup": "it shows the images of input mixup beside the clean ones",
+    "OneOf": "it shows the images of other methods",
+    "LabelSmoothing": _WRAPPER,
+    "Decoupled": _WRAPPER,
+}
+
+
 @dataclass(frozen=True)
 class Gallery:
     """Pictures, and by title why a method has none."""
@@ -115,6 +132,9 @@ def method_pictures(source: Source, *, seed: int = 0, adain_steps: int = ADAIN_S
         stage = Stage(images, source.layer, str(weights))
         for name, mixer_class in MIXERS.items():
             title = _title(mixer_class)
+            if name in NO_IMAGE:
+                left_out[title] = NO_IMAGE[name]
+                continue
             try:
                 fixed = SETTINGS[name](stage) if name in SETTINGS else _plain(mixer_class)
                 if set(fixed.mixer.cases) == {CLEAN}:

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from alignmixup.contracts import Draw, Mixed, soft_targets
+from alignmixup.contracts import Draw, Mixed
 from alignmixup.mixers.base import (
     LOSSES,
     check_integers,
@@ -39,7 +39,7 @@ from alignmixup.mixers.learned import (
     with_share,
 )
 from alignmixup.mixers.stateful import follow, run_and_keep
-from alignmixup.ops.blend import check_logits
+from alignmixup.ops.blend import check_logits, without_autocast
 from alignmixup.registry import register_mixer
 
 
@@ -171,7 +171,7 @@ class AdAutoMix(Learned):
             masks = torch.where(is_near, flat, masks)
         clean = net(x)
         check_logits(clean, len(x))
-        rows = soft_targets(y, clean.shape[1])
+        rows = self._rows(y, clean.shape[1])
         targets = combined(rows, groups[0], shares)
         logits = net(combined(x, groups[0], masks))
         extra = {"clean": (1 - self.mixup_share) * criterion(clean, rows)}
@@ -191,7 +191,7 @@ class AdAutoMix(Learned):
         self, h: Float[Tensor, "b c h w"], group: Tensor, shares: Tensor, size: tuple[int, int]
     ) -> Float[Tensor, "n b 1 h2 w2"]:
         """Return the share of each image of the group at each pixel; they sum to 1."""
-        with torch.autocast(h.device.type, enabled=False):
+        with without_autocast(h):
             scores = self.learner.block(h[group], shares.to(h.dtype))
             large = upsampled(scores.flatten(0, 1), size, "bilinear")
             return large.view(*scores.shape[:3], *size).softmax(0)

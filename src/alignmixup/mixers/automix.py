@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from alignmixup.contracts import Draw, Mixed, soft_targets
+from alignmixup.contracts import Draw, Mixed
 from alignmixup.mixers.base import (
     LOSSES,
     check_nonnegative,
@@ -38,7 +38,7 @@ from alignmixup.mixers.learned import (
     with_share,
 )
 from alignmixup.mixers.stateful import follow, run_to
-from alignmixup.ops.blend import blend, check_logits, mixed_targets
+from alignmixup.ops.blend import blend, check_logits, without_autocast
 from alignmixup.registry import register_mixer
 
 
@@ -102,7 +102,7 @@ class PairLearned(Learned):
         logits = net(blend_pixels(x, x[draw.perm], shown))
         mask = self.mask(h, draw.block_perm, draw.block_lam, image_size(x))
         taught = state.teacher(blend_pixels(x, x[draw.block_perm], mask))
-        rows = soft_targets(y, logits.shape[1])
+        rows = self._rows(y, logits.shape[1])
         taught_rows = blend(rows, rows[draw.block_perm], draw.block_lam)
         penalty = draw.mask_weight * self._penalty(mask, draw.block_lam)
         extra = {
@@ -110,7 +110,7 @@ class PairLearned(Learned):
             "block": draw.trains_block * criterion(taught, taught_rows),
             "mask": draw.trains_block * penalty,
         }
-        targets = mixed_targets(y, draw.perm, draw.lam, logits.shape[1])
+        targets = blend(rows, rows[draw.perm], draw.lam)
         return Mixed(logits, targets, extra, criterion)
 
     def _shown(self, h: Tensor, x: Tensor, draw: LearnedDraw) -> Float[Tensor, "b 1 h w"]:
@@ -124,7 +124,7 @@ class PairLearned(Learned):
         self, h: Float[Tensor, "b c h w"], perm: Tensor, lam: Tensor, size: tuple[int, int]
     ) -> Float[Tensor, "b 1 h2 w2"]:
         """Return the share of the anchor at each pixel, from the maps of an attached mixer."""
-        with torch.autocast(h.device.type, enabled=False):
+        with without_autocast(h):
             return self._mask(h, h[perm], lam.to(h.dtype), size)
 
     @abstractmethod

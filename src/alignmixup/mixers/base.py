@@ -26,6 +26,7 @@ from alignmixup.contracts import (
     fusible,
     sigmoid_bce,
     soft_cross_entropy,
+    soft_targets,
     softmax_bce,
 )
 from alignmixup.ops.blend import check_logits, mixed_targets
@@ -89,6 +90,10 @@ class Method(Mixer):
     @abstractmethod
     def _mix(self, net: nn.Module, x: Tensor, y: Tensor, draw: Draw) -> Mixed:
         """Run the network on the mixed batch; ``draw`` is on the device of ``x``."""
+
+    def _rows(self, y: Tensor, num_classes: int) -> Float[Tensor, "b k"]:
+        """Return the labels as rows of targets; multi-label ones if the loss is for them."""
+        return soft_targets(y, num_classes, multi_label=self.is_multi_label)
 
     def _mixed(
         self,

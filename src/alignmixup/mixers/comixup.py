@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
-from alignmixup.contracts import Draw, Mixed, soft_targets
+from alignmixup.contracts import Draw, Mixed
 from alignmixup.mixers.base import (
     LOSSES,
     Loss,
@@ -153,7 +153,7 @@ class CoMixup(Method):
             shares = self.shares(saliency.maps, draw)
             mixed = mix_blocks(x, shares, self.part_size)
         logits = net(mixed)
-        rows = soft_targets(y, logits.shape[1], multi_label=self.is_multi_label)
+        rows = self._rows(y, logits.shape[1])
         targets = mix_labels(rows, shares, self.part_size)
         return Mixed(logits, targets, saliency.extra, LOSSES[self.loss])
 

@@ -22,7 +22,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from alignmixup.contracts import Draw, Mixed, fusible, soft_targets
+from alignmixup.contracts import Draw, Mixed, fusible
 from alignmixup.hooks import check_layer_name, find_layer, peek
 from alignmixup.mixers.base import (
     LOSSES,
@@ -37,7 +37,7 @@ from alignmixup.mixers.base import (
     sample_share,
     sample_unit,
 )
-from alignmixup.ops.blend import blend_with_partner, check_logits
+from alignmixup.ops.blend import blend_with_partner, check_logits, without_autocast
 from alignmixup.ops.philox import dirichlet
 from alignmixup.registry import register_mixer
 
@@ -113,7 +113,7 @@ class MultiMix(Method):
         draw = require(draw, SeedDraw, self)
         shape = (len(x), self.num_mixes)
         weights = dirichlet(draw.seed, draw.concentration, shape, dim=0)
-        mixed = mix_columns(logits, soft_targets(y, logits.shape[1]), weights)
+        mixed = mix_columns(logits, self._rows(y, logits.shape[1]), weights)
         return Mixed(*mixed, {}, LOSSES[self.loss])
 
 
@@ -123,7 +123,7 @@ def mix_columns(
 ) -> tuple[Float[Tensor, "n k"], Float[Tensor, "n k"]]:
     """Return W' z and W' t: a mix of all rows for each column of ``weights``."""
     dtype = torch.promote_types(logits.dtype, torch.float32)
-    with torch.autocast(logits.device.type, enabled=False):
+    with without_autocast(logits):
         mixed = weights.to(dtype).T @ logits.to(dtype)
         return mixed.to(logits.dtype), weights.to(targets.dtype).T @ targets
 
@@ -181,7 +181,7 @@ class DenseMultiMix(MultiMix):
             return self._mixed(logits, y, draw)
         check_logits(logits, len(x))
         linear = self._linear(net, peeked.output)
-        targets = soft_targets(y, logits.shape[1])
+        targets = self._rows(y, logits.shape[1])
         draw = require(draw, SeedDraw, self)
         embeddings = peeked.output.flatten(2)  # [b, c, r]
         shape = (embeddings.shape[2], len(x), self.num_mixes)
@@ -217,7 +217,7 @@ class DenseMultiMix(MultiMix):
 def attend(embeddings: Float[Tensor, "b c r"], guide: Float[Tensor, "b c"]) -> Float[Tensor, "b r"]:
     """Return relu(z_ij . u_i) over its sum over positions; uniform where all are zero."""
     dtype = torch.promote_types(embeddings.dtype, torch.float32)
-    with torch.autocast(embeddings.device.type, enabled=False):
+    with without_autocast(embeddings):
         scores = torch.einsum("bcr,bc->br", embeddings.to(dtype), guide.to(dtype)).relu()
     total = scores.sum(1, keepdim=True)
     return torch.where(total > 0, scores / total, 1 / scores.shape[1])
@@ -235,7 +235,7 @@ def mix_positions(
     total = weighted.sum(1, keepdim=True)
     shares = torch.where(total > 0, weighted / total, weights)
     dtype = torch.promote_types(logits.dtype, torch.float32)
-    with torch.autocast(logits.device.type, enabled=False):
+    with without_autocast(logits):
         mixed = torch.einsum("rbk,rbn->rnk", logits.to(dtype), shares.to(dtype))
         labels = torch.einsum("bk,rbn->rnk", targets, shares.to(targets.dtype))
     return mixed.flatten(0, 1).to(logits.dtype), labels.flatten(0, 1)

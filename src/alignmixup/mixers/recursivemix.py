@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from alignmixup.contracts import Draw, Mixed, soft_cross_entropy, soft_targets
+from alignmixup.contracts import Draw, Mixed, soft_cross_entropy
 from alignmixup.hooks import check_layer_name, peek
 from alignmixup.mixers.base import (
     LOSSES,
@@ -31,7 +31,7 @@ from alignmixup.mixers.base import (
     shown_share,
 )
 from alignmixup.mixers.stateful import Stateful, probe
-from alignmixup.ops.blend import blend, check_logits
+from alignmixup.ops.blend import blend, check_logits, without_autocast
 from alignmixup.registry import register_mixer
 
 HISTORY_LIMIT = 64 * 2**20  # bytes; a larger history is not saved with a run
@@ -116,7 +116,7 @@ class RecursiveMix(Stateful):
         assert isinstance(state, History)
         rows, columns = box_bounds(draw.center, draw.lam, image_size(x))
         is_same_size = x.shape == state.images.shape
-        targets = soft_targets(y, state.targets.shape[1])
+        targets = self._rows(y, state.targets.shape[1])
         images, lam = x, torch.ones_like(draw.lam)
         if is_same_size:
             box = inside(rows, x.shape[2]).unsqueeze(1) & inside(columns, x.shape[3])
@@ -227,7 +227,7 @@ def region_mean(
         cell_weights(bounds, length, cells).to(wide.dtype)
         for bounds, length, cells in zip((rows, columns), size, features.shape[2:], strict=True)
     ]
-    with torch.autocast(features.device.type, enabled=False):
+    with without_autocast(features):
         return torch.einsum("bchw,h,w->bc", wide, *weights)
 
 

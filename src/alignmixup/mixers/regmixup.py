@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from alignmixup.contracts import Criterion, Draw, Mixed
 from alignmixup.mixers.base import LOSSES, Loss, Method, check_nonnegative, sample_pairs
-from alignmixup.ops.blend import blend_with_partner, check_logits, mixed_targets
+from alignmixup.ops.blend import blend, blend_with_partner, check_logits
 from alignmixup.registry import register_mixer
 
 
@@ -76,7 +76,8 @@ class RegMixup(Method):
         clean, mixed = logits.tensor_split(2) if is_tensor else (logits, logits)
         for part in (clean, mixed):
             check_logits(part, len(x))
-        targets = mixed_targets(y, draw.perm, draw.lam, mixed.shape[1])
+        rows = self._rows(y, mixed.shape[1])
+        targets = blend(rows, rows[draw.perm], draw.lam)
         criterion = scaled(LOSSES[self.loss], self.scale)
         extra = {"mixup": self.eta * criterion(mixed, targets)}
         own = self._mixed(clean, y, draw, torch.ones_like(draw.lam), extra)
