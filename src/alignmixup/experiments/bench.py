@@ -115,6 +115,9 @@ def _time_net(
     step = make_step(plain, device)
     reset_peak_memory(device)
     draws = {draw.case: draw for draw in draw_each_case(mixer, b, seed=0)}
+    for draw in draws.values():
+        for _ in range(WARM_UP_STEPS + 5):
+            step((rows,), draw)
     cases = tuple(
         _time_case(step, rows, draws[case], share, device, repeats)
         for case, share in mixer.cases.items()
@@ -161,8 +164,6 @@ def write_rows(path: Path, measured: Iterable[MethodTime]) -> None:
 def _time_case(
     step: Step, rows: torch.Tensor, draw: Draw, share: float, device: torch.device, repeats: int
 ) -> CaseTime:
-    for _ in range(WARM_UP_STEPS + 5):
-        step((rows,), draw)
     # Ten steps per interval on a GPU: its queue never runs dry.
     times = time_calls(lambda: step((rows,), draw), device, repeats, gpu_calls=10)
     p20, p50, p80 = torch.tensor(times).quantile(torch.tensor([0.2, 0.5, 0.8])).tolist()
