@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         AlignMixupAE as AlignMixupAE,
         AlignMixupVAE as AlignMixupVAE,
     )
+    from alignmixup.mixers.attentivemix import AttentiveMix as AttentiveMix
     from alignmixup.mixers.automix import AutoMix as AutoMix
     from alignmixup.mixers.comixup import CoMixup as CoMixup
     from alignmixup.mixers.cutmix import CutMix as CutMix

@@ -177,6 +177,20 @@ def test_a_clean_case_has_the_loss_of_the_methods() -> None:
     assert torch.equal(ours, NoMix(loss="bce")(TinyNet(), images(6), labels(6), rng).loss())
 
 
+@pytest.mark.unchecked_shapes
+@pytest.mark.parametrize("wrap", [lambda m: m, LabelSmoothing], ids=["bare", "wrapped"])
+def test_a_compiled_network_is_tapped_after_a_case_without_taps(wrap) -> None:
+    """torch.compile ignores hooks that come after its first call."""
+    torch.compiler.reset()
+    mixer = OneOf((InputMixup(), wrap(AlignMixup("layer4", num_iters=3, weights={"feat": 1.0}))))
+    plain, twin = TinyNet(), TinyNet()
+    compiled = torch.compile(twin, backend="eager")
+    for case in mixer.cases:
+        draw = draw_case(mixer, case, 6)
+        losses = [mixer.apply(net, images(6), labels(6), draw).loss() for net in (plain, compiled)]
+        torch.testing.assert_close(losses[1], losses[0], atol=1e-5, rtol=1e-5)
+
+
 # ---- state ---------------------------------------------------------------------------------------
 
 

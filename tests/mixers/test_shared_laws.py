@@ -65,9 +65,13 @@ def test_a_step_reads_no_value(row: Row, case: str) -> None:
 class Recorder(nn.Module):
     """A network that keeps what it is shown, and gives the mean color as logits."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer4 = nn.Identity()
+
     def forward(self, x: Tensor) -> Tensor:
         self.seen = x
-        return x.flatten(2).mean(2)
+        return self.layer4(x).flatten(2).mean(2)
 
 
 by_area = [

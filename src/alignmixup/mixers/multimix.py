@@ -14,7 +14,7 @@ a_i: attention of image i over its positions, non-negative, with sum 1.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -170,6 +170,9 @@ class DenseMultiMix(MultiMix):
             raise ValueError(
                 f"unknown attention {self.attention!r}; choose 'gap', 'cam' or 'uniform'"
             )
+
+    def tapped(self, net: nn.Module) -> Sequence[str]:
+        return (self.layer,)
 
     def _mix(self, net: nn.Module, x: Tensor, y: Tensor, draw: Draw) -> Mixed:
         if draw.case == "input":

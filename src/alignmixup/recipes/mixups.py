@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from alignmixup.contracts import Mixer, RecipeKey
+from alignmixup.mixers.attentivemix import AttentiveMix
 from alignmixup.mixers.cutmix import CutMix
 from alignmixup.mixers.decoupled import Decoupled
 from alignmixup.mixers.fmix import FMix
@@ -51,6 +52,8 @@ METHODS: dict[tuple[str, str], Entry] = {
     ("smoothmix", ""): Entry(lambda data: SmoothMix()),
     ("smoothmix", "openmixup"): Entry(lambda data: SmoothMix.openmixup()),
     ("gridmix", ""): Entry(lambda data: GridMix()),
+    # Guided by the network itself: the published figures are of a frozen ImageNet network.
+    ("attentivemix", "self"): Entry(lambda data: AttentiveMix()),
     ("regmixup", ""): Entry(lambda data: RegMixup(alpha=20.0 if data == "cifar10" else 10.0)),
     ("decoupled", ""): Entry(lambda data: Decoupled(InputMixup())),
     ("decoupled", "cutmix"): Entry(lambda data: Decoupled(CutMix())),

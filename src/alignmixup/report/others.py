@@ -65,6 +65,7 @@ NOTES: Mapping[tuple[str, str], str] = {
     ("openmixup", "smoothmix"): "labels swapped",
     ("openmixup", "fmix"): "masks of the released code",
     ("openmixup", "gridmix"): "holes",
+    ("openmixup", "attentivemix"): "guided by a frozen ImageNet network",
     ("openmixup", "transmix"): "one label weight per batch",
     ("openmixup", "tokenmix"): "one label weight per batch, swapped",
     ("openmixup", "automix"): "best of several heads",
