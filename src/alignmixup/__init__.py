@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from alignmixup.mixers.saliencymix import SaliencyMix as SaliencyMix
     from alignmixup.mixers.samix import SAMix as SAMix
     from alignmixup.mixers.smoothmix import SmoothMix as SmoothMix
+    from alignmixup.mixers.snapmix import SnapMix as SnapMix
     from alignmixup.mixers.stylecutmix import StyleCutMix as StyleCutMix
     from alignmixup.mixers.stylemix import StyleMix as StyleMix
     from alignmixup.models.zoo import NetSpec as NetSpec

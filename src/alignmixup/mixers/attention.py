@@ -11,7 +11,7 @@ from the queries and keys of one block: the network's own, fused attention stays
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -19,7 +19,15 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from alignmixup.contracts import fusible
-from alignmixup.hooks import Peeked, attribute_around, layer_names, peek, plain_module, tap
+from alignmixup.hooks import (
+    Peeked,
+    attribute_around,
+    find_layer,
+    layer_names,
+    peek,
+    plain_module,
+    tap,
+)
 
 # ---- a pass over the clean batch -----------------------------------------------------------------
 
@@ -81,6 +89,23 @@ def _grid(num_patches: int, x: Tensor) -> tuple[int, int]:
             "layer whose tokens are square patches"
         )
     return rows, num_patches // rows
+
+
+def find_classifier(net: nn.Module, classifier: str, layer: str, output: Tensor) -> nn.Linear:
+    """Return the linear layer after the pooling of ``layer``, which returned ``output``."""
+    linear, _ = find_layer(net, classifier)
+    if not isinstance(linear, nn.Linear):
+        raise ValueError(
+            f"classifier {classifier!r} is a {type(linear).__name__}; name the linear "
+            "layer that returns the logits"
+        )
+    if output.ndim != 4 or output.shape[1] != linear.in_features:
+        raise ValueError(
+            f"layer {layer!r} returns {list(output.shape)}, but classifier "
+            f"{classifier!r} reads {linear.in_features} features: choose the layer "
+            "[b, c, h, w] that is pooled before it"
+        )
+    return linear
 
 
 # ---- attention of the class token ----------------------------------------------------------------
@@ -159,11 +184,18 @@ def class_attention(
 ) -> Float[Tensor, "b m"]:
     """Return the first token's attention to all but the ``prefix`` tokens, mean over heads."""
     dtype = torch.promote_types(queries.dtype, torch.float32)
-    with torch.autocast(queries.device.type, enabled=False):
+    with without_autocast(queries):
         q, k = queries[:, :, 0].to(dtype), keys.to(dtype)
         scores = torch.einsum("bhd,bhnd->bhn", q, k) * q.shape[-1] ** -0.5
     attention: Tensor = scores.softmax(-1).mean(1)[:, prefix:]
     return attention
+
+
+def without_autocast(tensor: Tensor) -> AbstractContextManager[None]:
+    """Compute in the precision of the tensors; torch's meta device has no autocast to disable."""
+    if tensor.is_meta:
+        return nullcontext()
+    return torch.autocast(tensor.device.type, enabled=False)
 
 
 # ---- grids ---------------------------------------------------------------------------------------
