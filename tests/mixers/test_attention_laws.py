@@ -15,7 +15,9 @@ from torch import Tensor, nn
 
 from alignmixup.contracts import Draw, Mixed, Mixer
 from alignmixup.mixers.snapmix import SnapMix
+from alignmixup.mixers.transmix import TransMix
 from cases import NUM_CLASSES, TinyNet, draw_case, images, labels, with_lam
+from tiny_transformer import TinyTransformer
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,8 @@ def pooled() -> nn.Module:
 
 MIXERS: dict[str, tuple[Mixer, Callable[[], nn.Module]]] = {
     "snapmix": (SnapMix(classifier="fc", prob=0.5), pooled),
+    "transmix": (TransMix(prob=0.5), TinyTransformer),
+    "transmix-switch": (TransMix.released(), TinyTransformer),
     "snapmix-released": (SnapMix.released(classifier="fc"), pooled),
 }
 every_case = pytest.mark.parametrize(

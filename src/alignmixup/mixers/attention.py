@@ -26,7 +26,6 @@ from alignmixup.hooks import (
     layer_names,
     peek,
     plain_module,
-    tap,
 )
 
 # ---- a pass over the clean batch -----------------------------------------------------------------
@@ -134,17 +133,16 @@ class ClassAttention:
 @contextmanager
 def peek_attention(net: nn.Module, layer: str) -> Iterator[ClassAttention]:
     """Hand out the class token's attention at ``layer`` in one forward pass, which is unchanged."""
-    layer, prefix = find_attention(net, layer)
-    with peek(net, f"{layer}.q_norm") as queries, peek(net, f"{layer}.k_norm") as keys:
+    _, prefix = find_attention(net, layer)
+    q_norm, k_norm = attention_layers(net, layer)
+    with peek(net, q_norm) as queries, peek(net, k_norm) as keys:
         yield ClassAttention(queries, keys, prefix)
 
 
-@contextmanager
-def install_attention(net: nn.Module, layer: str) -> Iterator[None]:
-    """Read nothing; for a case without attention: torch.compile ignores hooks added later."""
+def attention_layers(net: nn.Module, layer: str) -> tuple[str, str]:
+    """Return the two layers that ``peek_attention`` reads."""
     layer, _ = find_attention(net, layer)
-    with tap(net, f"{layer}.q_norm", None), tap(net, f"{layer}.k_norm", None):
-        yield
+    return f"{layer}.q_norm", f"{layer}.k_norm"
 
 
 def find_attention(net: nn.Module, layer: str) -> tuple[str, int]:
