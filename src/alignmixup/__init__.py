@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from alignmixup.mixers.snapmix import SnapMix as SnapMix
     from alignmixup.mixers.stylecutmix import StyleCutMix as StyleCutMix
     from alignmixup.mixers.stylemix import StyleMix as StyleMix
+    from alignmixup.mixers.tokenmix import TokenMix as TokenMix
     from alignmixup.mixers.transmix import TransMix as TransMix
     from alignmixup.models.zoo import NetSpec as NetSpec
     from alignmixup.ops.align import align_mix as align_mix

@@ -35,6 +35,7 @@ __all__ = [
     "Result",
     "fusible",
     "fusing",
+    "sigmoid_bce",
     "soft_cross_entropy",
     "soft_targets",
     "softmax_bce",
@@ -190,6 +191,17 @@ def softmax_bce(logits: Float[Tensor, "b k"], targets: Float[Tensor, "b k"]) -> 
     tiny = torch.finfo(wide.dtype).eps
     log_q = torch.log(-torch.expm1(log_p.clamp(max=-tiny)))
     return -(targets * log_p + (1 - targets) * log_q).mean()
+
+
+@fusible
+def sigmoid_bce(logits: Float[Tensor, "b k"], targets: Float[Tensor, "b k"]) -> Tensor:
+    """Binary cross-entropy of sigmoid(z), each class by itself; mean over batch and classes.
+
+    Rows of ``targets`` need not sum to one. The loss of TokenMix.
+    """
+    wide = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
+    # -t log sigmoid(z) - (1 - t) log sigmoid(-z)
+    return (torch.nn.functional.softplus(wide) - targets * wide).mean()
 
 
 Criterion = Callable[[Tensor, Tensor], Tensor]

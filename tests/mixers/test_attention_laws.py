@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from alignmixup.contracts import Draw, Mixed, Mixer
 from alignmixup.mixers.snapmix import SnapMix
+from alignmixup.mixers.tokenmix import TokenMix
 from alignmixup.mixers.transmix import TransMix
 from cases import NUM_CLASSES, TinyNet, draw_case, images, labels, with_lam
 from tiny_transformer import TinyTransformer
@@ -45,6 +46,8 @@ MIXERS: dict[str, tuple[Mixer, Callable[[], nn.Module]]] = {
     "snapmix": (SnapMix(classifier="fc", prob=0.5), pooled),
     "transmix": (TransMix(prob=0.5), TinyTransformer),
     "transmix-switch": (TransMix.released(), TinyTransformer),
+    "tokenmix": (TokenMix(grid=4, loss="ce"), TinyTransformer),
+    "tokenmix-random": (TokenMix(grid=8, mask="random"), TinyTransformer),
     "snapmix-released": (SnapMix.released(classifier="fc"), pooled),
 }
 every_case = pytest.mark.parametrize(

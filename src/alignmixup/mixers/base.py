@@ -24,13 +24,18 @@ from alignmixup.contracts import (
     Mixed,
     Mixer,
     fusible,
+    sigmoid_bce,
     soft_cross_entropy,
     softmax_bce,
 )
 from alignmixup.ops.blend import check_logits, mixed_targets
 
-Loss = Literal["ce", "bce"]
-LOSSES: dict[str, Criterion] = {"ce": soft_cross_entropy, "bce": softmax_bce}
+Loss = Literal["ce", "bce", "sigmoid"]
+LOSSES: dict[str, Criterion] = {
+    "ce": soft_cross_entropy,
+    "bce": softmax_bce,
+    "sigmoid": sigmoid_bce,
+}
 CLEAN = "clean"  # the case without mixing
 
 D = TypeVar("D", bound=Draw)
