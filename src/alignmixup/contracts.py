@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any, ParamSpec, Self, TypeVar
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 
@@ -127,14 +128,21 @@ def to_device(tensor: Tensor, device: torch.device | str) -> Tensor:
     return tensor.to(device, non_blocking=True)
 
 
-def soft_targets(labels: Tensor, num_classes: int) -> Float[Tensor, "b k"]:
+def soft_targets(
+    labels: Tensor, num_classes: int, *, multi_label: bool = False
+) -> Float[Tensor, "b k"]:
     """Return labels as rows of class shares; integer labels become one-hot, soft ones pass.
+
+    With ``multi_label`` a row has one value in [0, 1] per class and need not sum to 1; it may be
+    made of integers.
 
     On the CPU an integer out of range, or a soft label that does not sum to 1, is a ``ValueError``.
     On a GPU the checks would wait for the device at each step: there an integer out of range fails
     in the device's own index assertion, and sums are not looked at.
     """
     is_checked = labels.device.type == "cpu" and not torch.compiler.is_compiling()
+    if multi_label and labels.ndim == 2 and not labels.is_floating_point():
+        labels = labels.float()
     if labels.is_floating_point():
         if labels.ndim != 2 or labels.shape[1] != num_classes:
             raise ValueError(
@@ -142,7 +150,7 @@ def soft_targets(labels: Tensor, num_classes: int) -> Float[Tensor, "b k"]:
                 f"got {list(labels.shape)}"
             )
         if is_checked and labels.numel():
-            _check_sums(labels)
+            (_check_range if multi_label else _check_sums)(labels)
         return labels
     if labels.ndim != 1:
         raise ValueError(
@@ -167,7 +175,17 @@ def _check_sums(labels: Float[Tensor, "b k"]) -> None:
         worst = int(off.argmax())
         raise ValueError(
             f"soft labels must sum to 1 in each row, got {float(labels[worst].double().sum()):.4g} "
-            f"in row {worst}; divide each row by its sum (multi-label targets are not supported)"
+            f"in row {worst}; divide each row by its sum, or set loss='sigmoid_bce' for "
+            "multi-label targets"
+        )
+
+
+def _check_range(labels: Float[Tensor, "b k"]) -> None:
+    """Raise where a value of multi-label targets is no probability."""
+    low, high = (float(value) for value in torch.aminmax(labels.detach()))
+    if not (low >= 0 and high <= 1):
+        raise ValueError(
+            f"multi-label targets must lie in [0, 1], got values from {low:.4g} to {high:.4g}"
         )
 
 
@@ -195,13 +213,12 @@ def softmax_bce(logits: Float[Tensor, "b k"], targets: Float[Tensor, "b k"]) -> 
 
 @fusible
 def sigmoid_bce(logits: Float[Tensor, "b k"], targets: Float[Tensor, "b k"]) -> Tensor:
-    """Binary cross-entropy of sigmoid(z), each class by itself; mean over batch and classes.
+    """Binary cross-entropy of sigmoid(z), for classes that do not exclude each other.
 
-    Rows of ``targets`` need not sum to one. The loss of TokenMix.
+    Mean over batch and classes, in float32 or better.
     """
     wide = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
-    # -t log sigmoid(z) - (1 - t) log sigmoid(-z)
-    return (torch.nn.functional.softplus(wide) - targets * wide).mean()
+    return F.binary_cross_entropy_with_logits(wide, targets.to(wide.dtype))
 
 
 Criterion = Callable[[Tensor, Tensor], Tensor]

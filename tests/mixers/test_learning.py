@@ -10,19 +10,31 @@ from alignmixup import registry
 from alignmixup.contracts import Mixer
 from alignmixup.mixers.adautomix import AdAutoMix
 from alignmixup.mixers.alignmixup import AlignMixup
+from alignmixup.mixers.attentivemix import AttentiveMix
 from alignmixup.mixers.automix import AutoMix
 from alignmixup.mixers.comixup import CoMixup
 from alignmixup.mixers.cutmix import CutMix
 from alignmixup.mixers.cutout import Cutout
+from alignmixup.mixers.decoupled import Decoupled
+from alignmixup.mixers.fmix import FMix
+from alignmixup.mixers.gridmix import GridMix
 from alignmixup.mixers.input_mixup import InputMixup
+from alignmixup.mixers.label_smoothing import LabelSmoothing
 from alignmixup.mixers.manifold_mixup import ManifoldMixup
+from alignmixup.mixers.multimix import DenseMultiMix, MultiMix
 from alignmixup.mixers.nomix import NoMix
+from alignmixup.mixers.oneof import OneOf
 from alignmixup.mixers.puzzlemix import PuzzleMix
 from alignmixup.mixers.recursivemix import RecursiveMix
+from alignmixup.mixers.regmixup import RegMixup
+from alignmixup.mixers.resizemix import ResizeMix
 from alignmixup.mixers.saliencymix import SaliencyMix
 from alignmixup.mixers.samix import SAMix
+from alignmixup.mixers.smoothmix import SmoothMix
+from alignmixup.mixers.snapmix import SnapMix
 from alignmixup.mixers.stylecutmix import StyleCutMix
 from alignmixup.mixers.stylemix import StyleMix
+from alignmixup.mixers.tokenmix import TokenMix
 from alignmixup.ops.adain import save_adain, small_adain
 from learning import learn_stripes
 
@@ -36,6 +48,19 @@ MIXERS = [
     AlignMixup(),
     SaliencyMix(prob=1.0),
     PuzzleMix(grids=(2, 4), loss="ce"),
+    ResizeMix(),
+    FMix(),
+    SmoothMix(),
+    GridMix(),
+    AttentiveMix(),
+    SnapMix(classifier="fc"),
+    TokenMix(grid=4, score="area"),
+    MultiMix(num_mixes=60, min_alpha=0.1, max_alpha=0.1, prob=1.0),
+    DenseMultiMix(20, min_alpha=0.1, max_alpha=0.1, prob=1.0, classifier="fc"),
+    RegMixup(),
+    OneOf((InputMixup(), CutMix(prob=1.0))),
+    LabelSmoothing(InputMixup()),
+    Decoupled(InputMixup()),
     RecursiveMix(),
     AutoMix("layer2"),
     SAMix("layer2"),
@@ -83,6 +108,6 @@ def test_no_mixer_is_left_out() -> None:
     package = "alignmixup.mixers."
     mixers = {kind for kind in registry.MIXERS.values() if kind.__module__.startswith(package)}
     taught = {type(mixer) for mixer in MIXERS} | {StyleMix, StyleCutMix}
-    # They need a network with a decoder: tests/mixers/test_alignmixup_ae.py.
-    with_decoder = {"AlignMixupAE", "AlignMixupVAE"}
-    assert {kind.__name__ for kind in mixers - taught} <= with_decoder
+    # They need a network with a decoder: tests/mixers/test_alignmixup_ae.py, or a class token.
+    with_own_network = {"AlignMixupAE", "AlignMixupVAE", "TransMix"}
+    assert {kind.__name__ for kind in mixers - taught} <= with_own_network

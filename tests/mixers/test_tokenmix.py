@@ -249,9 +249,16 @@ def test_the_loss_is_torchs_bce_with_logits() -> None:
     assert mixed.criterion is sigmoid_bce
 
 
+def test_multi_label_targets_keep_their_mass() -> None:
+    mixer = TokenMix(grid=4, score="area")
+    y = torch.eye(NUM_CLASSES)[labels(6)] + torch.eye(NUM_CLASSES)[labels(6) - 1]
+    mixed = mixer.apply(TinyNet(), images(6), y, draw_case(mixer, "cut", 6))
+    torch.testing.assert_close(mixed.targets.sum(1), torch.full((6,), 2.0))
+
+
 def test_the_published_training_switches_with_mixup() -> None:
     switch = TokenMix.released()
-    mixup = LabelSmoothing(InputMixup(alpha=0.8, loss="sigmoid"), 0.1)
+    mixup = LabelSmoothing(InputMixup(alpha=0.8, loss="sigmoid_bce"), 0.1)
     assert switch.mixers == (TokenMix(smoothing=0.1), mixup)
     assert list(switch.cases.values()) == [0.5, 0.5]
     assert (switch.smoothing, switch.pairing) == (0.0, "reverse")

@@ -30,11 +30,11 @@ from alignmixup.contracts import (
 )
 from alignmixup.ops.blend import check_logits, mixed_targets
 
-Loss = Literal["ce", "bce", "sigmoid"]
+Loss = Literal["ce", "bce", "sigmoid_bce"]
 LOSSES: dict[str, Criterion] = {
     "ce": soft_cross_entropy,
     "bce": softmax_bce,
-    "sigmoid": sigmoid_bce,
+    "sigmoid_bce": sigmoid_bce,
 }
 CLEAN = "clean"  # the case without mixing
 
@@ -61,6 +61,11 @@ class Method(Mixer):
         for name in ("prob", "adv_prob", "content_weight", "omega"):
             if name in settings and not 0 <= settings[name] <= 1:
                 raise ValueError(f"{name} must lie in [0, 1], got {settings[name]}")
+
+    @property
+    def is_multi_label(self) -> bool:
+        """Whether targets have one value per class that need not sum to 1."""
+        return self.loss == "sigmoid_bce"
 
     @property
     def known_cases(self) -> Collection[str]:
@@ -95,7 +100,8 @@ class Method(Mixer):
     ) -> Mixed:
         """Return the logits with the labels mixed by ``lam``, by default that of the draw."""
         check_logits(logits, len(y))
-        targets = mixed_targets(y, draw.perm, draw.lam if lam is None else lam, logits.shape[1])
+        share = draw.lam if lam is None else lam
+        targets = mixed_targets(y, draw.perm, share, logits.shape[1], self.is_multi_label)
         return Mixed(logits, targets, extra or {}, LOSSES[self.loss])
 
 

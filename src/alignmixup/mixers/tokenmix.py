@@ -67,7 +67,8 @@ class TokenMix(Method):
         score: ``"attention"`` of the class token, ``"area"``, or ``"maps"`` of a teacher.
         attention: Name of the attention layer, such as ``"blocks.11.attn"``; empty for the last.
         smoothing: Label smoothing, half of it for each of the two labels.
-        loss: ``"sigmoid"`` for binary cross-entropy of each class by itself, ``"ce"`` or ``"bce"``.
+        loss: ``"sigmoid_bce"`` for binary cross-entropy of each class by itself; ``"ce"`` for
+            cross-entropy, ``"bce"`` for binary cross-entropy of the softmax.
 
     Raises:
         ValueError: If a setting is out of range, or the network has no class token.
@@ -88,7 +89,7 @@ class TokenMix(Method):
     score: Literal["attention", "area", "maps"] = "attention"
     attention: str = ""
     smoothing: float = 0.0
-    loss: Loss = "sigmoid"
+    loss: Loss = "sigmoid_bce"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -106,7 +107,7 @@ class TokenMix(Method):
     @classmethod
     def released(cls, attention: str = "") -> OneOf:
         """Return the published training, with our attention: TokenMix or input mixup, by half."""
-        mixup = LabelSmoothing(InputMixup(alpha=0.8, loss="sigmoid"), 0.1)
+        mixup = LabelSmoothing(InputMixup(alpha=0.8, loss="sigmoid_bce"), 0.1)
         return OneOf((cls(attention=attention, smoothing=0.1), mixup), pairing="reverse")
 
     def with_maps(self, maps: Maps) -> TokenMix:
@@ -150,7 +151,7 @@ class TokenMix(Method):
             shares = shown_shares(normalized(self._scores(net, x, y)), draw.perm, mask)
         logits = net(images)
         check_logits(logits, len(x))
-        labels = soft_targets(y, logits.shape[1])
+        labels = soft_targets(y, logits.shape[1], multi_label=self.is_multi_label)
         targets = token_targets(labels, draw.perm, *shares, smoothing=self.smoothing)
         return Mixed(logits, targets, {}, LOSSES[self.loss])
 
@@ -169,7 +170,7 @@ class TokenMix(Method):
             raise ValueError(
                 f"the teacher must return maps [{len(x)}, k, n, m], got {list(maps.shape)}"
             )
-        labels = soft_targets(y, maps.shape[1]).to(maps)
+        labels = soft_targets(y, maps.shape[1], multi_label=self.is_multi_label).to(maps)
         return (labels[:, :, None, None] * maps).sum(1).relu()
 
 

@@ -39,10 +39,14 @@ def blend_with_partner(
 
 @fusible
 def mixed_targets(
-    labels: Tensor, perm: Int[Tensor, " b"], lam: Float[Tensor, "*b"], num_classes: int
+    labels: Tensor,
+    perm: Int[Tensor, " b"],
+    lam: Float[Tensor, "*b"],
+    num_classes: int,
+    multi_label: bool = False,
 ) -> Float[Tensor, "b k"]:
     """Interpolate the labels of each sample and its partner."""
-    y = soft_targets(labels, num_classes)
+    y = soft_targets(labels, num_classes, multi_label=multi_label)
     return blend(y, y[perm], lam)
 
 

@@ -39,7 +39,7 @@ def gradient_saliency(
     y: Tensor,
     *,
     clean_lam: float = 0.0,
-    loss: Literal["ce", "bce", "sigmoid"] = "bce",
+    loss: Literal["ce", "bce", "sigmoid_bce"] = "bce",
     std: tuple[float, ...] | None = None,
 ) -> Saliency:
     """Return the saliency of a clean batch by one forward and backward pass.
@@ -47,7 +47,7 @@ def gradient_saliency(
     With ``clean_lam > 0`` the same backward pass computes the gradients of the parameters. They are
     stored in ``extra["clean"]``, a loss whose backward pass returns them. It is clean_lam CE, or
     2 clean_lam CE / k if the mixed loss is ``"bce"``, whose mean over k classes is smaller by about
-    that factor, or clean_lam CE / k if it is ``"sigmoid"``.
+    that factor.
 
     ``std`` converts gradients with respect to pixels in [0, 1] to those with respect to the
     normalized input, for a network that divides by ``std`` in its first layer.
@@ -64,8 +64,7 @@ def gradient_saliency(
     with torch.enable_grad():
         if clean_lam > 0:
             logits = _logits(module, pixels)
-            k = logits.shape[1]
-            scale = clean_lam * {"ce": 1.0, "bce": 2 / k, "sigmoid": 1 / k}[loss]
+            scale = clean_lam * (2 / logits.shape[1] if loss == "bce" else 1)
             clean = scale * soft_cross_entropy(logits, soft_targets(y, logits.shape[1]))
             parameters = [p for p in module.parameters() if p.requires_grad]
             gradient, *kept = torch.autograd.grad(clean, [pixels, *parameters], allow_unused=True)

@@ -58,6 +58,7 @@ METHODS: Mapping[str, str] = {
     "samix": "SAMix",
     "adautomix": "AdAutoMix",
     "multimix": "MultiMix",
+    "densemultimix": "Dense MultiMix",
 }
 
 # What a figure is of, where it is not what the method's name says.
