@@ -6,14 +6,18 @@ SnapMix needs a pooled head; TransMix and TokenMix a class token.
 from __future__ import annotations
 
 import dataclasses
+import os
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from alignmixup.contracts import Draw, Mixed, Mixer
+from alignmixup.contracts import Draw, Mixed, Mixer, fusing
+from alignmixup.mixers.attentivemix import AttentiveMix
 from alignmixup.mixers.snapmix import SnapMix
 from alignmixup.mixers.tokenmix import TokenMix
 from alignmixup.mixers.transmix import TransMix
@@ -48,6 +52,7 @@ MIXERS: dict[str, tuple[Mixer, Callable[[], nn.Module]]] = {
     "transmix-switch": (TransMix.released(), TinyTransformer),
     "tokenmix": (TokenMix(grid=4, loss="ce"), TinyTransformer),
     "tokenmix-random": (TokenMix(grid=8, mask="random"), TinyTransformer),
+    "attentivemix": (AttentiveMix(min_cells=0), pooled),
     "snapmix-released": (SnapMix.released(classifier="fc"), pooled),
 }
 every_case = pytest.mark.parametrize(
@@ -147,3 +152,24 @@ def test_a_compiled_module_gives_the_same_loss(name: str) -> None:
             loss.backward()
     for one, other in zip(plain.parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(other.grad, one.grad, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.unchecked_shapes
+@pytest.mark.filterwarnings("ignore")  # the compiler's own, on old processors
+@pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None, reason="no C++ compiler")
+@pytest.mark.parametrize("name", MIXERS)
+def test_fused_masks_and_labels_are_the_plain_ones(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a compiled step they are computed by generated code."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    torch.compiler.reset()
+    mixer, make = MIXERS[name]
+    for case in mixer.cases:
+        draw = draw_case(mixer, case, 6)
+        one = mixer.apply(make(), images(6), labels(6), draw)
+        with fusing():
+            other = mixer.apply(make(), images(6), labels(6), draw)
+        torch.testing.assert_close(other.logits, one.logits, atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(other.targets, one.targets, atol=1e-5, rtol=1e-4)
