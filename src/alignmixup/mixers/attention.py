@@ -11,7 +11,7 @@ from the queries and keys of one block: the network's own, fused attention stays
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -27,6 +27,7 @@ from alignmixup.hooks import (
     peek,
     plain_module,
 )
+from alignmixup.ops.blend import without_autocast
 
 # ---- a pass over the clean batch -----------------------------------------------------------------
 
@@ -187,13 +188,6 @@ def class_attention(
         scores = torch.einsum("bhd,bhnd->bhn", q, k) * q.shape[-1] ** -0.5
     attention: Tensor = scores.softmax(-1).mean(1)[:, prefix:]
     return attention
-
-
-def without_autocast(tensor: Tensor) -> AbstractContextManager[None]:
-    """Compute in the precision of the tensors; torch's meta device has no autocast to disable."""
-    if tensor.is_meta:
-        return nullcontext()
-    return torch.autocast(tensor.device.type, enabled=False)
 
 
 # ---- grids ---------------------------------------------------------------------------------------

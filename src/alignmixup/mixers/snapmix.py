@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from alignmixup.contracts import Draw, Mixed, fusible, soft_cross_entropy, soft_targets
 from alignmixup.hooks import check_layer_name, tap
-from alignmixup.mixers.attention import clean_map, find_classifier, normalized, without_autocast
+from alignmixup.mixers.attention import clean_map, find_classifier, normalized
 from alignmixup.mixers.base import (
     CLEAN,
     BoxDraw,
@@ -37,7 +37,7 @@ from alignmixup.mixers.base import (
     sample_unit,
 )
 from alignmixup.mixers.recursivemix import Bounds, box_bounds, inside
-from alignmixup.ops.blend import check_logits
+from alignmixup.ops.blend import check_logits, without_autocast
 from alignmixup.registry import register_mixer
 
 

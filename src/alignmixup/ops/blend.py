@@ -5,6 +5,7 @@ mix_lam(a, a') = lam a + (1 - lam) a'          (paper, eq. for the standard mixu
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -58,6 +59,13 @@ def check_logits(logits: Any, batch_size: int) -> None:
             f"the network must return logits [b, k], got {got} for a batch of {batch_size}; "
             "wrap it in a module that does"
         )
+
+
+def without_autocast(x: Tensor) -> AbstractContextManager[None]:
+    """Return a block in which operators on the device of ``x`` keep their types."""
+    if torch.amp.is_autocast_available(x.device.type):
+        return torch.autocast(x.device.type, enabled=False)
+    return nullcontext()
 
 
 def channel_values(

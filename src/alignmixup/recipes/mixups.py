@@ -15,7 +15,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from alignmixup.contracts import Mixer, RecipeKey
+from alignmixup.mixers.adautomix import AdAutoMix
 from alignmixup.mixers.attentivemix import AttentiveMix
+from alignmixup.mixers.automix import AutoMix
 from alignmixup.mixers.cutmix import CutMix
 from alignmixup.mixers.decoupled import Decoupled
 from alignmixup.mixers.fmix import FMix
@@ -25,8 +27,10 @@ from alignmixup.mixers.label_smoothing import LabelSmoothing
 from alignmixup.mixers.multimix import DenseMultiMix, MultiMix
 from alignmixup.mixers.nomix import NoMix
 from alignmixup.mixers.oneof import OneOf
+from alignmixup.mixers.recursivemix import RecursiveMix
 from alignmixup.mixers.regmixup import RegMixup
 from alignmixup.mixers.resizemix import ResizeMix
+from alignmixup.mixers.samix import SAMix
 from alignmixup.mixers.smoothmix import SmoothMix
 from alignmixup.recipes.classification import NETWORKS, SCHEDULES, both_schedules
 from alignmixup.recipes.schema import DataSpec, Recipe
@@ -41,6 +45,10 @@ class Entry:
 
     make: Callable[[str], Mixer]
     settings: Mapping[str, object] = field(default_factory=dict)
+
+
+def _learned(kind: type[AutoMix] | type[SAMix] | type[AdAutoMix], data: str) -> Mixer:
+    return kind.tiny_imagenet() if data == "tiny" else kind()
 
 
 # By method and variant. alpha of RegMixup is the authors' on CIFAR, and that of CIFAR-100 on Tiny.
@@ -60,6 +68,11 @@ METHODS: dict[tuple[str, str], Entry] = {
     ("regmixup", ""): Entry(lambda data: RegMixup(alpha=20.0 if data == "cifar10" else 10.0)),
     ("decoupled", ""): Entry(lambda data: Decoupled(InputMixup())),
     ("decoupled", "cutmix"): Entry(lambda data: Decoupled(CutMix())),
+    ("recursivemix", ""): Entry(lambda data: RecursiveMix()),
+    # OpenMixup ends their schedules at a rate of 0.05 on CIFAR; here all methods have the same.
+    ("automix", ""): Entry(lambda data: _learned(AutoMix, data)),
+    ("samix", ""): Entry(lambda data: _learned(SAMix, data)),
+    ("adautomix", ""): Entry(lambda data: _learned(AdAutoMix, data)),
 }
 
 
