@@ -12,9 +12,9 @@ __all__ = ["TinyTransformer"]
 
 
 class TinyTransformer(nn.Module):
-    """A class token and 4 x 4 patches of 4 pixels, two blocks, a linear head on the class token."""
+    """A class token and patches of 4 x 4 pixels, two blocks, a linear head on the class token."""
 
-    def __init__(self, num_registers: int = 0) -> None:
+    def __init__(self, num_registers: int = 0, num_classes: int = NUM_CLASSES) -> None:
         super().__init__()
         self.num_prefix_tokens = 1 + num_registers
         with torch.random.fork_rng(devices=[]):
@@ -23,7 +23,7 @@ class TinyTransformer(nn.Module):
             self.cls_token = nn.Parameter(torch.randn(1, 1, 12))
             self.reg_token = nn.Parameter(torch.randn(1, num_registers, 12))
             self.blocks = nn.ModuleList([_Block(), _Block()])
-            self.head = nn.Linear(12, NUM_CLASSES)
+            self.head = nn.Linear(12, num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
         patches = self.patch_embed(x).flatten(2).transpose(1, 2)
