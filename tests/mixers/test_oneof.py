@@ -14,11 +14,13 @@ from torch import Tensor, nn
 from alignmixup.contracts import Draw, Mixed, Mixer, soft_targets
 from alignmixup.experiments.plugins import plugins_of
 from alignmixup.mixers.alignmixup import AlignMixup
+from alignmixup.mixers.alignmixup_ae import AlignMixupAE
 from alignmixup.mixers.base import BoxDraw
 from alignmixup.mixers.cutmix import CutMix
 from alignmixup.mixers.decoupled import Decoupled
 from alignmixup.mixers.input_mixup import InputMixup
 from alignmixup.mixers.label_smoothing import LabelSmoothing
+from alignmixup.mixers.manifold_mixup import ManifoldMixup
 from alignmixup.mixers.nomix import NoMix
 from alignmixup.mixers.oneof import OneOf
 from alignmixup.recipes.catalog import find_recipe
@@ -137,6 +139,12 @@ def test_progress_reaches_the_inner_mixers() -> None:
     for outer in (OneOf((inner,)), LabelSmoothing(inner), Decoupled(inner)):
         draws = [outer.draw(4, torch.Generator().manual_seed(0), p).case for p in (0.4, 0.6)]
         assert [case.endswith("clean") for case in draws] == [False, True]
+
+
+def test_the_layers_of_all_methods_are_named() -> None:
+    inner = OneOf((ManifoldMixup(("input", "layer1")), LabelSmoothing(AlignMixup("layer4"))))
+    mixer = OneOf((inner, InputMixup(), AlignMixupAE("layer2", embed="head", layers=("x", "e"))))
+    assert mixer.tapped(TinyNet()) == ["layer1", "layer4", "head"]
 
 
 def test_pairs_are_reversed() -> None:
