@@ -15,6 +15,7 @@ from torch import nn
 
 from alignmixup.cli import main
 from alignmixup.cli.program import COMMANDS
+from torchvision_schemas import define_torchvision_schemas
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -73,6 +74,9 @@ def test_blocks_run(page, tmp_path, monkeypatch, capsys):
     before = [p.clone() for p in given["model"].parameters()] if given else []
     for language, code in blocks(page, ("python", "bash")):
         if language == "python":
+            if "import timm" in code:
+                define_torchvision_schemas()
+                pytest.importorskip("timm")
             exec(compile(code, str(page), "exec"), given)
             continue
         for words in commands(code):

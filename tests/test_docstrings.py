@@ -10,6 +10,7 @@ import torch
 import alignmixup as am
 from alignmixup.models import PreActResNet18
 from kept_registries import kept_registries
+from torchvision_schemas import define_torchvision_schemas
 
 SECTION = r"^{}:\n((?:(?: {{4}}.*)?\n)*)"
 
@@ -66,4 +67,7 @@ def test_example_runs(name, tmp_path, monkeypatch):
     }
     with kept_registries():
         for block in code:
+            if "import timm" in block:
+                define_torchvision_schemas()
+                pytest.importorskip("timm")
             exec(compile(block, f"the example of {name}", "exec"), given)

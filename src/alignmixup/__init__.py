@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         AlignMixupAE as AlignMixupAE,
         AlignMixupVAE as AlignMixupVAE,
     )
+    from alignmixup.mixers.attentivemix import AttentiveMix as AttentiveMix
     from alignmixup.mixers.automix import AutoMix as AutoMix
     from alignmixup.mixers.comixup import CoMixup as CoMixup
     from alignmixup.mixers.cutmix import CutMix as CutMix
@@ -54,8 +55,11 @@ if TYPE_CHECKING:
     from alignmixup.mixers.saliencymix import SaliencyMix as SaliencyMix
     from alignmixup.mixers.samix import SAMix as SAMix
     from alignmixup.mixers.smoothmix import SmoothMix as SmoothMix
+    from alignmixup.mixers.snapmix import SnapMix as SnapMix
     from alignmixup.mixers.stylecutmix import StyleCutMix as StyleCutMix
     from alignmixup.mixers.stylemix import StyleMix as StyleMix
+    from alignmixup.mixers.tokenmix import TokenMix as TokenMix
+    from alignmixup.mixers.transmix import TransMix as TransMix
     from alignmixup.models.zoo import NetSpec as NetSpec
     from alignmixup.ops.align import align_mix as align_mix
     from alignmixup.ops.cost import pairwise_cost as pairwise_cost

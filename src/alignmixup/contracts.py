@@ -16,7 +16,7 @@ import functools
 import inspect
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -371,6 +371,20 @@ class Mixer(ABC):
         Keys: ``lr``, ``min_lr`` (where the schedule ends), ``momentum`` and ``weight_decay``.
         """
         return {}
+
+    def tapped(self, net: nn.Module) -> Sequence[str]:
+        """Return the layers that the method reads or replaces in one of its cases.
+
+        A mixer that holds others installs the hooks of all of them in every case, because
+        torch.compile ignores hooks that are added later.
+
+        Args:
+            net: The network, as ``apply`` gets it.
+
+        Returns:
+            Names of layers; none by default.
+        """
+        return ()
 
     def attach(self, net: nn.Module, x: Tensor) -> Mixer:
         """Return the mixer with the parameters and state that it needs for this network.

@@ -10,6 +10,7 @@ from alignmixup import registry
 from alignmixup.contracts import Mixer
 from alignmixup.mixers.adautomix import AdAutoMix
 from alignmixup.mixers.alignmixup import AlignMixup
+from alignmixup.mixers.attentivemix import AttentiveMix
 from alignmixup.mixers.automix import AutoMix
 from alignmixup.mixers.comixup import CoMixup
 from alignmixup.mixers.cutmix import CutMix
@@ -30,8 +31,10 @@ from alignmixup.mixers.resizemix import ResizeMix
 from alignmixup.mixers.saliencymix import SaliencyMix
 from alignmixup.mixers.samix import SAMix
 from alignmixup.mixers.smoothmix import SmoothMix
+from alignmixup.mixers.snapmix import SnapMix
 from alignmixup.mixers.stylecutmix import StyleCutMix
 from alignmixup.mixers.stylemix import StyleMix
+from alignmixup.mixers.tokenmix import TokenMix
 from alignmixup.ops.adain import save_adain, small_adain
 from learning import learn_stripes
 
@@ -59,6 +62,9 @@ MIXERS = [
     OneOf((InputMixup(), CutMix(prob=1.0))),
     LabelSmoothing(InputMixup()),
     Decoupled(InputMixup()),
+    AttentiveMix(),
+    SnapMix(classifier="fc"),
+    TokenMix(grid=4, score="area"),
     CoMixup(part_size=5, grids=(2,), num_restarts=1, num_iters=2, clean_lam=0.0, loss="ce"),
 ]
 
@@ -102,6 +108,6 @@ def test_no_mixer_is_left_out() -> None:
     package = "alignmixup.mixers."
     mixers = {kind for kind in registry.MIXERS.values() if kind.__module__.startswith(package)}
     taught = {type(mixer) for mixer in MIXERS} | {StyleMix, StyleCutMix}
-    # They need a network with a decoder: tests/mixers/test_alignmixup_ae.py.
-    with_decoder = {"AlignMixupAE", "AlignMixupVAE"}
-    assert {kind.__name__ for kind in mixers - taught} <= with_decoder
+    # They need a network with a decoder: tests/mixers/test_alignmixup_ae.py, or a class token.
+    with_own_network = {"AlignMixupAE", "AlignMixupVAE", "TransMix"}
+    assert {kind.__name__ for kind in mixers - taught} <= with_own_network

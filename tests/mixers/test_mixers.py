@@ -246,7 +246,7 @@ TRACED_ALIKE = {
     *("align-attention", "saliencymix-per-sample", "puzzle-clean", "co-small-parts"),
     *("automix-imagenet", "samix", "adautomix-pairs"),
     *("resizemix-openmixup", "smoothmix", "fmix", "fmix-released", "gridmix", "gridmix-cells"),
-    *("oneof-deit", "smoothed", "decoupled"),
+    *("oneof-deit", "smoothed", "decoupled", "tokenmix"),
 }
 every_traced_row = pytest.mark.parametrize(
     "row",

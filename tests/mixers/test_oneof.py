@@ -14,11 +14,13 @@ from torch import Tensor, nn
 from alignmixup.contracts import Draw, Mixed, Mixer, soft_targets
 from alignmixup.experiments.plugins import plugins_of
 from alignmixup.mixers.alignmixup import AlignMixup
+from alignmixup.mixers.alignmixup_ae import AlignMixupAE
 from alignmixup.mixers.base import BoxDraw
 from alignmixup.mixers.cutmix import CutMix
 from alignmixup.mixers.decoupled import Decoupled
 from alignmixup.mixers.input_mixup import InputMixup
 from alignmixup.mixers.label_smoothing import LabelSmoothing
+from alignmixup.mixers.manifold_mixup import ManifoldMixup
 from alignmixup.mixers.nomix import NoMix
 from alignmixup.mixers.oneof import OneOf
 from alignmixup.recipes.catalog import find_recipe
@@ -139,6 +141,12 @@ def test_progress_reaches_the_inner_mixers() -> None:
         assert [case.endswith("clean") for case in draws] == [False, True]
 
 
+def test_the_layers_of_all_methods_are_named() -> None:
+    inner = OneOf((ManifoldMixup(("input", "layer1")), LabelSmoothing(AlignMixup("layer4"))))
+    mixer = OneOf((inner, InputMixup(), AlignMixupAE("layer2", embed="head", layers=("x", "e"))))
+    assert mixer.tapped(TinyNet()) == ["layer1", "layer4", "head"]
+
+
 def test_pairs_are_reversed() -> None:
     mixer, rng = OneOf(pairing="reverse"), torch.Generator().manual_seed(0)
     for _ in range(5):
@@ -175,6 +183,20 @@ def test_a_clean_case_has_the_loss_of_the_methods() -> None:
     rng = torch.Generator().manual_seed(0)
     ours = mixer(TinyNet(), images(6), labels(6), rng).loss()
     assert torch.equal(ours, NoMix(loss="bce")(TinyNet(), images(6), labels(6), rng).loss())
+
+
+@pytest.mark.unchecked_shapes
+@pytest.mark.parametrize("wrap", [lambda m: m, LabelSmoothing], ids=["bare", "wrapped"])
+def test_a_compiled_network_is_tapped_after_a_case_without_taps(wrap) -> None:
+    """torch.compile ignores hooks that come after its first call."""
+    torch.compiler.reset()
+    mixer = OneOf((InputMixup(), wrap(AlignMixup("layer4", num_iters=3, weights={"feat": 1.0}))))
+    plain, twin = TinyNet(), TinyNet()
+    compiled = torch.compile(twin, backend="eager")
+    for case in mixer.cases:
+        draw = draw_case(mixer, case, 6)
+        losses = [mixer.apply(net, images(6), labels(6), draw).loss() for net in (plain, compiled)]
+        torch.testing.assert_close(losses[1], losses[0], atol=1e-5, rtol=1e-5)
 
 
 # ---- state ---------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from alignmixup.mixers.fmix import FMix
 from alignmixup.mixers.nomix import NoMix
 from alignmixup.recipes.catalog import find_recipe, recipe_names
 from alignmixup.recipes.mixups import METHODS, Entry, mixups
+from alignmixup.report.others import quoted_beside
 from alignmixup.training.ledger import LEDGER, read_ledger
 
 DATA = ("cifar10", "cifar100", "tiny")
@@ -33,6 +34,11 @@ def test_settings_are_those_of_the_data():
     assert find_recipe("cifar100-r18-fmix").mixer == FMix()
     assert find_recipe("cifar100-r18-fmix-released").mixer == FMix.released()
     assert find_recipe("tiny-r18-oneof-fast").mixer.smoothing == 0.1
+
+
+def test_the_dense_form_has_no_figures_of_the_other():
+    assert quoted_beside(find_recipe("cifar100-r18-multimix").key)[0].top1 == 81.82
+    assert not quoted_beside(find_recipe("cifar100-r18-densemultimix").key)
 
 
 def test_presets_that_repeat_a_defect_are_variants():

@@ -10,6 +10,7 @@ from alignmixup.datasets import DeviceLoader, shapes
 from alignmixup.mixers.adautomix import AdAutoMix
 from alignmixup.mixers.alignmixup import AlignMixup
 from alignmixup.mixers.alignmixup_ae import AlignMixupAE, AlignMixupVAE
+from alignmixup.mixers.attentivemix import AttentiveMix
 from alignmixup.mixers.automix import AutoMix
 from alignmixup.mixers.cutmix import CutMix
 from alignmixup.mixers.cutout import Cutout
@@ -18,11 +19,15 @@ from alignmixup.mixers.manifold_mixup import ManifoldMixup
 from alignmixup.mixers.nomix import NoMix
 from alignmixup.mixers.recursivemix import RecursiveMix
 from alignmixup.mixers.samix import SAMix
+from alignmixup.mixers.snapmix import SnapMix
+from alignmixup.mixers.tokenmix import TokenMix
+from alignmixup.mixers.transmix import TransMix
 from alignmixup.models import PreActResNet18
 from alignmixup.models.zoo import NetSpec, build
 from alignmixup.training import TrainSettings
 from alignmixup.training.optim import make_optimizer
 from alignmixup.training.steps import CapturedStep, PlainStep, make_step
+from tiny_transformer import TinyTransformer
 
 pytestmark = pytest.mark.gpu
 
@@ -37,6 +42,9 @@ MIXERS = [
     ManifoldMixup(),
     AlignMixup(),
     AlignMixup(lam_per_sample=True, aligned=False),
+    AttentiveMix(),
+    SnapMix(),
+    TokenMix(grid=8, score="area"),
     # With parameters and state of their own.
     RecursiveMix(),
     AutoMix(),
@@ -87,6 +95,22 @@ def test_captured_steps_are_the_plain_steps(mixer):
     assert len(step._graphs) == len(mixer.cases)
     # Convolutions may take other algorithms in a graph's memory: float32 differences that training
     # multiplies step by step, hence a per cent after two dozen steps at a low rate.
+    torch.testing.assert_close(captured, plain, rtol=2e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize(
+    "mixer", [TransMix.released(), TokenMix(grid=8)], ids=lambda m: type(m).__name__
+)
+def test_captured_steps_of_a_transformer_are_the_plain_steps(mixer):
+    """Labels by attention: peeked in the step itself, and in a pass of its own."""
+
+    def transformer():
+        return TinyTransformer(num_classes=10)
+
+    plain, _ = train(mixer, lambda p: p, make_net=transformer)
+    captured, step = train(mixer, captured_step, make_net=transformer)
+    assert step.path == "captured"
+    assert set(step._graphs) == set(mixer.cases)
     torch.testing.assert_close(captured, plain, rtol=2e-2, atol=1e-2)
 
 

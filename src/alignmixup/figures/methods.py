@@ -33,6 +33,7 @@ from alignmixup.mixers.puzzlemix import PuzzleMix
 from alignmixup.mixers.saliencymix import SaliencyMix
 from alignmixup.mixers.stylecutmix import StyleCutMix
 from alignmixup.mixers.stylemix import StyleMix
+from alignmixup.mixers.tokenmix import TokenMix
 from alignmixup.ops.adain import AdaIN, save_adain
 from alignmixup.registry import MIXERS
 from alignmixup.training.adain_fit import train_small_adain
@@ -310,6 +311,7 @@ SETTINGS: Mapping[str, Callable[[Stage], FixedDraw]] = {
     "SaliencyMix": lambda stage: FixedDraw(SaliencyMix(prob=1.0, saliency="per_sample"), COMMON),
     "StyleCutMix": _stylecutmix,
     "StyleMix": _stylemix,
+    "TokenMix": lambda stage: FixedDraw(TokenMix(grid=8, score="area")),
 }
 
 

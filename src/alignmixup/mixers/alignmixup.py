@@ -11,7 +11,7 @@ Targets are lam y + (1 - lam) y' in all cases; lam is the share of the anchor.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Self
@@ -154,6 +154,9 @@ class AlignMixup(Method):
         with self.tap(net, draw.case, draw.perm, draw.lam):
             logits = net(x)
         return self._mixed(logits, y, draw)
+
+    def tapped(self, net: nn.Module) -> Sequence[str]:
+        return (self.layer,)
 
     def tap(
         self, net: nn.Module, case: str, perm: Tensor, lam: Tensor

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -169,6 +169,10 @@ class AlignMixupAE(Method):
     @property
     def trains_all(self) -> bool:
         return False  # clean trains no classifier, the other cases no decoder
+
+    def tapped(self, net: nn.Module) -> Sequence[str]:
+        features = [self.layer] if "A" in self.layers else []
+        return [*features, self.embed] if {"e", "E"} & set(self.layers) else features
 
     def draw(self, batch_size: int, rng: torch.Generator, progress: float = 0.0) -> Draw:
         return sample_pairs(self._weights, self.alpha, self.lam_per_sample, batch_size, rng)

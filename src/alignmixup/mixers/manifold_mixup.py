@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -64,6 +64,9 @@ class ManifoldMixup(Method):
     @property
     def cases(self) -> Mapping[str, float]:
         return probabilities(dict.fromkeys(self.layers, 1.0))
+
+    def tapped(self, net: nn.Module) -> Sequence[str]:
+        return [layer for layer in self.layers if layer != "input"]
 
     def draw(self, batch_size: int, rng: torch.Generator, progress: float = 0.0) -> Draw:
         return sample_pairs(self.cases, self.alpha, self.lam_per_sample, batch_size, rng)

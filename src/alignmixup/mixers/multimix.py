@@ -14,7 +14,7 @@ a_i: attention of image i over its positions, non-negative, with sum 1.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -23,7 +23,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from alignmixup.contracts import Draw, Mixed, fusible
-from alignmixup.hooks import check_layer_name, find_layer, peek
+from alignmixup.hooks import check_layer_name, peek
+from alignmixup.mixers.attention import find_classifier
 from alignmixup.mixers.base import (
     LOSSES,
     Loss,
@@ -171,6 +172,9 @@ class DenseMultiMix(MultiMix):
                 f"unknown attention {self.attention!r}; choose 'gap', 'cam' or 'uniform'"
             )
 
+    def tapped(self, net: nn.Module) -> Sequence[str]:
+        return (self.layer,)
+
     def _mix(self, net: nn.Module, x: Tensor, y: Tensor, draw: Draw) -> Mixed:
         if draw.case == "input":
             x = blend_with_partner(x, draw.perm, draw.lam)
@@ -180,7 +184,7 @@ class DenseMultiMix(MultiMix):
         if draw.case == "input":
             return self._mixed(logits, y, draw)
         check_logits(logits, len(x))
-        linear = self._linear(net, peeked.output)
+        linear = find_classifier(net, self.classifier, self.layer, peeked.output)
         targets = self._rows(y, logits.shape[1])
         draw = require(draw, SeedDraw, self)
         embeddings = peeked.output.flatten(2)  # [b, c, r]
@@ -197,21 +201,6 @@ class DenseMultiMix(MultiMix):
         if self.attention == "gap":
             return attend(embeddings, embeddings.float().mean(2))
         return attend(embeddings, targets.to(weight.dtype) @ weight)
-
-    def _linear(self, net: nn.Module, output: Tensor) -> nn.Linear:
-        linear, _ = find_layer(net, self.classifier)
-        if not isinstance(linear, nn.Linear):
-            raise ValueError(
-                f"classifier {self.classifier!r} is a {type(linear).__name__}; name the linear "
-                "layer that returns the logits"
-            )
-        if output.ndim != 4 or output.shape[1] != linear.in_features:
-            raise ValueError(
-                f"layer {self.layer!r} returns {list(output.shape)}, but classifier "
-                f"{self.classifier!r} reads {linear.in_features} features: choose the layer "
-                "[b, c, h, w] that is pooled before it"
-            )
-        return linear
 
 
 def attend(embeddings: Float[Tensor, "b c r"], guide: Float[Tensor, "b c"]) -> Float[Tensor, "b r"]:

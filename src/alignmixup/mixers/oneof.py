@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Literal
 
@@ -20,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from alignmixup.contracts import Draw, Mixed, Mixer
+from alignmixup.hooks import tap
 from alignmixup.mixers.base import CLEAN, clean_draw, probabilities, sample_case
 from alignmixup.mixers.cutmix import CutMix
 from alignmixup.mixers.input_mixup import InputMixup
@@ -112,6 +114,9 @@ class OneOf(Mixer):
     def optimizer_group(self) -> Mapping[str, float]:
         return self._stateful().optimizer_group
 
+    def tapped(self, net: nn.Module) -> Sequence[str]:
+        return [layer for mixer in self.mixers for layer in mixer.tapped(net)]
+
     def attach(self, net: nn.Module, x: Tensor) -> Mixer:
         mixers = tuple(mixer.attach(net, x) for mixer in self.mixers)
         stateful = [type(mixer).__name__ for mixer in mixers if mixer.module is not None]
@@ -145,7 +150,10 @@ class OneOf(Mixer):
                 f"the draw's case is {draw.case!r}, but this mixer has {list(self.cases)}: "
                 "use its own draw()"
             )
-        mixed = mixer.apply(net, x, y, dataclasses.replace(draw, case=case))
+        with ExitStack() as taps:
+            for layer in self.tapped(net):  # of all methods: torch.compile ignores later hooks
+                taps.enter_context(tap(net, layer, None))
+            mixed = mixer.apply(net, x, y, dataclasses.replace(draw, case=case))
         return smoothed(mixed, self.smoothing)
 
     def _named(self) -> dict[str, Mixer]:

@@ -9,7 +9,7 @@ features of the pasted region, which must say what the whole image said then.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,6 +93,9 @@ class RecursiveMix(Stateful):
     @property
     def cases(self) -> Mapping[str, float]:
         return {"history": 1.0}
+
+    def tapped(self, net: nn.Module) -> Sequence[str]:
+        return (self.layer,)
 
     def draw(self, batch_size: int, rng: torch.Generator, progress: float = 0.0) -> Draw:
         area = self.alpha * sample_unit((), rng)

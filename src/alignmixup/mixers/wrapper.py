@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +35,9 @@ class Wrapper(Mixer):
     @property
     def optimizer_group(self) -> Mapping[str, float]:
         return self.mixer.optimizer_group
+
+    def tapped(self, net: nn.Module) -> Sequence[str]:
+        return self.mixer.tapped(net)
 
     def attach(self, net: nn.Module, x: Tensor) -> Mixer:
         attached = self.mixer.attach(net, x)

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from alignmixup.contracts import Mixer, RecipeKey
 from alignmixup.mixers.adautomix import AdAutoMix
+from alignmixup.mixers.attentivemix import AttentiveMix
 from alignmixup.mixers.automix import AutoMix
 from alignmixup.mixers.cutmix import CutMix
 from alignmixup.mixers.decoupled import Decoupled
@@ -23,6 +24,7 @@ from alignmixup.mixers.fmix import FMix
 from alignmixup.mixers.gridmix import GridMix
 from alignmixup.mixers.input_mixup import InputMixup
 from alignmixup.mixers.label_smoothing import LabelSmoothing
+from alignmixup.mixers.multimix import DenseMultiMix, MultiMix
 from alignmixup.mixers.nomix import NoMix
 from alignmixup.mixers.oneof import OneOf
 from alignmixup.mixers.recursivemix import RecursiveMix
@@ -59,6 +61,10 @@ METHODS: dict[tuple[str, str], Entry] = {
     ("smoothmix", ""): Entry(lambda data: SmoothMix()),
     ("smoothmix", "openmixup"): Entry(lambda data: SmoothMix.openmixup()),
     ("gridmix", ""): Entry(lambda data: GridMix()),
+    # Guided by the network itself: the published figures are of a frozen ImageNet network.
+    ("attentivemix", "self"): Entry(lambda data: AttentiveMix()),
+    ("multimix", ""): Entry(lambda data: MultiMix()),
+    ("densemultimix", ""): Entry(lambda data: DenseMultiMix()),
     ("regmixup", ""): Entry(lambda data: RegMixup(alpha=20.0 if data == "cifar10" else 10.0)),
     ("decoupled", ""): Entry(lambda data: Decoupled(InputMixup())),
     ("decoupled", "cutmix"): Entry(lambda data: Decoupled(CutMix())),

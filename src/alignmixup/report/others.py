@@ -58,6 +58,7 @@ METHODS: Mapping[str, str] = {
     "samix": "SAMix",
     "adautomix": "AdAutoMix",
     "multimix": "MultiMix",
+    "densemultimix": "Dense MultiMix",
 }
 
 # What a figure is of, where it is not what the method's name says.
@@ -65,6 +66,7 @@ NOTES: Mapping[tuple[str, str], str] = {
     ("openmixup", "smoothmix"): "labels swapped",
     ("openmixup", "fmix"): "masks of the released code",
     ("openmixup", "gridmix"): "holes",
+    ("openmixup", "attentivemix"): "guided by a frozen ImageNet network",
     ("openmixup", "transmix"): "one label weight per batch",
     ("openmixup", "tokenmix"): "one label weight per batch, swapped",
     ("openmixup", "automix"): "best of several heads",
