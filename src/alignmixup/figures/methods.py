@@ -249,7 +249,7 @@ class FixedDraw:
         shares = torch.minimum(targets[:, y[0]], targets[:, y[1]])
         k = int(shares.argmax()) if self.num_others else 0
         image = seen.images[k]
-        if torch.equal(image, x[k]):
+        if shares[k] > 0 and torch.equal(image, x[k]):
             if painter is None:
                 raise ValueError("it mixes features, and there is no decoder of this network")
             with torch.no_grad():

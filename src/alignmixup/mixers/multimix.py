@@ -132,7 +132,7 @@ def mix_columns(
 @register_mixer
 @dataclass(frozen=True)
 class DenseMultiMix(MultiMix):
-    """The dense form of MultiMix: mixes at each position of the last map, weighted by attention.
+    """Dense MultiMix (Venkataramanan et al. 2023): mix at each position, weighted by attention.
 
     The logits have ``num_mixes`` rows per position. The network must end in average pooling of
     ``layer`` and the linear layer ``classifier``. No gradient reaches the attention.

@@ -37,7 +37,7 @@ PAIRINGS = ("random", "reverse")
 @register_mixer
 @dataclass(frozen=True)
 class OneOf(Mixer):
-    """Mix each batch by one of several methods (Touvron et al. 2021; timm).
+    """OneOf (Touvron et al. 2021; timm): mix each batch by one of several methods.
 
     Args:
         mixers: The methods; at most one may have parameters or state.
