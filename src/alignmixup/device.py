@@ -95,6 +95,8 @@ class ComputeSettings(Protocol):
     def compile(self) -> Switch: ...
     @property
     def capture(self) -> Switch: ...
+    @property
+    def accumulate(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -106,9 +108,13 @@ class Compute:
     channels_last: bool
     compile: bool
     capture: bool
+    processes: int = 1
+    accumulate: int = 1
 
     def __str__(self) -> str:
         parts = [self.precision]
+        parts += [f"{self.processes} processes"] if self.processes > 1 else []
+        parts += [f"batches in {self.accumulate} parts"] if self.accumulate > 1 else []
         parts += ["channels_last"] if self.channels_last else []
         parts += ["compiled (the first steps take a while)" if self.compile else "not compiled"]
         parts += ["CUDA graphs"] if self.capture else []
@@ -132,6 +138,8 @@ def compute_for(settings: ComputeSettings, device: torch.device, world_size: int
         channels_last=is_gpu(device) and _chosen(settings.channels_last, True),
         compile=_chosen(settings.compile, major >= 7 and find_spec("triton") is not None),
         capture=is_gpu(device) and world_size == 1 and _chosen(settings.capture, True),
+        processes=world_size,
+        accumulate=settings.accumulate,
     )
 
 
@@ -176,7 +184,8 @@ def rng_state(device: torch.device) -> dict[str, Tensor]:
 
 def set_rng_state(device: torch.device, state: Mapping[str, Tensor]) -> None:
     """Restore what ``rng_state`` returned; a device that it does not have keeps its state."""
-    torch.set_rng_state(state["cpu"])
+    if "cpu" in state:
+        torch.set_rng_state(state["cpu"])
     if is_gpu(device) and "cuda" in state:
         torch.cuda.set_rng_state(state["cuda"], device)
 

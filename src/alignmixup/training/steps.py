@@ -8,7 +8,7 @@ the host, which on a small network is most of the time.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
@@ -79,8 +79,24 @@ class Batches:
         return ((rows[i * b : (i + 1) * b][share],) for i in steps)
 
 
+def part_size(batch: Batch, num_parts: int) -> int:
+    """Return the images of one of the equal parts of a batch: a draw is for each of them."""
+    size = len(batch[0])
+    if size % num_parts:
+        raise ValueError(
+            f"a batch of {size} images has no {num_parts} equal parts: use train.accumulate=1, or "
+            "a loader without a smaller last batch"
+        )
+    return size // num_parts
+
+
 class PlainStep:
-    """Runs each step eagerly."""
+    """Runs each step eagerly.
+
+    With ``settings.accumulate`` the batch is taken in equal parts, one after the other. All parts
+    have the same draw, as all processes have: R processes that take A parts each give the weights
+    of R A processes.
+    """
 
     path = "plain"
 
@@ -98,15 +114,22 @@ class PlainStep:
         self.settings, self.gather, self.ema = settings, gather, ema
         self.team, self.mixer_parameters = team or Team(), mixer_parameters(mixer)
         self.compute = compute_for(settings, next(net.parameters()).device)
+        self.num_parts = settings.accumulate
+        if self.num_parts > 1 and mixer.module is not None:
+            raise ValueError(
+                f"train.accumulate={self.num_parts} with {type(mixer).__name__}: its state changes "
+                "once a step, not once a part; use train.accumulate=1"
+            )
 
     def __call__(self, batch: Batch, draw: Draw) -> Tensor:
         """Take one step and return its loss, a scalar that stays on the device."""
         self.optimizer.zero_grad(set_to_none=True)
-        with fusing(self.compute.compile):
-            x, y = self.gather(*batch)
-            with self._autocast(x.device):
-                loss = self.mixer.apply(self.net, x, y, draw).loss()
-        loss.backward()  # type: ignore[no-untyped-call]
+        parts = list(zip(*(tensor.chunk(self.num_parts) for tensor in batch), strict=True))
+        losses = []
+        for part in parts:
+            # Gradients are averaged over processes once, in the last part.
+            with nullcontext() if part is parts[-1] else self.team.no_sync(self.net):
+                losses.append(self._backward(part, draw))
         self.team.average_gradients(self.mixer_parameters)
         if self.settings.clip_norm is not None:
             nn.utils.clip_grad_norm_(self.net.parameters(), self.settings.clip_norm)
@@ -114,6 +137,15 @@ class PlainStep:
         self.optimizer.step()
         if self.ema is not None:
             self.ema.update()
+        return losses[0] if len(losses) == 1 else torch.stack(losses).mean()
+
+    def _backward(self, batch: Batch, draw: Draw) -> Tensor:
+        """Add the gradients of one part of the batch, whose share in the mean loss is equal."""
+        with fusing(self.compute.compile):
+            x, y = self.gather(*batch)
+            with self._autocast(x.device):
+                loss = self.mixer.apply(self.net, x, y, draw).loss()
+        (loss if self.num_parts == 1 else loss / self.num_parts).backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 
     def _autocast(self, device: torch.device) -> AbstractContextManager[None]:
