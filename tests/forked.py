@@ -46,6 +46,15 @@ class Forked:
         assert self._process.pid is not None
         os.kill(self._process.pid, number)
 
+    def fail(self, seconds: float = 120) -> tuple[int | None, str]:
+        """The exit code and what it printed to stderr; it may not take longer."""
+        try:
+            self._process.join(seconds)
+        finally:
+            self._process.kill()
+            self._process.join()
+        return self._process.exitcode, self.errors.read_text()
+
     def finish(self, seconds: float = 120) -> list[str]:
         """The lines it printed; it may neither fail nor take longer."""
         try:

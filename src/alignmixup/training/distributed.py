@@ -21,9 +21,12 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from alignmixup.device import is_gpu, own_gpu
+from alignmixup.training.watch import Watch, start_watch
 
-# The others wait while rank 0 evaluates.
+# The others wait while rank 0 decodes a data set. Nobody waits so long for a process that has died:
+# see ``watch``.
 PATIENCE = timedelta(hours=2)
+_watches: list[Watch] = []  # of this process, at most one
 
 
 @dataclass(frozen=True)
@@ -142,11 +145,16 @@ class Team:
     @contextmanager
     def leader_first(self) -> Iterator[None]:
         """Let rank 0 run the block before the others, who find what it has written."""
-        if not self.is_leader:
-            self.wait()
-        yield
-        if self.is_leader:
-            self.wait()
+        with self.guarded():
+            if not self.is_leader:
+                self.wait()
+            yield
+            if self.is_leader:
+                self.wait()
+
+    def guarded(self) -> AbstractContextManager[None]:
+        """End this block with ``RankLost`` where another process ends, and report an own error."""
+        return _watches[0].active() if self.size > 1 and _watches else nullcontext()
 
 
 def join_team(device: torch.device) -> tuple[Team, torch.device]:
@@ -158,4 +166,5 @@ def join_team(device: torch.device) -> tuple[Team, torch.device]:
     if not dist.is_initialized():
         backend = "nccl" if is_gpu(device) else "gloo"
         dist.init_process_group(backend, timeout=PATIENCE)
+        _watches.append(start_watch(dist.get_rank(), size))
     return Team(dist.get_rank(), dist.get_world_size()), device

@@ -90,6 +90,7 @@ def fit(
     Raises:
         Stopped: Ctrl-C or SIGTERM has ended the run after a step, with a checkpoint.
         NonFiniteLoss: Training has diverged.
+        RankLost: Another process of ``team`` has ended; the message has its rank and the reason.
     """
     team, out = team or Team(), Path(out)
     _check_arguments(net, mixer, settings)
@@ -100,13 +101,14 @@ def fit(
     if loggers is None:
         loggers = () if quiet else (Console(),)
     device = next(net.parameters()).device
-    with current_device(device), fork_rng(device):  # the caller's generators are restored
+    # The caller's generators are restored.
+    with team.guarded(), current_device(device), fork_rng(device):
         now = resumed_settings(settings, out)
         run = _Run(net, mixer, loader, now, out, team, epochs or range(now.epochs))
         stopped_by = run.train(
             evaluate, notes or {}, Loggers(loggers if team.is_leader else ()), quiet
         )
-    team.wait()  # for the last line of rank 0
+        team.wait()  # for the last line of rank 0
     if stopped_by is not None:
         where = run.state.where_stopped(stopped_by, now.epochs, out) if team.is_leader else ""
         raise Stopped(stopped_by, where)
