@@ -6,6 +6,8 @@ partners and numbers for the joined batch: permutations shifted by the place of 
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Tensor, nn
 
@@ -24,7 +26,14 @@ Weights = dict[str, Tensor]
 
 
 def trained(
-    row: Row, case: str, team: Team, num_shares: int, *, accumulate: int = 1, syncs: bool = False
+    row: Row,
+    case: str,
+    team: Team,
+    num_shares: int,
+    *,
+    accumulate: int = 1,
+    syncs: bool = False,
+    partners: Literal["share", "batch"] = "share",
 ) -> Weights:
     """The weights after two steps of SGD in float64; of network and mixer.
 
@@ -42,13 +51,20 @@ def trained(
         if mixer.module is not None:
             sync_norms(mixer.module)
     settings = TrainSettings(
-        batch_size=batch_size, lr=0.05, milestones=(), clip_norm=1.0, accumulate=accumulate
+        batch_size=batch_size,
+        lr=0.05,
+        milestones=(),
+        clip_norm=1.0,
+        accumulate=accumulate,
+        partners=partners,
     )
     optimizer = make_optimizer(net, settings, mixer)
     module = team.wrap(net, uses_all=mixer.trains_all)
     step = PlainStep(module, mixer, optimizer, settings, lambda x, y: (x, y), team=team)
     for number in range(STEPS):
-        draw = joined(draw_case(mixer, case, SHARE, seed=number), num_copies)
+        draw = draw_case(mixer, case, batch_size if partners == "batch" else SHARE, seed=number)
+        if partners == "share":
+            draw = joined(draw, num_copies)
         x, y = images(batch_size, seed=number, dtype=torch.float64), labels(batch_size)
         step((x[mine], y[mine]), draw)
     weights = {f"net.{name}": p.detach() for name, p in net.named_parameters()}

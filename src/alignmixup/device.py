@@ -97,6 +97,8 @@ class ComputeSettings(Protocol):
     def capture(self) -> Switch: ...
     @property
     def accumulate(self) -> int: ...
+    @property
+    def partners(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -126,17 +128,19 @@ def compute_for(settings: ComputeSettings, device: torch.device, world_size: int
 
     An explicit precision or compilation is kept on every device. Channels_last and capture exist
     on CUDA alone: convolutions of narrow channels_last networks crash on a CPU (torch 2.13).
-    Communication between processes is not captured.
+    Communication between processes is not captured, and partners of the whole batch are exchanged
+    within the network, which is not compiled then.
     """
     major = torch.cuda.get_device_capability(device)[0] if is_gpu(device) else 0
     precision = settings.precision
     if precision == "auto":
         precision = "bf16" if major >= 8 else "float32"
+    can_compile = major >= 7 and find_spec("triton") is not None and settings.partners == "share"
     return Compute(
         device=device.type,
         precision=precision,
         channels_last=is_gpu(device) and _chosen(settings.channels_last, True),
-        compile=_chosen(settings.compile, major >= 7 and find_spec("triton") is not None),
+        compile=_chosen(settings.compile, can_compile),
         capture=is_gpu(device) and world_size == 1 and _chosen(settings.capture, True),
         processes=world_size,
         accumulate=settings.accumulate,

@@ -18,7 +18,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
+from typing import Any, Self
 from weakref import WeakKeyDictionary
 
 import torch
@@ -26,6 +26,22 @@ from torch import Tensor, nn
 from torch.utils import checkpoint
 
 Action = Callable[..., Tensor]
+
+
+class Around(nn.Module):
+    """A module around a network that also changes what taps on its layers do."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def around(self, action: Action) -> Action:
+        """Return what a tap does in place of ``action``."""
+        raise NotImplementedError
+
+    def inside(self, module: nn.Module) -> Self:
+        """Return the same around another module."""
+        raise NotImplementedError
 
 
 @contextmanager
@@ -109,6 +125,8 @@ def tap(net: nn.Module, layer: str, action: Action | None, *args: Any) -> Iterat
     once per case and not once per step.
     """
     target, is_compiled = find_layer(net, layer)
+    if action is not None and isinstance(net, Around):
+        action = net.around(action)
     if action is None and not is_compiled:
         yield
         return
@@ -234,7 +252,7 @@ def _unwrap(module: nn.Module) -> tuple[nn.Module, bool]:
         is_compiled = is_compiled or module._compiled_call_impl is not None
         if isinstance(module, torch._dynamo.OptimizedModule):
             module, is_compiled = module._orig_mod, True
-        elif isinstance(module, nn.parallel.DistributedDataParallel):
+        elif isinstance(module, nn.parallel.DistributedDataParallel | Around):
             module = module.module
         else:
             return module, is_compiled
@@ -243,6 +261,14 @@ def _unwrap(module: nn.Module) -> tuple[nn.Module, bool]:
 def plain_module(net: nn.Module) -> nn.Module:
     """Return the module without wrappers."""
     return _unwrap(net)[0]
+
+
+def without_reducer(net: nn.Module) -> nn.Module:
+    """Return the module without DistributedDataParallel: its reducer expects a backward pass after
+    each forward pass."""
+    if isinstance(net, Around):
+        return net.inside(without_reducer(net.module))
+    return net.module if isinstance(net, nn.parallel.DistributedDataParallel) else net
 
 
 def _no_such_layer(net: nn.Module, layer: str) -> str:

@@ -147,7 +147,9 @@ def evaluate(net):
 
 
 loader = DeviceLoader(shapes("train", 64), 16, 0, device, drop_last=True)
-settings = TrainSettings(epochs=3, batch_size=16, lr=0.5, milestones=(), accumulate=accumulate)
+settings = TrainSettings(
+    epochs=3, batch_size=16, lr=0.5, milestones=(), accumulate=accumulate, partners=sys.argv[5]
+)
 try:
     fit(net, InputMixup(), loader, evaluate, settings, out, quiet=True, team=team)
 except Stopped:
@@ -194,23 +196,24 @@ def test_evaluation_by_two_processes_is_that_of_one():
 
 
 def test_two_processes_resume_as_if_nothing_had_stopped_them(tmp_path):
-    whole = start_team(RESUMED, tmp_path / "whole", 0, 1, "dropout")
-    finish(start_team(RESUMED, tmp_path / "resumed", 2, 1, "dropout"))
-    finish(start_team(RESUMED, tmp_path / "resumed", 0, 1, "dropout"))
+    whole = start_team(RESUMED, tmp_path / "whole", 0, 1, "dropout", "share")
+    finish(start_team(RESUMED, tmp_path / "resumed", 2, 1, "dropout", "share"))
+    finish(start_team(RESUMED, tmp_path / "resumed", 0, 1, "dropout", "share"))
     finish(whole)
     assert difference(tmp_path / "whole", tmp_path / "resumed") == 0
     assert [event["event"] for event in events_of(tmp_path / "resumed")].count("resume") == 0
 
 
-def test_another_number_of_processes_resumes_with_as_many_parts(tmp_path):
-    """Two processes, then one that takes two parts: the same shares, so the same weights."""
-    whole = start_team(RESUMED, tmp_path / "whole", 0, 1, "none")
-    finish(start_team(RESUMED, tmp_path / "resumed", 2, 1, "none"))
-    finish(start_team(RESUMED, tmp_path / "resumed", 0, 2, "none", size=1))
+@pytest.mark.parametrize(("partners", "parts"), [("share", 2), ("batch", 1)])
+def test_another_number_of_processes_resumes_to_the_same_weights(tmp_path, partners, parts):
+    """Two processes, then one, which takes two parts where partners are of the share."""
+    whole = start_team(RESUMED, tmp_path / "whole", 0, parts, "none", partners, size=1)
+    finish(start_team(RESUMED, tmp_path / "resumed", 2, 1, "none", partners))
+    finish(start_team(RESUMED, tmp_path / "resumed", 0, parts, "none", partners, size=1))
     finish(whole)
     assert difference(tmp_path / "whole", tmp_path / "resumed") < 1e-6
     (event,) = (e for e in events_of(tmp_path / "resumed") if e["event"] == "resume")
-    assert (event["compute"]["processes"], event["compute"]["accumulate"]) == (1, 2)
+    assert (event["compute"]["processes"], event["compute"]["accumulate"]) == (1, parts)
     assert event["epoch"] == 2
 
 

@@ -56,6 +56,9 @@ class TrainSettings:
             Partners are within a part. The same gradients as of the whole batch, except through
             batch statistics, which are those of a part.
         sync_batchnorm: With several processes: batch statistics of the batch of all of them.
+        partners: With several processes: share takes partners from the share of the same process;
+            batch from the batch of all, which then exchange images, features and logits. Batch
+            gives the weights of one process.
         capture: Replay each case of the mixer as a CUDA graph where possible; CUDA only. auto: on
             CUDA.
         eval_every: Epochs between evaluations; each of the last ten epochs is always evaluated.
@@ -94,6 +97,7 @@ class TrainSettings:
     compile: Switch = "auto"
     accumulate: int = 1
     sync_batchnorm: bool = False
+    partners: Literal["share", "batch"] = "share"
     capture: Switch = "auto"
     eval_every: int = 1
     device: str = "auto"
@@ -122,6 +126,9 @@ class TrainSettings:
         OPTIMIZERS[self.optimizer]  # raises for an unknown name
         if self.nesterov and self.optimizer != "sgd":
             raise ValueError(f"nesterov is for optimizer='sgd', not {self.optimizer!r}")
+        self._require("partners", ("share", "batch").__contains__, "be 'share' or 'batch'")
+        if self.partners == "batch" and self.compile is True:
+            raise ValueError("partners='batch' needs compile=False: partners meet in the network")
         self._check_schedule()
 
     def _require(self, names: str, is_valid: Callable[[Any], bool], text: str) -> None:

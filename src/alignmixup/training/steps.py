@@ -18,6 +18,7 @@ from alignmixup.contracts import Draw, Mixer, fusing
 from alignmixup.device import compute_for, is_gpu
 from alignmixup.training.distributed import Team
 from alignmixup.training.optim import EMA, mixer_parameters
+from alignmixup.training.partners import JoinedNet, join
 from alignmixup.training.settings import TrainSettings
 
 # Makes (images, labels) of the tensors that the loader yields: with a loader that gathers on the
@@ -79,15 +80,15 @@ class Batches:
         return ((rows[i * b : (i + 1) * b][share],) for i in steps)
 
 
-def part_size(batch: Batch, num_parts: int) -> int:
-    """Return the images of one of the equal parts of a batch: a draw is for each of them."""
-    size = len(batch[0])
+def draw_size(batch: Batch, settings: TrainSettings, team: Team) -> int:
+    """Return the number of images that a draw is for: a part of this process, or of all."""
+    size, num_parts = len(batch[0]), settings.accumulate
     if size % num_parts:
         raise ValueError(
             f"a batch of {size} images has no {num_parts} equal parts: use train.accumulate=1, or "
             "a loader without a smaller last batch"
         )
-    return size // num_parts
+    return size // num_parts * (team.size if settings.partners == "batch" else 1)
 
 
 class PlainStep:
@@ -115,11 +116,9 @@ class PlainStep:
         self.team, self.mixer_parameters = team or Team(), mixer_parameters(mixer)
         self.compute = compute_for(settings, next(net.parameters()).device)
         self.num_parts = settings.accumulate
-        if self.num_parts > 1 and mixer.module is not None:
-            raise ValueError(
-                f"train.accumulate={self.num_parts} with {type(mixer).__name__}: its state changes "
-                "once a step, not once a part; use train.accumulate=1"
-            )
+        self.joins = settings.partners == "batch" and self.team.size > 1
+        if mixer.module is not None:
+            _check_stateful(type(mixer).__name__, settings)
 
     def __call__(self, batch: Batch, draw: Draw) -> Tensor:
         """Take one step and return its loss, a scalar that stays on the device."""
@@ -143,14 +142,32 @@ class PlainStep:
         """Add the gradients of one part of the batch, whose share in the mean loss is equal."""
         with fusing(self.compute.compile):
             x, y = self.gather(*batch)
+            net = self.net
+            if self.joins:
+                x, y = join(x), join(y)
+                net = JoinedNet(net, len(x))
             with self._autocast(x.device):
-                loss = self.mixer.apply(self.net, x, y, draw).loss()
+                loss = self.mixer.apply(net, x, y, draw).loss()
         (loss if self.num_parts == 1 else loss / self.num_parts).backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 
     def _autocast(self, device: torch.device) -> AbstractContextManager[None]:
         return torch.autocast(
             device.type, dtype=torch.bfloat16, enabled=self.compute.precision == "bf16"
+        )
+
+
+def _check_stateful(name: str, settings: TrainSettings) -> None:
+    """Raise for settings that a mixer with parameters or state does not support."""
+    if settings.accumulate > 1:
+        raise ValueError(
+            f"train.accumulate={settings.accumulate} with {name}: its state changes once a step, "
+            "not once a part; use train.accumulate=1"
+        )
+    if settings.partners == "batch":
+        raise ValueError(
+            f"train.partners='batch' with {name}: its state is that of the share of a process; "
+            "use train.partners='share'"
         )
 
 

@@ -43,8 +43,8 @@ from alignmixup.training.steps import (
     Loader,
     PlainStep,
     Step,
+    draw_size,
     make_step,
-    part_size,
     prepared,
 )
 from alignmixup.training.summary import Summary, summarize
@@ -228,7 +228,7 @@ class _Run:
         for batch in self.batches.of(state.epoch, state.step):
             progress = state.epoch + state.step / steps
             set_learning_rate(state.optimizer, learning_rate_share(self.settings, progress))
-            size = part_size(batch, self.settings.accumulate)
+            size = draw_size(batch, self.settings, self.team)
             draw = self.mixer.draw(size, state.rng, progress / self.settings.epochs)
             state.losses.add(self.take_step(batch, draw), draw.case)
             state.step += 1
