@@ -77,9 +77,9 @@ def start_team(program: str, *args: object, size: int = 2) -> list[Forked]:
     return [Forked(program, [*map(str, args)], {**os.environ, **place}) for place in places]
 
 
-def finish(processes: Sequence[Forked]) -> list[str]:
+def finish(processes: Sequence[Forked], seconds: float = 120) -> list[str]:
     """The last line each of them prints, if any; none of them may fail."""
-    return [(process.finish() or [""])[-1] for process in processes]
+    return [(process.finish(seconds) or [""])[-1] for process in processes]
 
 
 def _run(

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from alignmixup.contracts import Draw
 from alignmixup.training import Team, TrainSettings
 from alignmixup.training.optim import make_optimizer
-from alignmixup.training.steps import PlainStep
+from alignmixup.training.steps import PlainStep, prepared
 from alignmixup.training.sync_norm import sync_norms
 from cases import ROWS, Row, TinyNet, draw_case, images, labels
 
@@ -34,6 +34,7 @@ def trained(
     accumulate: int = 1,
     syncs: bool = False,
     partners: Literal["share", "batch"] = "share",
+    compiles: bool = False,
 ) -> Weights:
     """The weights after two steps of SGD in float64; of network and mixer.
 
@@ -57,9 +58,10 @@ def trained(
         clip_norm=1.0,
         accumulate=accumulate,
         partners=partners,
+        compile=compiles,
     )
     optimizer = make_optimizer(net, settings, mixer)
-    module = team.wrap(net, uses_all=mixer.trains_all)
+    module = prepared(team.wrap(net, uses_all=mixer.trains_all), settings)
     step = PlainStep(module, mixer, optimizer, settings, lambda x, y: (x, y), team=team)
     for number in range(STEPS):
         draw = draw_case(mixer, case, batch_size if partners == "batch" else SHARE, seed=number)

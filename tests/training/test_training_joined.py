@@ -67,7 +67,7 @@ def test_processes_give_the_weights_of_the_joined_batch(tmp_path, size, syncs):
     is_quick = size == 2 and syncs
     whole = sorted(SOME if is_quick else {row.name for row in ROWS if is_stateless(row)})
     args = (json.dumps(value) for value in (syncs, [*COUPLED], whole))
-    finish(start_team(PROGRAM, tmp_path, *args, size=size))
+    finish(start_team(PROGRAM, tmp_path, *args, size=size), seconds=600)
     first, *others = (torch.load(tmp_path / f"{rank}.pt") for rank in range(size))
     for key, weights in first.items():
         for other in others:  # whatever the method does
@@ -90,6 +90,28 @@ def test_the_parts_of_a_batch_give_the_weights_of_the_whole_batch():
             continue
         whole = trained(row, case, Team(), 2)
         check_close(trained(row, case, Team(), 2, accumulate=2), whole, (row.name, case))
+
+
+COMPILED = """
+import sys
+import torch
+from alignmixup.training import join_team
+from joined import EVERY, trained
+
+torch.set_num_threads(1)
+team, _ = join_team(torch.device("cpu"))
+row = next(row for row, _ in EVERY if row.name == "align")
+weights = trained(row, "feat", team, 4, accumulate=2, compiles=True)
+torch.save(weights, f"{sys.argv[1]}/{team.rank}.pt")
+"""
+
+
+@pytest.mark.slow
+def test_compiled_steps_of_two_processes_are_those_of_the_joined_batch(tmp_path):
+    finish(start_team(COMPILED, tmp_path), seconds=600)
+    row = next(row for row in ROWS if row.name == "align")
+    expected = trained(row, "feat", Team(), 4)
+    check_close(torch.load(tmp_path / "0.pt"), expected, ("align", "feat"))
 
 
 def test_a_mixer_with_state_takes_a_batch_in_one_part_and_partners_of_its_share():
