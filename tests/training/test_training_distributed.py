@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from alignmixup.datasets import shapes
+from alignmixup.experiments.batches import share_of
 from alignmixup.experiments.run import Sets, train
 from alignmixup.recipes.catalog import find_recipe
 from alignmixup.recipes.schema import changed
@@ -247,6 +248,22 @@ def test_shares_make_up_the_batch_and_an_uneven_batch_is_refused():
     assert torch.equal(torch.cat(parts), rows)
     with pytest.raises(ValueError, match="a batch of 10 cannot be shared by 4 processes"):
         Team(1, 4).share(10)
+    with pytest.raises(ValueError, match="8 cannot be shared by 2 processes in 3 equal parts"):
+        Team(1, 2).share(8, 3)
+    with pytest.raises(ValueError, match="8 cannot be taken in 3 equal parts: choose"):
+        Team().share(8, 3)
+
+
+def test_every_test_image_is_in_one_share():
+    images = shapes("test", 7)
+    shares = [share_of(images, Team(rank, 3)) for rank in range(3)]
+    assert [len(share) for share in shares] == [3, 2, 2]
+    together = torch.cat([share.images for share in shares])
+    assert sorted(map(pixels_of, together)) == sorted(map(pixels_of, images.images))
+
+
+def pixels_of(image):
+    return image.numpy().tobytes()
 
 
 def test_too_few_images_to_share_are_refused(monkeypatch, tmp_path):

@@ -1,7 +1,7 @@
 """Several processes give the weights of one process with the joined batch, for every mixer.
 
-The network has batch norms that share their statistics (``train.sync_batchnorm``), the exhaustive
-part also one without batch statistics. Float64; the tolerance is for the order of sums.
+With a network without batch statistics, and with batch norms that share theirs
+(``train.sync_batchnorm``). Float64; the tolerance is for the order of sums.
 """
 
 import json
@@ -29,59 +29,63 @@ COUPLED = {
 # These learn a block with batch norms, which share statistics with sync_batchnorm alone.
 NORMED = {("samix", "mask"), ("adautomix-pairs", "mask")}
 
-# Rows whose partners are those of the whole batch in the quick part as well.
-SOME = {"saliencymix", "co", "multimix", "align", "manifold", "puzzle-clean", "regmixup", "cutmix"}
+# Rows that the quick part also runs with batch norms, and with partners of the whole batch.
+SYNCED = {"none", "align", "puzzle", "recursive", "samix", "adautomix-pairs"}
+WHOLE = {"saliencymix", "co", "multimix", "align", "puzzle-clean", "regmixup"}
 
 PROGRAM = """
 import json
 import sys
 import torch
 from alignmixup.training import join_team
-from joined import EVERY, trained
+from joined import ROWS, trained
 
 torch.set_num_threads(1)
 team, _ = join_team(torch.device("cpu"))
-folder, syncs, coupled, whole = sys.argv[1], *map(json.loads, sys.argv[2:])
-weights = {}
-for row, case in EVERY:
-    weights[row.name, case] = trained(row, case, team, team.size, syncs=syncs)
-    if [row.name, case] in coupled:
-        weights[row.name, case, "mean"] = trained(row, case, team, team.size)
-    if row.name in whole:
-        batch = trained(row, case, team, team.size, syncs=syncs, partners="batch")
-        weights[row.name, case, "batch"] = batch
-torch.save(weights, f"{folder}/{team.rank}.pt")
+rows = {row.name: row for row in ROWS}
+weights = [
+    trained(rows[name], case, team, team.size, syncs=syncs, partners=partners)
+    for name, case, syncs, partners in json.loads(sys.argv[2])
+]
+torch.save(weights, f"{sys.argv[1]}/{team.rank}.pt")
 """
 
 
 @pytest.mark.parametrize(
-    ("size", "syncs"),
+    ("size", "synced", "whole"),
     [
-        pytest.param(2, True, id="2"),
-        pytest.param(2, False, marks=pytest.mark.slow, id="2-no-statistics"),
-        pytest.param(4, True, marks=pytest.mark.slow, id="4"),
-        pytest.param(4, False, marks=pytest.mark.slow, id="4-no-statistics"),
+        pytest.param(2, SYNCED, WHOLE, id="2"),
+        pytest.param(2, None, None, marks=pytest.mark.slow, id="2-exhaustive"),
+        pytest.param(4, None, None, marks=pytest.mark.slow, id="4-exhaustive"),
     ],
 )
-def test_processes_give_the_weights_of_the_joined_batch(tmp_path, size, syncs):
-    is_quick = size == 2 and syncs
-    whole = sorted(SOME if is_quick else {row.name for row in ROWS if is_stateless(row)})
-    args = (json.dumps(value) for value in (syncs, [*COUPLED], whole))
-    finish(start_team(PROGRAM, tmp_path, *args, size=size), seconds=600)
+def test_processes_give_the_weights_of_the_joined_batch(tmp_path, size, synced, whole):
+    jobs = jobs_of(synced, whole)
+    text = json.dumps([(row.name, *rest) for row, *rest in jobs])
+    finish(start_team(PROGRAM, tmp_path, text, size=size), seconds=600)
     first, *others = (torch.load(tmp_path / f"{rank}.pt") for rank in range(size))
-    for key, weights in first.items():
+    for number, (row, case, syncs, partners) in enumerate(jobs):
+        found, key = first[number], (row.name, case)
         for other in others:  # whatever the method does
-            assert all(torch.equal(weights[name], other[key][name]) for name in weights), key
+            assert all(torch.equal(found[name], other[number][name]) for name in found), key
+        if partners == "batch" or not (key in COUPLED or (key in NORMED and not syncs)):
+            expected = trained(row, case, Team(), size, syncs=syncs, partners=partners)
+            check_close(found, expected, key)
+        elif key in COUPLED and not syncs:  # the mean over the shares, each by itself
+            check_close(found, trained(row, case, Team(), size, accumulate=size), key)
+
+
+def jobs_of(synced, whole):
+    """(row, case, whether norms are synchronized, partners) of all runs; None stands for all."""
+    jobs = [(row, case, False, "share") for row, case in EVERY]
     for row, case in EVERY:
-        key = (row.name, case)
-        if key in COUPLED:  # the mean over the shares, each by itself
-            expected = trained(row, case, Team(), size, accumulate=size)
-            check_close(first[*key, "mean"], expected, key)
-        elif syncs or key not in NORMED:
-            check_close(first[key], trained(row, case, Team(), size, syncs=syncs), key)
-        if row.name in whole:  # the same draw, that of the whole batch
-            expected = trained(row, case, Team(), size, syncs=syncs, partners="batch")
-            check_close(first[*key, "batch"], expected, key)
+        if synced is None or row.name in synced:
+            jobs.append((row, case, True, "share"))
+        if is_stateless(row) and (whole is None or row.name in whole):
+            jobs += [
+                (row, case, syncs, "batch") for syncs in ((False,) if whole else (False, True))
+            ]
+    return jobs
 
 
 def test_the_parts_of_a_batch_give_the_weights_of_the_whole_batch():

@@ -114,7 +114,7 @@ def _time_net(
     plain = PlainStep(prepared(net, settings), mixer, optimizer, settings, loader.gather)
     step = make_step(plain, device)
     reset_peak_memory(device)
-    draws = {draw.case: draw for draw in draw_each_case(mixer, b, seed=0)}
+    draws = {draw.case: draw for draw in draw_each_case(mixer, b // settings.accumulate, seed=0)}
     cases = tuple(
         _time_case(step, rows, draws[case], share, device, repeats)
         for case, share in mixer.cases.items()

@@ -46,10 +46,11 @@ class Team:
         All parts are equal, or gradients would not average.
         """
         if batch_size % (self.size * accumulate):
-            parts = f" in {accumulate} parts each" if accumulate > 1 else ""
+            who = f"shared by {self.size} processes" if self.size > 1 else "taken"
+            parts = f" in {accumulate} equal parts" if accumulate > 1 else ""
             raise ValueError(
-                f"a batch of {batch_size} cannot be shared by {self.size} processes{parts}: choose "
-                f"--train.batch-size as a multiple of {self.size * accumulate}"
+                f"a batch of {batch_size} cannot be {who}{parts}: choose --train.batch-size as a "
+                f"multiple of {self.size * accumulate}"
             )
         part = batch_size // self.size
         return slice(self.rank * part, (self.rank + 1) * part)
