@@ -41,6 +41,14 @@ def test_a_killed_process_ends_the_others_with_its_rank(tmp_path):
         assert "has ended: killed, or unreachable" in errors
 
 
+def test_the_end_of_rank_0_ends_the_others_too(tmp_path):
+    """Without torchrun it has the store that the others would read its reason in."""
+    for code, errors in ended_by(signal.SIGKILL, tmp_path, victim=0):
+        assert code == 1
+        assert "rank 0" in errors.splitlines()[-1]
+        assert "has ended" in errors.splitlines()[-1]
+
+
 def test_a_process_that_hangs_ends_the_others_with_its_rank(tmp_path):
     """As a machine that has lost its network: no collective fails, the others wait for it."""
     for code, errors in ended_by(signal.SIGSTOP, tmp_path):
@@ -58,14 +66,14 @@ def test_a_process_that_fails_gives_the_others_its_reason(tmp_path):
         assert "rank 1 failed: ValueError: no test images on this machine" in errors
 
 
-def ended_by(number, folder):
-    """Send the signal to rank 1 of 3; return exit codes and errors of the others."""
+def ended_by(number, folder, victim=1):
+    """Send the signal to one rank of 3; return exit codes and errors of the others."""
     processes = start_team(PROGRAM, folder, "-", size=3)
     for process in processes:
         process.wait_for("ready")
     began = time.monotonic()
-    processes[1].send_signal(number)
-    ended = [processes[rank].fail() for rank in (0, 2)]
+    processes[victim].send_signal(number)
+    ended = [processes[rank].fail() for rank in range(3) if rank != victim]
     assert time.monotonic() - began < 60
-    processes[1].fail(0)
+    processes[victim].fail(0)
     return ended
