@@ -104,7 +104,7 @@ ROWS = [
     Row("gridmix", am.GridMix()),
     Row("gridmix-cells", am.GridMix("cells")),
     Row("attentivemix", am.AttentiveMix(min_cells=0)),
-    Row("tokenmix", am.TokenMix(grid=4, score="area", loss="ce")),
+    Row("tokenmix", am.TokenMix(grid=8, score="area", loss="ce")),
     Row("regmixup", am.RegMixup(), is_beside=True),
     Row("oneof", am.OneOf((am.InputMixup(), am.CutMix()), weights=(1.0, 3.0), prob=0.75)),
     Row("oneof-deit", am.OneOf.deit(), smoothing=0.1),

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import socket
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-__all__ = ["Forked"]
+__all__ = ["Forked", "finish", "start_team"]
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["alignmixup.experiments.run", "alignmixup.recipes.catalog"])
@@ -45,6 +46,15 @@ class Forked:
         assert self._process.pid is not None
         os.kill(self._process.pid, number)
 
+    def fail(self, seconds: float = 120) -> tuple[int | None, str]:
+        """The exit code and what it printed to stderr; it may not take longer."""
+        try:
+            self._process.join(seconds)
+        finally:
+            self._process.kill()
+            self._process.join()
+        return self._process.exitcode, self.errors.read_text()
+
     def finish(self, seconds: float = 120) -> list[str]:
         """The lines it printed; it may neither fail nor take longer."""
         try:
@@ -54,6 +64,22 @@ class Forked:
             self._process.join()
         assert self._process.exitcode == 0, self.errors.read_text()
         return self.out.read_text().splitlines()
+
+
+def start_team(program: str, *args: object, size: int = 2) -> list[Forked]:
+    """Start the processes of a team as torchrun would."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    common = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    common["OMP_NUM_THREADS"] = "1"
+    places = [{**common, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(size)]
+    return [Forked(program, [*map(str, args)], {**os.environ, **place}) for place in places]
+
+
+def finish(processes: Sequence[Forked], seconds: float = 120) -> list[str]:
+    """The last line each of them prints, if any; none of them may fail."""
+    return [(process.finish(seconds) or [""])[-1] for process in processes]
 
 
 def _run(

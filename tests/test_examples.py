@@ -15,6 +15,7 @@ import alignmixup as am
 from alignmixup.cli import main
 from alignmixup.experiments.accuracies import Evaluator
 from alignmixup.registry import plugin_module
+from forked import finish, start_team
 from torchvision_schemas import define_torchvision_schemas
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -25,6 +26,7 @@ SCRIPTS = sorted(path.stem for path in EXAMPLES.glob("*.py"))
 SMALL = {
     "accelerate_loop": ["--epochs", "1", "--num-train", "32", "--batch-size", "8"],
     "custom_mixer": ["--steps", "8"],
+    "fsdp_vit": ["--dim", "32", "--depth", "2", "--steps", "2", "--image-size", "16"],
     "hf_trainer": ["--epochs", "1", "--num-train", "128", "--hidden", "32", "--layers", "2"],
     "lightning_module": ["--epochs", "1", "--num-train", "32", "--batch-size", "8"],
     "own_recipe": ["--epochs", "1", "--limit", "64"],
@@ -113,6 +115,61 @@ def test_vit_tokens_reach_the_logits_except_after_the_last_block(load):
     assert len(effects) == 3
     # The last block is followed by a mean over tokens, which an exact plan keeps.
     assert effects[:-1].min() > 10 * effects[-1]
+
+
+def test_fsdp_vit_in_one_process(load, monkeypatch):
+    place = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    for name, value in place.items():
+        monkeypatch.setenv(name, value)
+    losses = load("fsdp_vit").main(SMALL["fsdp_vit"])
+    assert len(losses) == 2
+    assert torch.tensor(losses).isfinite().all()
+
+
+# Two ranks that hold half of each parameter, next to one that holds all and sees both batches.
+SHARDED = """
+import sys
+import torch
+import torch.distributed as dist
+import alignmixup as am
+
+sys.path.insert(0, sys.argv[1])
+from fsdp_vit import ViT, shard
+
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+mixer = am.AlignMixup("blocks.1", num_iters=20)
+
+
+def loss(model, rank):
+    rng = torch.Generator().manual_seed(rank)
+    x, y = torch.rand(4, 3, 16, 16, generator=rng), torch.arange(4)
+    draw = am.Draw("feat", torch.tensor([1, 2, 3, 0]), torch.tensor(0.6))
+    return mixer.apply(model, x, y, draw).loss()
+
+
+models = []
+for _ in range(2):
+    torch.manual_seed(0)
+    models.append(ViT(32, 2, 16, 4, 10))
+whole, sharded = models[0], shard(models[1])
+((loss(whole, 0) + loss(whole, 1)) / 2).backward()
+loss(sharded, dist.get_rank()).backward()
+parts = dict(sharded.named_parameters())
+for name, parameter in whole.named_parameters():
+    part = parts[name]
+    if len(parameter) % 2 == 0:
+        assert part.to_local().numel() == parameter.numel() // 2, name
+    torch.testing.assert_close(part.grad.full_tensor(), parameter.grad, rtol=1e-4, atol=1e-6)
+dist.destroy_process_group()
+print(len(parts), flush=True)
+"""
+
+
+def test_sharded_parameters_get_the_gradients_of_whole_ones():
+    first, second = finish(start_team(SHARDED, EXAMPLES))
+    assert first == second
+    assert int(first) > 20
 
 
 def test_custom_mixer_keeps_the_contract(load):

@@ -42,7 +42,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "integrations": {"contracts", "outputs"},
     "models": {"registry", "contracts", "device", "hooks", "ops"},
     "datasets": {"registry", "contracts", "device"},
-    "training": {"checking", "files", "registry", "contracts", "device", "ops"},
+    "training": {"checking", "files", "registry", "contracts", "device", "hooks", "ops"},
     "evaluation": _BELOW - {"evaluation", "training"},
     "report": {"files", "registry", "contracts"},
     "recipes": {"checking", "registry", "contracts", "datasets", "mixers", "models", "training"},

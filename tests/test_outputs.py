@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 import alignmixup as am
 from alignmixup.contracts import Mixer
-from alignmixup.outputs import Selection, as_logits, without_ddp
+from alignmixup.hooks import without_reducer
+from alignmixup.outputs import Selection, as_logits
 from cases import TinyNet, draw_case, images, labels
 
 Pair = namedtuple("Pair", ("maps", "note"))
@@ -151,7 +152,7 @@ def test_the_wrapper_shares_mode_and_weights() -> None:
     net = TinyNet().eval()
     assert not as_logits(net).training
     assert list(as_logits(net).parameters()) == list(net.parameters())
-    assert without_ddp(as_logits(net)).model is net
+    assert without_reducer(as_logits(net)).model is net
 
 
 @pytest.mark.unchecked_shapes

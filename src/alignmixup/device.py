@@ -95,6 +95,10 @@ class ComputeSettings(Protocol):
     def compile(self) -> Switch: ...
     @property
     def capture(self) -> Switch: ...
+    @property
+    def accumulate(self) -> int: ...
+    @property
+    def partners(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -106,9 +110,13 @@ class Compute:
     channels_last: bool
     compile: bool
     capture: bool
+    processes: int = 1
+    accumulate: int = 1
 
     def __str__(self) -> str:
         parts = [self.precision]
+        parts += [f"{self.processes} processes"] if self.processes > 1 else []
+        parts += [f"batches in {self.accumulate} parts"] if self.accumulate > 1 else []
         parts += ["channels_last"] if self.channels_last else []
         parts += ["compiled (the first steps take a while)" if self.compile else "not compiled"]
         parts += ["CUDA graphs"] if self.capture else []
@@ -120,18 +128,22 @@ def compute_for(settings: ComputeSettings, device: torch.device, world_size: int
 
     An explicit precision or compilation is kept on every device. Channels_last and capture exist
     on CUDA alone: convolutions of narrow channels_last networks crash on a CPU (torch 2.13).
-    Communication between processes is not captured.
+    Communication between processes is not captured, and partners of the whole batch are exchanged
+    within the network, which is not compiled then.
     """
     major = torch.cuda.get_device_capability(device)[0] if is_gpu(device) else 0
     precision = settings.precision
     if precision == "auto":
         precision = "bf16" if major >= 8 else "float32"
+    can_compile = major >= 7 and find_spec("triton") is not None and settings.partners == "share"
     return Compute(
         device=device.type,
         precision=precision,
         channels_last=is_gpu(device) and _chosen(settings.channels_last, True),
-        compile=_chosen(settings.compile, major >= 7 and find_spec("triton") is not None),
+        compile=_chosen(settings.compile, can_compile),
         capture=is_gpu(device) and world_size == 1 and _chosen(settings.capture, True),
+        processes=world_size,
+        accumulate=settings.accumulate,
     )
 
 
@@ -176,7 +188,8 @@ def rng_state(device: torch.device) -> dict[str, Tensor]:
 
 def set_rng_state(device: torch.device, state: Mapping[str, Tensor]) -> None:
     """Restore what ``rng_state`` returned; a device that it does not have keeps its state."""
-    torch.set_rng_state(state["cpu"])
+    if "cpu" in state:
+        torch.set_rng_state(state["cpu"])
     if is_gpu(device) and "cuda" in state:
         torch.cuda.set_rng_state(state["cuda"], device)
 

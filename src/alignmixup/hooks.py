@@ -18,7 +18,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
+from typing import Any, Self
 from weakref import WeakKeyDictionary
 
 import torch
@@ -28,6 +28,22 @@ from torch.utils import checkpoint
 from alignmixup.outputs import AsLogits, Selection, WrongOutput as WrongOutput
 
 Action = Callable[..., Tensor]
+
+
+class Around(nn.Module):
+    """A module around a network that also changes what taps on its layers do."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def around(self, action: Action) -> Action:
+        """Return what a tap does in place of ``action``."""
+        raise NotImplementedError
+
+    def inside(self, module: nn.Module) -> Self:
+        """Return the same around another module."""
+        raise NotImplementedError
 
 
 @contextmanager
@@ -109,6 +125,8 @@ def tap(net: nn.Module, part: Selection | str, action: Action | None, *args: Any
     """
     part = part if isinstance(part, Selection) else Selection(part)
     target, is_compiled = find_layer(net, part.layer)
+    if action is not None and isinstance(net, Around):
+        action = net.around(action)
     if action is None and not is_compiled:
         yield
         return
@@ -241,7 +259,7 @@ def _unwrap(module: nn.Module) -> tuple[nn.Module, bool]:
         is_compiled = is_compiled or module._compiled_call_impl is not None
         if isinstance(module, torch._dynamo.OptimizedModule):
             module, is_compiled = module._orig_mod, True
-        elif isinstance(module, nn.parallel.DistributedDataParallel):
+        elif isinstance(module, nn.parallel.DistributedDataParallel | Around):
             module = module.module
         elif isinstance(module, AsLogits):
             module = module.model
@@ -258,6 +276,16 @@ def logits_module(net: nn.Module) -> nn.Module:
     """Return the module without wrappers, except for the one that returns its logits."""
     module = plain_module(net)
     return AsLogits(module, net.output) if isinstance(net, AsLogits) else module
+
+
+def without_reducer(net: nn.Module) -> nn.Module:
+    """Return the module without DistributedDataParallel: its reducer expects a backward pass after
+    each forward pass."""
+    if isinstance(net, AsLogits):
+        return AsLogits(without_reducer(net.model), net.output)
+    if isinstance(net, Around):
+        return net.inside(without_reducer(net.module))
+    return net.module if isinstance(net, nn.parallel.DistributedDataParallel) else net
 
 
 def _no_such_layer(net: nn.Module, layer: str) -> str:

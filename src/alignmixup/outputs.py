@@ -132,13 +132,6 @@ def as_logits(model: nn.Module, output: Key | None = None) -> nn.Module:
     return AsLogits(model, output)
 
 
-def without_ddp(net: nn.Module) -> nn.Module:
-    """Return the network without DistributedDataParallel, which may be inside ``as_logits``."""
-    if isinstance(net, AsLogits):
-        return AsLogits(without_ddp(net.model), net.output)
-    return net.module if isinstance(net, nn.parallel.DistributedDataParallel) else net
-
-
 def _look_up(output: Any, key: Key) -> Any:
     """Return the part of this name or index, or None."""
     if isinstance(output, tuple) and isinstance(key, str):

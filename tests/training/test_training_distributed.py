@@ -1,21 +1,20 @@
 """Several processes train as one: the same weights, one ledger, and nobody left waiting."""
 
 import json
-import os
 import signal
-import socket
 import time
 
 import pytest
 import torch
 
 from alignmixup.datasets import shapes
+from alignmixup.experiments.batches import share_of
 from alignmixup.experiments.run import Sets, train
 from alignmixup.recipes.catalog import find_recipe
 from alignmixup.recipes.schema import changed
 from alignmixup.training.checkpoint import load_checkpoint
 from alignmixup.training.distributed import Team
-from forked import Forked
+from forked import finish, start_team
 
 LINEAR = """
 import sys
@@ -98,25 +97,71 @@ print([float(p.double().norm()) for p in net.parameters()], flush=True)
 """
 
 
-def start(script, *args, size=2):
-    """Start the processes of a team as torchrun would."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    common = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    common["OMP_NUM_THREADS"] = "1"
-    places = [{**common, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(size)]
-    return [Forked(script, [*map(str, args)], {**os.environ, **place}) for place in places]
+EVALUATION = """
+import torch
+from alignmixup.datasets import shapes
+from alignmixup.experiments.accuracies import Evaluator
+from alignmixup.models.zoo import NetSpec, build
+from alignmixup.recipes.catalog import find_recipe
+from alignmixup.training import Team, join_team
+
+torch.set_num_threads(1)
+team, device = join_team(torch.device("cpu"))
+recipe = find_recipe("cifar10-r18-baseline-fast")
+for count in (1, 2, 20, 21):
+    images = shapes("test", count)
+    net = build(NetSpec("preact_resnet18", width=4), 10, images.mean, images.std, 32, seed=0)
+    found = Evaluator(recipe, images, device, team)(net)
+    expected = Evaluator(recipe, images, device)(net)
+    assert found == expected or (team.rank and count < 2), (count, found, expected)
+    assert set(expected) == {"top1", "top5"}
+print("equal", flush=True)
+"""
 
 
-def finish(processes):
-    """The last line each of them prints; none of them may fail."""
-    return [process.finish()[-1] for process in processes]
+# Dropout draws from the generators of each process.
+RESUMED = """
+import os
+import signal
+import sys
+from pathlib import Path
+import torch
+from torch import nn
+from alignmixup.datasets import DeviceLoader, shapes
+from alignmixup.mixers.input_mixup import InputMixup
+from alignmixup.training import Stopped, TrainSettings, fit, join_team
+
+torch.set_num_threads(1)
+out, stop_at, accumulate = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+team, device = join_team(torch.device("cpu"))
+torch.manual_seed(7)
+dropout = nn.Dropout(0.5 if sys.argv[4] == "dropout" else 0.0)
+net = nn.Sequential(nn.AvgPool2d(8), nn.Flatten(), dropout, nn.Linear(48, 10))
+calls = []
+
+
+def evaluate(net):
+    calls.append(1)
+    if len(calls) == stop_at and team.rank == team.size - 1:
+        os.kill(os.getpid(), signal.SIGTERM)
+    return {"top1": 50.0}
+
+
+loader = DeviceLoader(shapes("train", 64), 16, 0, device, drop_last=True)
+settings = TrainSettings(
+    epochs=3, batch_size=16, lr=0.5, milestones=(), accumulate=accumulate, partners=sys.argv[5]
+)
+try:
+    fit(net, InputMixup(), loader, evaluate, settings, out, quiet=True, team=team)
+except Stopped:
+    pass
+print(float(net[3].weight.detach().double().norm()), flush=True)
+"""
 
 
 def test_two_processes_train_as_one_does_and_one_of_them_keeps_the_book(tmp_path):
     alone, together = tmp_path / "alone", tmp_path / "together"
-    one, two = start(LINEAR, alone, 3, size=1), start(LINEAR, together, 3)
+    one, two = start_team(LINEAR, alone, 3, size=1), start_team(LINEAR, together, 3)
     finish(one)
     first, second = finish(two)
     assert first == second  # the same epochs and the same weights on both
@@ -132,7 +177,7 @@ def test_two_processes_train_as_one_does_and_one_of_them_keeps_the_book(tmp_path
 
 
 def test_a_signal_to_one_process_stops_them_all_and_the_run_goes_on(tmp_path):
-    processes = start(LINEAR, tmp_path, 100_000)
+    processes = start_team(LINEAR, tmp_path, 100_000)
     for process in processes:
         process.wait_for("ready")
     deadline = time.monotonic() + 60
@@ -147,15 +192,53 @@ def test_a_signal_to_one_process_stops_them_all_and_the_run_goes_on(tmp_path):
     assert load_checkpoint(tmp_path / "checkpoint.safetensors").facts["epoch"] == reached
 
 
+def test_evaluation_by_two_processes_is_that_of_one():
+    assert finish(start_team(EVALUATION)) == ["equal", "equal"]
+
+
+def test_two_processes_resume_as_if_nothing_had_stopped_them(tmp_path):
+    whole = start_team(RESUMED, tmp_path / "whole", 0, 1, "dropout", "share")
+    finish(start_team(RESUMED, tmp_path / "resumed", 2, 1, "dropout", "share"))
+    finish(start_team(RESUMED, tmp_path / "resumed", 0, 1, "dropout", "share"))
+    finish(whole)
+    assert difference(tmp_path / "whole", tmp_path / "resumed") == 0
+    assert [event["event"] for event in events_of(tmp_path / "resumed")].count("resume") == 0
+
+
+@pytest.mark.parametrize(("partners", "parts"), [("share", 2), ("batch", 1)])
+def test_another_number_of_processes_resumes_to_the_same_weights(tmp_path, partners, parts):
+    """Two processes, then one, which takes two parts where partners are of the share."""
+    whole = start_team(RESUMED, tmp_path / "whole", 0, parts, "none", partners, size=1)
+    finish(start_team(RESUMED, tmp_path / "resumed", 2, 1, "none", partners))
+    finish(start_team(RESUMED, tmp_path / "resumed", 0, parts, "none", partners, size=1))
+    finish(whole)
+    assert difference(tmp_path / "whole", tmp_path / "resumed") < 1e-6
+    (event,) = (e for e in events_of(tmp_path / "resumed") if e["event"] == "resume")
+    assert (event["compute"]["processes"], event["compute"]["accumulate"]) == (1, parts)
+    assert event["epoch"] == 2
+
+
+def events_of(folder):
+    return [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
+
+
+def difference(one, other):
+    """The largest difference of the weights of two runs."""
+    first, second = (
+        load_checkpoint(folder / "checkpoint.safetensors").part("model") for folder in (one, other)
+    )
+    return max(float((first[name] - second[name]).abs().max()) for name in first)
+
+
 def test_a_recipe_whose_cases_leave_parameters_out(tmp_path):
     """The clean case trains no classifier, the others no decoder: nobody waits for gradients."""
-    assert finish(start(RECIPE, tmp_path / "run")) == ["2 True", "2 True"]
+    assert finish(start_team(RECIPE, tmp_path / "run")) == ["2 True", "2 True"]
     lines = (tmp_path / "run" / "results.jsonl").read_text().splitlines()
     assert [json.loads(x)["metric"] for x in lines] == ["top1_last", "top1_best"]
 
 
 def test_a_method_of_two_passes_a_step_ends_with_the_same_weights_everywhere(tmp_path):
-    first, second = finish(start(TWICE, tmp_path))
+    first, second = finish(start_team(TWICE, tmp_path))
     assert first == second
 
 
@@ -165,6 +248,22 @@ def test_shares_make_up_the_batch_and_an_uneven_batch_is_refused():
     assert torch.equal(torch.cat(parts), rows)
     with pytest.raises(ValueError, match="a batch of 10 cannot be shared by 4 processes"):
         Team(1, 4).share(10)
+    with pytest.raises(ValueError, match="8 cannot be shared by 2 processes in 3 equal parts"):
+        Team(1, 2).share(8, 3)
+    with pytest.raises(ValueError, match="8 cannot be taken in 3 equal parts: choose"):
+        Team().share(8, 3)
+
+
+def test_every_test_image_is_in_one_share():
+    images = shapes("test", 7)
+    shares = [share_of(images, Team(rank, 3)) for rank in range(3)]
+    assert [len(share) for share in shares] == [3, 2, 2]
+    together = torch.cat([share.images for share in shares])
+    assert sorted(map(pixels_of, together)) == sorted(map(pixels_of, images.images))
+
+
+def pixels_of(image):
+    return image.numpy().tobytes()
 
 
 def test_too_few_images_to_share_are_refused(monkeypatch, tmp_path):

@@ -24,7 +24,7 @@ from alignmixup.training.ledger import LEDGER, read_ledger
 from alignmixup.training.loggers import scalars
 from alignmixup.training.optim import make_optimizer, set_learning_rate
 from alignmixup.training.steps import PlainStep
-from training.test_training_distributed import finish, start
+from forked import finish, start_team
 
 SETTINGS = TrainSettings(
     epochs=2, batch_size=16, lr=0.05, schedule="cosine", milestones=(), device="cpu", seed=5
@@ -266,7 +266,7 @@ print(json.dumps([float(module.gain), float(module.teacher[4].weight.double().no
 
 
 def test_processes_keep_the_same_parameters(tmp_path):
-    one, two = (json.loads(line) for line in finish(start(TOGETHER, tmp_path)))
+    one, two = (json.loads(line) for line in finish(start_team(TOGETHER, tmp_path)))
     assert one == two
     first = torch.rand((), generator=torch.Generator().manual_seed(0))
     assert one[0] != float(first)  # it has been trained

@@ -52,6 +52,14 @@ def shortened(images: Images, limit: int | None) -> Images:
     return _subset(images, _equal_shares(images.labels, limit, seed=0).sort().values)
 
 
+def share_of(images: ImageSet | FileSet, team: Team) -> ImageSet | FileSet:
+    """Return the images of one process: each one is in one share, and shares may be uneven."""
+    if team.size == 1:
+        return images
+    rows = torch.arange(len(images))[team.rank :: team.size]
+    return _subset(images, rows)  # type: ignore[type-var]
+
+
 def _subset(images: Images, chosen: Int[Tensor, " m"]) -> Images:
     rows = chosen.tolist()
     kept: dict[str, Any] = {"labels": images.labels[chosen]}
@@ -104,7 +112,7 @@ def train_batches(
     A streamed set gives the share of this process in each; of one in memory the engine takes it.
     """
     team = team or Team()
-    share = team.share(settings.batch_size)
+    share = team.share(settings.batch_size, settings.accumulate)
     # A graph holds one batch size, and each epoch leaves out other images.
     drop_last = len(images) >= settings.batch_size
     if isinstance(images, ImageSet):

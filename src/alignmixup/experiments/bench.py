@@ -114,7 +114,7 @@ def _time_net(
     plain = PlainStep(prepared(net, settings), mixer, optimizer, settings, loader.gather)
     step = make_step(plain, device)
     reset_peak_memory(device)
-    draws = {draw.case: draw for draw in draw_each_case(mixer, b, seed=0)}
+    draws = {draw.case: draw for draw in draw_each_case(mixer, b // settings.accumulate, seed=0)}
     for draw in draws.values():
         for _ in range(WARM_UP_STEPS + 5):
             step((rows,), draw)

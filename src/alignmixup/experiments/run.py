@@ -155,7 +155,7 @@ def train(
         mixers = [with_style_weights(stage, used.train, folder, device) for _, stage in stages]
     if isinstance(mixers[0], StyleMixer):
         notes["style_weights"] = dict(mixers[0].describe())
-    evaluate = Evaluator(plan, used.test, device)
+    evaluate = Evaluator(plan, used.test, device, team)
     try:
         with alone_in(folder) if team.is_leader else nullcontext():
             for (epochs, stage), mixer in zip(stages, mixers, strict=True):

@@ -27,9 +27,9 @@ from alignmixup.hooks import (
     layer_names,
     peek,
     plain_module,
+    without_reducer,
 )
 from alignmixup.ops.blend import without_autocast
-from alignmixup.outputs import without_ddp
 
 # ---- a pass over the clean batch -----------------------------------------------------------------
 
@@ -54,7 +54,7 @@ def _beside(net: nn.Module, training: bool = False) -> Iterator[nn.Module]:
 
     Without DistributedDataParallel, whose buffers are synchronized in the step itself.
     """
-    module = without_ddp(net)
+    module = without_reducer(net)
     with nullcontext() if training else evaluating(module):
         yield module
 

@@ -18,9 +18,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from alignmixup.contracts import sigmoid_bce, soft_cross_entropy, soft_targets
-from alignmixup.hooks import evaluating
+from alignmixup.hooks import evaluating, without_reducer
 from alignmixup.ops.blend import channel_values, check_logits
-from alignmixup.outputs import without_ddp
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +58,7 @@ def gradient_saliency(
             "saliency needs a gradient, which torch.inference_mode() disables: call the mixer "
             "outside it, or use torch.no_grad()"
         )
-    # Without DistributedDataParallel, whose reducer expects a backward pass after each forward.
-    module = without_ddp(net)
+    module = without_reducer(net)
     pixels = x.detach().requires_grad_()
     extra: dict[str, Tensor] = {}
     with torch.enable_grad():

@@ -6,9 +6,11 @@ from alignmixup.training.settings import TrainSettings
 from alignmixup.training.signals import Stopped
 from alignmixup.training.summary import Summary, summarize
 from alignmixup.training.trainer import fit
+from alignmixup.training.watch import RankLost
 
 __all__ = [
     "NonFiniteLoss",
+    "RankLost",
     "Stopped",
     "Summary",
     "Team",

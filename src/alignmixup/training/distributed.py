@@ -3,16 +3,17 @@
     torchrun --nproc-per-node 4 --no-python alignmixup train imagenet-r50-alignmixup
 
 All processes draw the same, so a step has the same case everywhere; a sample's partner is among the
-samples of its own process. Rank 0 evaluates and writes; the others wait.
+samples of its own process. Each evaluates its share of the test images; rank 0 writes.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -20,9 +21,12 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from alignmixup.device import is_gpu, own_gpu
+from alignmixup.training.watch import Watch, start_watch
 
-# The others wait while rank 0 evaluates.
+# The others wait while rank 0 decodes a data set. Nobody waits so long for a process that has died:
+# see ``watch``.
 PATIENCE = timedelta(hours=2)
+_watches: list[Watch] = []  # of this process, at most one
 
 
 @dataclass(frozen=True)
@@ -36,12 +40,17 @@ class Team:
     def is_leader(self) -> bool:
         return self.rank == 0
 
-    def share(self, batch_size: int) -> slice:
-        """Return this process's part of a batch; equal parts, or gradients would not average."""
-        if batch_size % self.size:
+    def share(self, batch_size: int, accumulate: int = 1) -> slice:
+        """Return this process's part of a batch, which it takes in ``accumulate`` parts.
+
+        All parts are equal, or gradients would not average.
+        """
+        if batch_size % (self.size * accumulate):
+            who = f"shared by {self.size} processes" if self.size > 1 else "taken"
+            parts = f" in {accumulate} equal parts" if accumulate > 1 else ""
             raise ValueError(
-                f"a batch of {batch_size} cannot be shared by {self.size} processes: choose "
-                "--train.batch-size as a multiple of their number"
+                f"a batch of {batch_size} cannot be {who}{parts}: choose --train.batch-size as a "
+                f"multiple of {self.size * accumulate}"
             )
         part = batch_size // self.size
         return slice(self.rank * part, (self.rank + 1) * part)
@@ -59,11 +68,48 @@ class Team:
             net, device_ids=ids, find_unused_parameters=not uses_all, gradient_as_bucket_view=True
         )
 
+    def no_sync(self, net: nn.Module) -> AbstractContextManager[object]:
+        """Keep the gradients of a wrapped network local in this block, until a later backward."""
+        if self.size == 1:
+            return nullcontext()
+        return cast(DistributedDataParallel, net).no_sync()
+
     def share_state(self, module: nn.Module) -> None:
         """Give every process the parameters and buffers of rank 0."""
         if self.size > 1:
             for tensor in (*module.parameters(), *module.buffers()):
                 dist.broadcast(tensor.detach(), src=0)
+
+    @contextmanager
+    def state_of_leader(self, module: nn.Module) -> Iterator[None]:
+        """Give every process the state of rank 0 for this block, then its own back.
+
+        Parameters are the same everywhere; batch statistics may differ.
+        """
+        own = [(t, t.detach().clone()) for t in module.buffers()] if self.rank else []
+        self.share_state(module)
+        try:
+            yield
+        finally:
+            for tensor, value in own:
+                tensor.copy_(value)
+
+    def gather(self, value: Tensor, device: torch.device) -> list[Tensor]:
+        """Return the CPU tensors of all processes, by rank; ``device`` is that of the run."""
+        if self.size == 1:
+            return [value]
+        own = value.to(device)
+        values = [torch.empty_like(own) for _ in range(self.size)]
+        dist.all_gather(values, own)
+        return [each.cpu() for each in values]
+
+    def total(self, counts: Sequence[int], device: torch.device) -> list[int]:
+        """Return the sums of whole numbers over the processes: exact in any order."""
+        if self.size == 1:
+            return list(counts)
+        sums = torch.tensor(counts, dtype=torch.int64, device=device)
+        dist.all_reduce(sums)
+        return cast(list[int], sums.tolist())
 
     def average_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
         """Average the gradients of parameters outside the wrapped network."""
@@ -100,11 +146,16 @@ class Team:
     @contextmanager
     def leader_first(self) -> Iterator[None]:
         """Let rank 0 run the block before the others, who find what it has written."""
-        if not self.is_leader:
-            self.wait()
-        yield
-        if self.is_leader:
-            self.wait()
+        with self.guarded():
+            if not self.is_leader:
+                self.wait()
+            yield
+            if self.is_leader:
+                self.wait()
+
+    def guarded(self) -> AbstractContextManager[None]:
+        """End this block with ``RankLost`` where another process ends, and report an own error."""
+        return _watches[0].active() if self.size > 1 and _watches else nullcontext()
 
 
 def join_team(device: torch.device) -> tuple[Team, torch.device]:
@@ -116,4 +167,5 @@ def join_team(device: torch.device) -> tuple[Team, torch.device]:
     if not dist.is_initialized():
         backend = "nccl" if is_gpu(device) else "gloo"
         dist.init_process_group(backend, timeout=PATIENCE)
+        _watches.append(start_watch(dist.get_rank(), size))
     return Team(dist.get_rank(), dist.get_world_size()), device

@@ -13,7 +13,7 @@ from alignmixup.registry import OPTIMIZERS
 FREE_SETTINGS = ("device", "eval_every")
 # and how the device computes, where "auto" is what it does best (``device.compute_for``). The
 # precision is part of what was trained: the ledger records a change of it.
-COMPUTE_SETTINGS = ("precision", "channels_last", "compile", "capture")
+COMPUTE_SETTINGS = ("precision", "channels_last", "compile", "capture", "accumulate")
 
 Switch = bool | Literal["auto"]
 
@@ -52,6 +52,13 @@ class TrainSettings:
         channels_last: The memory layout of tensor cores; CUDA only, ignored elsewhere. auto: on
             CUDA.
         compile: Compile the network with torch.compile. auto: on CUDA with Triton.
+        accumulate: Parts that each process takes its share of a batch in, to need less memory.
+            Partners are within a part. The same gradients as of the whole batch, except through
+            batch statistics, which are those of a part.
+        sync_batchnorm: With several processes: batch statistics of the batch of all of them.
+        partners: With several processes: share takes partners from the share of the same process;
+            batch from the batch of all, which then exchange images, features and logits. Batch
+            gives the weights of one process.
         capture: Replay each case of the mixer as a CUDA graph where possible; CUDA only. auto: on
             CUDA.
         eval_every: Epochs between evaluations; each of the last ten epochs is always evaluated.
@@ -88,12 +95,15 @@ class TrainSettings:
     precision: Literal["auto", "float32", "bf16"] = "auto"
     channels_last: Switch = "auto"
     compile: Switch = "auto"
+    accumulate: int = 1
+    sync_batchnorm: bool = False
+    partners: Literal["share", "batch"] = "share"
     capture: Switch = "auto"
     eval_every: int = 1
     device: str = "auto"
 
     def __post_init__(self) -> None:
-        self._require("epochs batch_size eval_every", lambda v: v >= 1, "be at least 1")
+        self._require("epochs batch_size eval_every accumulate", lambda v: v >= 1, "be at least 1")
         self._require("lr decay", lambda v: v > 0, "be positive")
         self._require(
             "min_lr momentum weight_decay warmup_epochs", lambda v: v >= 0, "not be negative"
@@ -116,6 +126,9 @@ class TrainSettings:
         OPTIMIZERS[self.optimizer]  # raises for an unknown name
         if self.nesterov and self.optimizer != "sgd":
             raise ValueError(f"nesterov is for optimizer='sgd', not {self.optimizer!r}")
+        self._require("partners", ("share", "batch").__contains__, "be 'share' or 'batch'")
+        if self.partners == "batch" and self.compile is True:
+            raise ValueError("partners='batch' needs compile=False: partners meet in the network")
         self._check_schedule()
 
     def _require(self, names: str, is_valid: Callable[[Any], bool], text: str) -> None:

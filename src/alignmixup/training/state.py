@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from alignmixup.contracts import Mixer
 from alignmixup.device import rng_state, seed_rng, set_rng_state
@@ -26,20 +26,33 @@ from alignmixup.training.losses import Losses
 from alignmixup.training.optim import EMA, make_optimizer
 from alignmixup.training.settings import TrainSettings
 from alignmixup.training.steps import Batches
+from alignmixup.training.sync_norm import sync_norms
 
 Evaluate = Callable[[nn.Module], Mapping[str, float]]
 
 
 def attached(
-    mixer: Mixer, net: nn.Module, batches: Batches, seed: int, team: Team, path: Path
+    mixer: Mixer, net: nn.Module, batches: Batches, settings: TrainSettings, team: Team, path: Path
 ) -> Mixer:
     """Return the mixer with its parameters and state, the same in all processes.
+
+    With ``settings.sync_batchnorm`` its batch norms and those of the network share statistics.
 
     ``path`` is the run's checkpoint: a teacher that begins in a later phase begins with the weights
     of that time.
     """
-    if type(mixer).attach is Mixer.attach:
-        return mixer  # no image needs to be read
+    syncs = settings.sync_batchnorm and team.size > 1
+    if type(mixer).attach is not Mixer.attach:  # otherwise no image needs to be read
+        mixer = _attached(mixer, net, batches, settings.seed, team, path)
+    for module in (net, mixer.module) if syncs else ():
+        if module is not None:
+            sync_norms(module)
+    return mixer
+
+
+def _attached(
+    mixer: Mixer, net: nn.Module, batches: Batches, seed: int, team: Team, path: Path
+) -> Mixer:
     device = next(net.parameters()).device
     if path.exists():
         load_state(net, load_checkpoint(path).part("model"), path)
@@ -84,7 +97,20 @@ class TrainState:
         self.epoch, self.step = self.epoch + 1, 0
         self.losses, self.seconds = Losses(self.device), 0.0
 
-    def checkpoint(self, facts: Mapping[str, object]) -> Checkpoint:
+    def generators(self, team: Team) -> dict[str, Tensor]:
+        """Return the states of torch's own generators in all processes, which call this together.
+
+        Those of rank r are ``rng.NAME`` for rank 0 and ``rng.NAME.r`` for the others.
+        """
+        return {
+            f"rng.{name}.{rank}" if rank else f"rng.{name}": theirs
+            for name, own in rng_state(self.device).items()
+            for rank, theirs in enumerate(team.gather(own, self.device))
+        }
+
+    def checkpoint(
+        self, facts: Mapping[str, object], generators: Mapping[str, Tensor]
+    ) -> Checkpoint:
         """Return the state with ``facts`` added to its own."""
         tensors = {f"model.{k}": v for k, v in self.net.state_dict().items()}
         if self.ema is not None:
@@ -93,15 +119,18 @@ class TrainState:
         if (module := self.mixer_module) is not None:
             tensors |= {f"mixer.{k}": v for k, v in module.state_dict().items()}
             tensors |= optimizer_tensors(module, self.optimizer, "mixer_optimizer")
-        tensors |= {f"rng.{k}": v for k, v in rng_state(self.device).items()}
+        tensors |= generators
         tensors["rng.draws"] = self.rng.get_state()
         if self.losses.values:
             tensors["losses"] = torch.stack(self.losses.values)
         position = {"epoch": self.epoch, "step": self.step, "cases": list(self.losses.cases)}
         return Checkpoint(tensors, {**position, "seconds": self.seconds, **facts})
 
-    def restore(self, path: Path) -> None:
-        """Load the state of the checkpoint ``path``."""
+    def restore(self, path: Path, rank: int = 0) -> None:
+        """Load the state of the checkpoint ``path``.
+
+        A rank that the saved run did not have keeps its own generators of dropout.
+        """
         checkpoint = load_checkpoint(path, POSITION)
         facts = cast(dict[str, Any], checkpoint.facts)
         load_state(self.net, checkpoint.part("model"), path)
@@ -117,7 +146,7 @@ class TrainState:
             if (module := self.mixer_module) is not None:
                 self._restore_mixer(module, checkpoint, path)
             self.rng.set_state(checkpoint.tensors["rng.draws"])
-            set_rng_state(self.device, checkpoint.part("rng"))
+            set_rng_state(self.device, _generators_of(rank, checkpoint.part("rng")))
         self.epoch, self.step, self.seconds = facts["epoch"], facts["step"], facts["seconds"]
         self.losses.cases = facts["cases"]
         if "losses" in checkpoint.tensors:
@@ -135,10 +164,10 @@ class TrainState:
             load_state(module, state, path)
             load_optimizer(module, self.optimizer, checkpoint, "mixer_optimizer")
 
-    def scores(self, evaluate: Evaluate) -> dict[str, dict[str, float]]:
+    def scores(self, evaluate: Evaluate, team: Team) -> dict[str, dict[str, float]]:
         """Evaluate as ``test``; with EMA that is the average, and the network is ``test_raw``.
 
-        The teacher of a mixer is ``test_teacher``.
+        The teacher of a mixer is ``test_teacher``. All processes call this together.
         """
         nets = {"test": self.net}
         if self.ema is not None:
@@ -148,7 +177,10 @@ class TrainState:
         teachers = (net for name, net in modules if name.rpartition(".")[2] == "teacher")
         if (teacher := next(teachers, None)) is not None:
             nets["test_teacher"] = teacher
-        scores = {name: dict(evaluate(net)) for name, net in nets.items()}
+        scores = {}
+        for name, net in nets.items():
+            with team.state_of_leader(net):
+                scores[name] = dict(evaluate(net))
         if "top1" not in scores["test"]:
             names = list(scores["test"])
             raise ValueError(f"evaluate must return 'top1', in per cent; it returned {names}")
@@ -163,3 +195,9 @@ class TrainState:
             return f"stopped by {by} before the first step; run again to start"
         at = f"in epoch {self.epoch + 1} of {epochs}"
         return f"stopped by {by} {at}, saved in {folder}; run again to resume"
+
+
+def _generators_of(rank: int, saved: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the states of one rank, by device type; none where the saved run had fewer ranks."""
+    suffix = f".{rank}" if rank else ""
+    return {name: saved[name + suffix] for name in ("cpu", "cuda") if name + suffix in saved}

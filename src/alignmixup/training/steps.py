@@ -8,7 +8,7 @@ the host, which on a small network is most of the time.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
@@ -18,6 +18,7 @@ from alignmixup.contracts import Draw, Mixer, fusing
 from alignmixup.device import compute_for, is_gpu
 from alignmixup.training.distributed import Team
 from alignmixup.training.optim import EMA, mixer_parameters
+from alignmixup.training.partners import JoinedNet, join
 from alignmixup.training.settings import TrainSettings
 
 # Makes (images, labels) of the tensors that the loader yields: with a loader that gathers on the
@@ -79,8 +80,24 @@ class Batches:
         return ((rows[i * b : (i + 1) * b][share],) for i in steps)
 
 
+def draw_size(batch: Batch, settings: TrainSettings, team: Team) -> int:
+    """Return the number of images that a draw is for: a part of this process, or of all."""
+    size, num_parts = len(batch[0]), settings.accumulate
+    if size % num_parts:
+        raise ValueError(
+            f"a batch of {size} images has no {num_parts} equal parts: use train.accumulate=1, or "
+            "a loader without a smaller last batch"
+        )
+    return size // num_parts * (team.size if settings.partners == "batch" else 1)
+
+
 class PlainStep:
-    """Runs each step eagerly."""
+    """Runs each step eagerly.
+
+    With ``settings.accumulate`` the batch is taken in equal parts, one after the other. All parts
+    have the same draw, as all processes have: R processes that take A parts each give the weights
+    of R A processes.
+    """
 
     path = "plain"
 
@@ -98,15 +115,20 @@ class PlainStep:
         self.settings, self.gather, self.ema = settings, gather, ema
         self.team, self.mixer_parameters = team or Team(), mixer_parameters(mixer)
         self.compute = compute_for(settings, next(net.parameters()).device)
+        self.num_parts = settings.accumulate
+        self.joins = settings.partners == "batch" and self.team.size > 1
+        if mixer.module is not None:
+            _check_stateful(type(mixer).__name__, settings)
 
     def __call__(self, batch: Batch, draw: Draw) -> Tensor:
         """Take one step and return its loss, a scalar that stays on the device."""
         self.optimizer.zero_grad(set_to_none=True)
-        with fusing(self.compute.compile):
-            x, y = self.gather(*batch)
-            with self._autocast(x.device):
-                loss = self.mixer.apply(self.net, x, y, draw).loss()
-        loss.backward()  # type: ignore[no-untyped-call]
+        parts = list(zip(*(tensor.chunk(self.num_parts) for tensor in batch), strict=True))
+        losses = []
+        for part in parts:
+            # Gradients are averaged over processes once, in the last part.
+            with nullcontext() if part is parts[-1] else self.team.no_sync(self.net):
+                losses.append(self._backward(part, draw))
         self.team.average_gradients(self.mixer_parameters)
         if self.settings.clip_norm is not None:
             nn.utils.clip_grad_norm_(self.net.parameters(), self.settings.clip_norm)
@@ -114,11 +136,38 @@ class PlainStep:
         self.optimizer.step()
         if self.ema is not None:
             self.ema.update()
+        return losses[0] if len(losses) == 1 else torch.stack(losses).mean()
+
+    def _backward(self, batch: Batch, draw: Draw) -> Tensor:
+        """Add the gradients of one part of the batch, whose share in the mean loss is equal."""
+        with fusing(self.compute.compile):
+            x, y = self.gather(*batch)
+            net = self.net
+            if self.joins:
+                x, y = join(x), join(y)
+                net = JoinedNet(net, len(x))
+            with self._autocast(x.device):
+                loss = self.mixer.apply(net, x, y, draw).loss()
+        (loss if self.num_parts == 1 else loss / self.num_parts).backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 
     def _autocast(self, device: torch.device) -> AbstractContextManager[None]:
         return torch.autocast(
             device.type, dtype=torch.bfloat16, enabled=self.compute.precision == "bf16"
+        )
+
+
+def _check_stateful(name: str, settings: TrainSettings) -> None:
+    """Raise for settings that a mixer with parameters or state does not support."""
+    if settings.accumulate > 1:
+        raise ValueError(
+            f"train.accumulate={settings.accumulate} with {name}: its state changes once a step, "
+            "not once a part; use train.accumulate=1"
+        )
+    if settings.partners == "batch":
+        raise ValueError(
+            f"train.partners='batch' with {name}: its state is that of the share of a process; "
+            "use train.partners='share'"
         )
 
 

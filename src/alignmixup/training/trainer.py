@@ -38,7 +38,15 @@ from alignmixup.training.resume import check_resumed, past_compute, resumed_sett
 from alignmixup.training.settings import TrainSettings
 from alignmixup.training.signals import Stopped, stop_signals
 from alignmixup.training.state import Evaluate, TrainState, attached
-from alignmixup.training.steps import Batches, Loader, PlainStep, Step, make_step, prepared
+from alignmixup.training.steps import (
+    Batches,
+    Loader,
+    PlainStep,
+    Step,
+    draw_size,
+    make_step,
+    prepared,
+)
 from alignmixup.training.summary import Summary, summarize
 
 
@@ -64,7 +72,8 @@ def fit(
         loader: Batches of the training images on the same device.
         evaluate: Called with the network; returns at least ``top1``, in per cent. With
             ``settings.ema`` it is called with the average and with the network itself, and with
-            the teacher of a mixer that has one.
+            the teacher of a mixer that has one. Every process calls it, with the weights and the
+            batch statistics of rank 0; what rank 0 returns is recorded.
         settings: How to train. A run may be resumed on another device; with precision "auto" it
             keeps its precision.
         out: Folder of the ledger and the checkpoint.
@@ -81,6 +90,7 @@ def fit(
     Raises:
         Stopped: Ctrl-C or SIGTERM has ended the run after a step, with a checkpoint.
         NonFiniteLoss: Training has diverged.
+        RankLost: Another process of ``team`` has ended; the message has its rank and the reason.
     """
     team, out = team or Team(), Path(out)
     _check_arguments(net, mixer, settings)
@@ -91,13 +101,14 @@ def fit(
     if loggers is None:
         loggers = () if quiet else (Console(),)
     device = next(net.parameters()).device
-    with current_device(device), fork_rng(device):  # the caller's generators are restored
+    # The caller's generators are restored.
+    with team.guarded(), current_device(device), fork_rng(device):
         now = resumed_settings(settings, out)
         run = _Run(net, mixer, loader, now, out, team, epochs or range(now.epochs))
         stopped_by = run.train(
             evaluate, notes or {}, Loggers(loggers if team.is_leader else ()), quiet
         )
-    team.wait()  # for the last line of rank 0
+        team.wait()  # for the last line of rank 0
     if stopped_by is not None:
         where = run.state.where_stopped(stopped_by, now.epochs, out) if team.is_leader else ""
         raise Stopped(stopped_by, where)
@@ -134,17 +145,16 @@ class _Run:
         self.settings = settings
         self.team, self.epochs, self.path = team, epochs, out / CHECKPOINT
         self.batches = Batches(loader, team)
-        self.mixer = attached(mixer, net, self.batches, settings.seed, team, self.path)
+        self.mixer = attached(mixer, net, self.batches, settings, team, self.path)
         self.state = TrainState(net, self.mixer, settings)
         self.device = self.state.device
         self.compute = compute_for(settings, self.device, team.size)
         self.past_compute = past_compute(out)
-        if settings.ema is not None and team.is_leader:
+        if settings.ema is not None:
             self.state.ema = EMA(net, settings.ema)
+        self.state.seed(settings.seed + team.rank)
         if has_checkpoint(self.path):
-            self.state.restore(self.path)
-        else:
-            self.state.seed(settings.seed + team.rank)
+            self.state.restore(self.path, team.rank)
         self.closed = time.perf_counter()
         skipped, measured = (2, 3) if self.device.type == "cpu" else (100, 300)
         self.estimate = Estimate(skipped, measured, partial(synchronize, self.device))
@@ -218,7 +228,8 @@ class _Run:
         for batch in self.batches.of(state.epoch, state.step):
             progress = state.epoch + state.step / steps
             set_learning_rate(state.optimizer, learning_rate_share(self.settings, progress))
-            draw = self.mixer.draw(len(batch[0]), state.rng, progress / self.settings.epochs)
+            size = draw_size(batch, self.settings, self.team)
+            draw = self.mixer.draw(size, state.rng, progress / self.settings.epochs)
             state.losses.add(self.take_step(batch, draw), draw.case)
             state.step += 1
             loggers.step()
@@ -259,8 +270,8 @@ class _Run:
             "step_path": self.take_step.path,
         }
         is_last = self.settings.epochs - epoch < 10
-        if (is_last or epoch % self.settings.eval_every == 0) and self.team.is_leader:
-            values |= state.scores(evaluate)
+        if is_last or epoch % self.settings.eval_every == 0:
+            values |= state.scores(evaluate, self.team)
         # From the previous line to this one, so with a checkpoint and an evaluation.
         now = time.perf_counter()
         values["wall_seconds"], self.closed = round(now - self.closed, 4), now
@@ -291,6 +302,7 @@ class _Run:
             )
 
     def _save(self) -> None:
+        generators = self.state.generators(self.team)
         if self.team.is_leader:
             facts = {"ledger_length": self.ledger.length, "compute": asdict(self.compute)}
-            self.writer.save(self.state.checkpoint(facts))
+            self.writer.save(self.state.checkpoint(facts, generators))

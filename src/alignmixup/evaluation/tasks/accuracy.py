@@ -6,6 +6,8 @@ caller's choice and belongs beside the number.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import nn
 
@@ -23,12 +25,44 @@ def accuracy(
     amp_dtype: torch.dtype | None = None,
 ) -> list[Result]:
     """Return ``top1``, ``top1_error`` and, for five or more classes, ``top5``, in percent."""
+    hits = count_hits(model, batches, normalized_by=normalized_by, amp_dtype=amp_dtype)
+    settings = {
+        "num_images": hits.num_images,
+        "num_classes": hits.num_classes,
+        "amp_dtype": amp_name(amp_dtype),
+    }
+    values = hits.percentages()
+    return [Result("accuracy", metric, value, settings) for metric, value in values.items()]
+
+
+@dataclass(frozen=True)
+class Hits:
+    """How many images have their label as the best logit, and among the best five."""
+
+    num_images: int
+    num_classes: int
+    top1: int
+    top5: int
+
+    def percentages(self) -> dict[str, float]:
+        """Return the accuracies by their names."""
+        n = self.num_images
+        values = {"top1": 100 * self.top1 / n, "top1_error": 100 * (n - self.top1) / n}
+        if self.num_classes >= 5:
+            values["top5"] = 100 * self.top5 / n
+        return values
+
+
+def count_hits(
+    model: nn.Module,
+    batches: Batches,
+    *,
+    normalized_by: Normalization | None = None,
+    amp_dtype: torch.dtype | None = None,
+) -> Hits:
+    """Count the images that a model labels right: counts of parts of a set add up."""
     logits, labels = collect_logits(model, batches, normalized_by, amp_dtype)
     n, k = logits.shape
-    settings = {"num_images": n, "num_classes": k, "amp_dtype": amp_name(amp_dtype)}
     num_right = int((logits.argmax(dim=1) == labels).sum())
-    values = {"top1": 100 * num_right / n, "top1_error": 100 * (n - num_right) / n}
-    if k >= 5:
-        among_five = (logits.topk(5, dim=1).indices == labels.unsqueeze(1)).any(dim=1)
-        values["top5"] = 100 * int(among_five.sum()) / n
-    return [Result("accuracy", metric, value, settings) for metric, value in values.items()]
+    best = logits.topk(min(k, 5), dim=1).indices
+    return Hits(n, k, num_right, int((best == labels.unsqueeze(1)).any(dim=1).sum()))
