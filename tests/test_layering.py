@@ -70,6 +70,8 @@ LAZY = {
     "tensorboard",
     "trackio",
     "wandb",
+    "submitit",
+    "ray",
 }
 KERNELS = "ops.triton"
 

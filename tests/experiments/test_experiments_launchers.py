@@ -1,0 +1,181 @@
+"""Launchers of a sweep: jobs of submitit and tasks of Ray, preempted, retried, and two sweeps."""
+
+import errno
+import fcntl
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from alignmixup.experiments import launchers
+from alignmixup.experiments.launchers import Call, Supervised, make_launcher
+from alignmixup.experiments.run_folder import FolderInUse, alone_in
+from alignmixup.experiments.sweep import sweep
+from picture_folder import make_pictures
+
+NAME = "cifar10-r18-baseline-fast"
+SMALL = {"net.width": 4, "train.epochs": 1, "train.batch_size": 8, "train.device": "cpu"}
+
+
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    return make_pictures(tmp_path / "pictures")
+
+
+def sleep_and_write(path, seconds):
+    """What the tests launch: it saves when it is stopped, as a run does."""
+    from alignmixup.training.signals import stop_signals
+
+    with stop_signals(quiet=True) as caught:
+        with open(path, "a") as file:
+            file.write("began\n")
+        deadline = time.monotonic() + seconds
+        while not caught and time.monotonic() < deadline:
+            time.sleep(0.02)
+        with open(path, "a") as file:
+            file.write("saved\n" if caught else "done\n")
+
+
+def call(path, seconds):
+    return Call(f"{__name__}:sleep_and_write", (path, seconds))
+
+
+def wait_for(is_true, seconds=120):
+    deadline = time.monotonic() + seconds
+    while not is_true():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def lines(path):
+    return path.read_text().split() if path.exists() else []
+
+
+@pytest.fixture
+def importable(monkeypatch, request):
+    """Other processes import this module, too."""
+    paths = [str(request.path.parent), *sys.path]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
+
+
+@pytest.fixture
+def slurm(tmp_path, importable):
+    return make_launcher("slurm", {"cluster": "local", "gpus_per_node": 0}, tmp_path)
+
+
+def children(process):
+    return [int(n) for n in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="finds the task by /proc")
+def test_preempted_job_saves_is_requeued_and_makes_the_same_call(tmp_path, slurm):
+    path = tmp_path / "said"
+    handle = slurm.start(call(path, 2.0))
+    wait_for(lambda: lines(path) == ["began"])
+    (task,) = children(int(handle.job.job_id))
+    os.kill(task, signal.SIGUSR2)  # what submitit asks Slurm to send
+    wait_for(lambda: not handle.is_alive())
+    assert handle.exitcode == 0
+    assert lines(path) == ["began", "saved", "began", "done"]
+
+
+def test_canceled_job_saves(tmp_path, slurm):
+    path = tmp_path / "said"
+    handle = slurm.start(call(path, 600.0))
+    wait_for(lambda: lines(path) == ["began"])
+    assert handle.is_alive()
+    assert handle.exitcode is None
+    handle.terminate()
+    wait_for(lambda: not handle.is_alive())
+    wait_for(lambda: lines(path) == ["began", "saved"])
+    assert handle.exitcode in (0, -signal.SIGTERM)
+
+
+def test_run_saves_when_its_supervisor_is_killed(tmp_path):
+    path = tmp_path / "said"
+    supervisor = Call(f"{launchers.__name__}:_run", (Supervised.here(call(path, 600.0)),)).start()
+    wait_for(lambda: lines(path) == ["began"])
+    supervisor.kill()
+    supervisor.join()
+    wait_for(lambda: lines(path) == ["began", "saved"])
+
+
+def test_supervisor_returns_the_exit_code_of_its_child():
+    assert Supervised.here(Call("sys:exit", (3,)))() == 3
+
+
+def test_jobs_train_and_a_second_sweep_leaves_alone_what_the_first_works_on(tmp_path, pictures):
+    out = tmp_path / "out"
+    options = {"changes": SMALL, "dataset": pictures, "tasks": ["accuracy"]}
+    slurm = {"launcher": "slurm", "launch": {"cluster": "local", "gpus_per_node": 0}}
+    (job,) = sweep([NAME], out, **options, **slurm)
+    assert job.state == "done"
+    before = (job.folder / "results.jsonl").read_bytes()
+    assert "top1" in [json.loads(line)["metric"] for line in before.splitlines()]
+    (job.folder / "scored.json").unlink()
+    with alone_in(job.folder, job.folder.with_suffix(".log")):  # another process scores it
+        (second,) = sweep([NAME], out, **options)
+    assert second.state == f"in use: another process is training in {job.folder}"
+    assert (job.folder / "results.jsonl").read_bytes() == before
+
+
+def test_folder_is_locked_where_a_lock_needs_a_file_open_for_writing(tmp_path, monkeypatch):
+    """So it is over NFS, between machines."""
+    (tmp_path / "run.json").write_text("{}")
+    flock = fcntl.flock
+
+    def flock_over_nfs(file, operation):
+        if not file.writable():
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        flock(file, operation)
+
+    monkeypatch.setattr(fcntl, "flock", flock_over_nfs)
+    with alone_in(tmp_path), pytest.raises(FolderInUse), alone_in(tmp_path, patience=0.3):
+        pass
+
+
+def test_launcher_that_cannot_be_made_is_refused_with_the_remedy(tmp_path, monkeypatch):
+    with pytest.raises(ValueError, match="unknown launcher 'pbs'; choose from local, slurm, ray"):
+        make_launcher("pbs", {}, tmp_path)
+    with pytest.raises(ValueError, match="the local launcher has no options"):
+        make_launcher("local", {"num_gpus": 1}, tmp_path)
+    with pytest.raises(ValueError, match="nonsense"):
+        make_launcher("slurm", {"cluster": "local", "nonsense": 1}, tmp_path)
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(ValueError, match="or set --launch cluster=local"):
+        make_launcher("slurm", {}, tmp_path)
+    for name, module in (("slurm", "submitit"), ("ray", "ray")):
+        monkeypatch.setitem(sys.modules, module, None)
+        message = rf"--launcher {name} needs {module}: pip install 'alignmixup\[{name}\]'"
+        with pytest.raises(ImportError, match=message):
+            make_launcher(name, {}, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_ray_trains_and_a_canceled_task_saves(tmp_path, importable, pictures):
+    ray = pytest.importorskip("ray")
+    path = tmp_path / "said"
+    try:
+        launcher = make_launcher("ray", {}, tmp_path)
+        handle = launcher.start(call(path, 600.0))
+        wait_for(lambda: lines(path) == ["began"])
+        assert handle.exitcode is None
+        handle.terminate()
+        wait_for(lambda: not handle.is_alive())
+        wait_for(lambda: lines(path) == ["began", "saved"])
+        assert handle.exitcode in (0, -signal.SIGTERM)
+        options = {"changes": SMALL, "dataset": pictures, "tasks": ["accuracy"]}
+        (job,) = sweep([NAME], tmp_path / "out", **options, launcher="ray")
+        assert job.state == "done"
+    finally:
+        ray.shutdown()
