@@ -38,7 +38,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "ops": {"contracts", "files", "hooks"},
     "mixers": {"contracts", "hooks", "ops", "registry"},
     "models": {"registry", "contracts", "device", "hooks", "ops"},
-    "datasets": {"registry", "contracts", "device"},
+    "datasets": {"files", "registry", "contracts", "device"},
     "training": {"checking", "files", "registry", "contracts", "device", "ops"},
     "evaluation": _BELOW - {"evaluation", "training"},
     "report": {"files", "registry", "contracts"},

@@ -6,6 +6,7 @@ Pillow's anti-aliasing): the usual "resize the shorter side, then crop the cente
 
 from __future__ import annotations
 
+import io
 import math
 import os
 import sys
@@ -24,6 +25,8 @@ import numpy as np
 import torch
 from jaxtyping import UInt8
 from torch import Tensor
+
+from alignmixup.datasets.loading.members import Member
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -50,6 +53,8 @@ def read_rgb(path: Path | str) -> Image.Image:
 def open_image(path: Path | str) -> Iterator[Image.Image]:
     """Open an image file, the only way that files are opened: its size is known, no pixel is read.
 
+    The path may be that of a member of a tar file (see ``members``).
+
     Raises:
         FileNotFoundError: There is no such file.
         ValueError: It is empty, damaged, too large, or in none of ``FORMATS``; so is any error
@@ -57,17 +62,21 @@ def open_image(path: Path | str) -> Iterator[Image.Image]:
     """
     from PIL import Image, UnidentifiedImageError
 
+    member = Member.of(path) if isinstance(path, str) else None
+    source: Path | str | io.BytesIO = path
     try:
-        is_empty = os.path.getsize(path) == 0
+        size = os.path.getsize(path) if member is None else member.size
     except FileNotFoundError:
         raise FileNotFoundError(f"{path} is missing") from None
-    if is_empty:
+    if member is not None:
+        source, path = io.BytesIO(member.read()), str(member)
+    if size == 0:
         raise ValueError(f"{path} is empty (0 bytes): replace or delete it")
     try:
         with warnings.catch_warnings():
             # Pillow warns about damaged metadata and still decodes the pixels.
             warnings.simplefilter("ignore")
-            with Image.open(path, formats=FORMATS) as image:
+            with Image.open(source, formats=FORMATS) as image:
                 if math.prod(image.size) > MAX_PIXELS:
                     raise ValueError(f"{image.width} x {image.height} pixels are too many")
                 yield image

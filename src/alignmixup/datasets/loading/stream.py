@@ -2,6 +2,10 @@
 
 The order of an epoch is a pure function of (seed, epoch), the augmentation of an image one of
 (seed, epoch, index): neither depends on the number of workers or on the step where an epoch starts.
+
+Files come in any order. Images in shards come in windows of ``WINDOW`` shards: the shards are
+shuffled, then all images of the first ones, of the next ones, and so on. What is read within some
+time is then in a few files, which a disk, a network or the page cache likes.
 """
 
 from __future__ import annotations
@@ -28,6 +32,7 @@ from alignmixup.datasets.loading.decode import (
     read_rgb,
 )
 from alignmixup.datasets.loading.device_loader import Batch, check_start, count_steps
+from alignmixup.datasets.loading.members import Member, shard_of
 from alignmixup.device import is_gpu
 
 if TYPE_CHECKING:
@@ -40,9 +45,13 @@ ALL = slice(None)
 # The part of the shorter side that evaluation shows by default: 224 pixels of 256.
 CENTER_FRACTION = 0.875
 
-# In place of an unreadable file comes one of those behind it in the list. If none of these can be
-# read either, no file is damaged: the disk is gone.
+# In place of an unreadable file comes one of those behind it in the list; of an image in a shard,
+# one of those far behind it, in other shards. If none of these can be read either, no file is
+# damaged: the disk is gone.
 SUBSTITUTES = 10
+
+# Shards whose images are shuffled together.
+WINDOW = 16
 
 Box = tuple[float, float, float, float]
 
@@ -65,7 +74,8 @@ class StreamLoader:
 
     A file that cannot be read raises a ``ValueError`` with its name. In training, with
     ``on_error="skip"``, it is named in a warning, and the next one in the list that can be read
-    takes its place: batches keep their size, all else in them is the same.
+    takes its place: batches keep their size, all else in them is the same. The same holds for an
+    image in a damaged or missing shard, and one of another shard.
     """
 
     def __init__(
@@ -102,7 +112,10 @@ class StreamLoader:
         self.device = torch.device(device)
         self.channels_last = channels_last
         self.dtype = dtype
-        self._order = _EpochOrder(len(file_set), batch_size, num_steps, seed, is_train, share)
+        shards = _shards(file_set.paths) if is_train else None
+        self._order = _EpochOrder(
+            len(file_set), batch_size, num_steps, seed, is_train, share, shards
+        )
         chance = _Chance(seed, flip, jitter, lighting) if is_train else None
         self._named: set[str] = set()  # files that were skipped
         self._loader: DataLoader[Any] = DataLoader(
@@ -208,6 +221,7 @@ class _EpochOrder(Sampler[list[_Key]]):
     seed: int
     is_shuffled: bool
     share: slice
+    shards: Tensor | None = None  # the number of the shard of each image
     epoch: int = 0
     start_step: int = 0
 
@@ -220,9 +234,21 @@ class _EpochOrder(Sampler[list[_Key]]):
         if self.is_shuffled:
             rng = torch.Generator().manual_seed(derive_seed("epoch", self.seed, epoch))
             order = torch.randperm(self.num_images, generator=rng)
+            if self.shards is not None:
+                places = torch.randperm(int(self.shards.max()) + 1, generator=rng)
+                windows = places[self.shards] // WINDOW
+                order = order[windows[order].argsort(stable=True)]
         for step in range(start_step, self.num_steps):
             chosen = order[step * self.batch_size : (step + 1) * self.batch_size]
             yield [_Key(epoch, index) for index in chosen[self.share].tolist()]
+
+
+def _shards(paths: Sequence[str]) -> Tensor | None:
+    """Return the number of the shard of each image; None for images in files of their own."""
+    if not paths or Member.of(paths[0]) is None:
+        return None
+    numbers: dict[str, int] = {}
+    return torch.tensor([numbers.setdefault(shard_of(path), len(numbers)) for path in paths])
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,11 +292,13 @@ class _Files(Dataset[_Item]):
         self.view = view
         self.chance = chance
         self.num_substitutes = min(num_substitutes, len(file_set) - 1)
+        is_sharded = _shards(file_set.paths[:1]) is not None
+        self.stride = max(len(file_set) // (SUBSTITUTES + 1), 1) if is_sharded else 1
 
     def __getitem__(self, key: _Key) -> _Item:
         problems: list[str] = []
-        for place in range(key.index, key.index + 1 + self.num_substitutes):
-            index = place % len(self.paths)
+        for turn in range(1 + self.num_substitutes):
+            index = (key.index + turn * self.stride) % len(self.paths)
             try:
                 image = read_rgb(os.fsdecode(self.paths[index]))
             except (ValueError, OSError) as error:
