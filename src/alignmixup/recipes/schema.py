@@ -59,6 +59,8 @@ class DataSpec:
         on_error: What a streamed training image does that cannot be read: ``"raise"`` ends the run
             with its name; ``"skip"`` names it and takes the next image. A resumed run may change
             it. In evaluation it always raises.
+        reduced: Decode a streamed training JPEG at 1/2, 1/4 or 1/8 of its size where the part
+            shown has ``image_size`` pixels still.
 
     Example:
         ```python
@@ -79,6 +81,7 @@ class DataSpec:
     lighting: float = 0.0
     limit: int | None = None
     on_error: Literal["raise", "skip"] = "raise"
+    reduced: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", absolute(self.name))
