@@ -9,6 +9,7 @@ thread, in turns; the time is that of its processor, so that a busy machine coun
 holds p20, p50 and p80 of the rounds.
 
     stream           our StreamLoader, files
+    stream, workers  its part in the decoding processes; a GPU converts to float by itself
     stream, reduced  the same with ``reduced=True``: JPEG at 1/2, 1/4 or 1/8 of its size
     stream, shards   the same images in tar files
     torch + PIL      a Dataset that opens, crops and resizes with PIL, as torchvision's does
@@ -137,11 +138,21 @@ def loaders(root: Path, side: int) -> dict[str, Loader]:
     def stream(file_set: FileSet, reduced: bool = False) -> Loader:
         return datasets.StreamLoader(file_set, BATCH, side, seed=0, reduced=reduced).epoch
 
+    def workers(file_set: FileSet) -> Loader:
+        loader = datasets.StreamLoader(file_set, BATCH, side, seed=0)
+
+        def epoch(number: int) -> Iterable[object]:
+            loader._order.epoch = number
+            return loader._loader
+
+        return epoch
+
     def plain(data: Dataset[Any]) -> Loader:
         return lambda epoch: DataLoader(data, BATCH, shuffle=True)
 
     found = {
         "stream": stream(files),
+        "stream, workers": workers(files),
         "stream, reduced": stream(files, reduced=True),
         "stream, shards": stream(shards),
         "torch + PIL": plain(PilFiles(files.paths, side)),

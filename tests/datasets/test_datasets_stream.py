@@ -1,6 +1,7 @@
 """Streaming loader: the same batches whatever the number of workers, and boxes that fit."""
 
 import math
+import os
 
 import numpy as np
 import pytest
@@ -10,7 +11,12 @@ from PIL import Image
 
 from alignmixup.datasets import StreamLoader, scan_folder
 from alignmixup.datasets.loading.augment import change_colors, derive_seed, draw_colors
-from alignmixup.datasets.loading.decode import center_square, open_image, reduce_scale
+from alignmixup.datasets.loading.decode import (
+    available_cores,
+    center_square,
+    open_image,
+    reduce_scale,
+)
 from alignmixup.datasets.loading.stream import _choose_box, _View
 from torchvision_schemas import define_torchvision_schemas
 
@@ -319,3 +325,13 @@ def test_the_scale_is_the_smallest_that_keeps_the_pixels(tmp_path):
         with open_image(tmp_path / "0.jpg") as image:
             reduce_scale(image, box, side)
             assert image.size == size
+
+
+def test_processes_of_torchrun_share_the_cores(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(24)), raising=False)
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    assert available_cores() == 24
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    assert available_cores() == 3
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "64")
+    assert available_cores() == 1

@@ -36,6 +36,7 @@ def sleep_and_write(path, seconds):
     from alignmixup.training.signals import stop_signals
 
     with stop_signals(quiet=True) as caught:
+        path.with_suffix(".parent").write_text(str(os.getppid()))
         with open(path, "a") as file:
             file.write("began\n")
         deadline = time.monotonic() + seconds
@@ -162,7 +163,7 @@ def test_launcher_that_cannot_be_made_is_refused_with_the_remedy(tmp_path, monke
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-def test_ray_trains_and_a_canceled_task_saves(tmp_path, importable, pictures):
+def test_ray_trains_and_a_killed_or_canceled_task_saves(tmp_path, importable, pictures):
     ray = pytest.importorskip("ray")
     path = tmp_path / "said"
     try:
@@ -170,9 +171,11 @@ def test_ray_trains_and_a_canceled_task_saves(tmp_path, importable, pictures):
         handle = launcher.start(call(path, 600.0))
         wait_for(lambda: lines(path) == ["began"])
         assert handle.exitcode is None
+        os.kill(int(path.with_suffix(".parent").read_text()), signal.SIGKILL)  # Ray's worker
+        wait_for(lambda: lines(path) == ["began", "saved", "began"])  # Ray has tried again
         handle.terminate()
         wait_for(lambda: not handle.is_alive())
-        wait_for(lambda: lines(path) == ["began", "saved"])
+        wait_for(lambda: lines(path) == ["began", "saved", "began", "saved"])
         assert handle.exitcode in (0, -signal.SIGTERM)
         options = {"changes": SMALL, "dataset": pictures, "tasks": ["accuracy"]}
         (job,) = sweep([NAME], tmp_path / "out", **options, launcher="ray")

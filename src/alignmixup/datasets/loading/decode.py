@@ -210,6 +210,10 @@ def _problems_in_block(paths: Sequence[str], image_size: int) -> list[str]:
 
 
 def available_cores() -> int:
-    """Return the number of decoding processes: the cores this process may use, at most 16."""
+    """Return the number of decoding processes: the cores this process may use, at most 32.
+
+    The processes that torchrun has started on this machine share its cores.
+    """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return min(cores or 1, 16)
+    num_shares = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
+    return min(max((cores or 1) // num_shares, 1), 32)
