@@ -11,10 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from alignmixup.cli.program import main
 from alignmixup.experiments import launchers
 from alignmixup.experiments.launchers import Call, Supervised, make_launcher
 from alignmixup.experiments.run_folder import FolderInUse, alone_in
 from alignmixup.experiments.sweep import sweep
+from alignmixup.recipes.catalog import find_recipe
+from alignmixup.recipes.schema import on_data
 from picture_folder import make_pictures
 
 NAME = "cifar10-r18-baseline-fast"
@@ -31,23 +34,8 @@ def pictures(tmp_path):
     return make_pictures(tmp_path / "pictures")
 
 
-def sleep_and_write(path, seconds):
-    """What the tests launch: it saves when it is stopped, as a run does."""
-    from alignmixup.training.signals import stop_signals
-
-    with stop_signals(quiet=True) as caught:
-        path.with_suffix(".parent").write_text(str(os.getppid()))
-        with open(path, "a") as file:
-            file.write("began\n")
-        deadline = time.monotonic() + seconds
-        while not caught and time.monotonic() < deadline:
-            time.sleep(0.02)
-        with open(path, "a") as file:
-            file.write("saved\n" if caught else "done\n")
-
-
-def call(path, seconds):
-    return Call(f"{__name__}:sleep_and_write", (path, seconds))
+def call(path, *seconds):
+    return Call("launched:sleep_and_write", (path, *seconds))
 
 
 def wait_for(is_true, seconds=120):
@@ -62,10 +50,9 @@ def lines(path):
 
 
 @pytest.fixture
-def importable(monkeypatch, request):
-    """Other processes import this module, too."""
-    paths = [str(request.path.parent), *sys.path]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
+def importable(monkeypatch):
+    """Other processes import what this one does."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
 
 
 @pytest.fixture
@@ -80,7 +67,7 @@ def children(process):
 @pytest.mark.skipif(sys.platform != "linux", reason="finds the task by /proc")
 def test_preempted_job_saves_is_requeued_and_makes_the_same_call(tmp_path, slurm):
     path = tmp_path / "said"
-    handle = slurm.start(call(path, 2.0))
+    handle = slurm.start(call(path, 600.0, 0.0))
     wait_for(lambda: lines(path) == ["began"])
     (task,) = children(int(handle.job.job_id))
     os.kill(task, signal.SIGUSR2)  # what submitit asks Slurm to send
@@ -114,19 +101,29 @@ def test_supervisor_returns_the_exit_code_of_its_child():
     assert Supervised.here(Call("sys:exit", (3,)))() == 3
 
 
-def test_jobs_train_and_a_second_sweep_leaves_alone_what_the_first_works_on(tmp_path, pictures):
-    out = tmp_path / "out"
+def test_a_second_sweep_leaves_alone_what_the_first_works_on(tmp_path, pictures, capsys):
+    words = [f"--{name.replace('_', '-')}={value}" for name, value in SMALL.items()]
+    words = ["sweep", NAME, "--dataset", pictures, "--out", str(tmp_path), *words]
+    folder = tmp_path / on_data(find_recipe(NAME), pictures).folder
+    log = folder.with_name(f"{folder.name}.log")
+    log.touch()
+    with alone_in(folder, log):
+        assert main([*words, "--tasks", "accuracy"]) == 1
+    said = capsys.readouterr()
+    assert f"in use: another process is training in {folder}" in said.out
+    assert "another sweep is working on some runs" in said.err
+    assert not folder.exists()
+    assert log.read_text() == ""
+
+
+@pytest.mark.slow  # the documentation does the same, with fewer images
+def test_jobs_train_and_score(tmp_path, pictures):
     options = {"changes": SMALL, "dataset": pictures, "tasks": ["accuracy"]}
     slurm = {"launcher": "slurm", "launch": {"cluster": "local", "gpus_per_node": 0}}
-    (job,) = sweep([NAME], out, **options, **slurm)
+    (job,) = sweep([NAME], tmp_path / "out", **options, **slurm)
     assert job.state == "done"
-    before = (job.folder / "results.jsonl").read_bytes()
-    assert "top1" in [json.loads(line)["metric"] for line in before.splitlines()]
-    (job.folder / "scored.json").unlink()
-    with alone_in(job.folder, job.folder.with_suffix(".log")):  # another process scores it
-        (second,) = sweep([NAME], out, **options)
-    assert second.state == f"in use: another process is training in {job.folder}"
-    assert (job.folder / "results.jsonl").read_bytes() == before
+    lines = (job.folder / "results.jsonl").read_text().splitlines()
+    assert "top1" in [json.loads(line)["metric"] for line in lines]
 
 
 def test_folder_is_locked_where_a_lock_needs_a_file_open_for_writing(tmp_path, monkeypatch):
@@ -168,7 +165,7 @@ def test_ray_trains_and_a_killed_or_canceled_task_saves(tmp_path, importable, pi
     path = tmp_path / "said"
     try:
         launcher = make_launcher("ray", {}, tmp_path)
-        handle = launcher.start(call(path, 600.0))
+        handle = launcher.start(call(path, 600.0, 600.0))
         wait_for(lambda: lines(path) == ["began"])
         assert handle.exitcode is None
         os.kill(int(path.with_suffix(".parent").read_text()), signal.SIGKILL)  # Ray's worker
