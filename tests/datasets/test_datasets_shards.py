@@ -220,10 +220,15 @@ def test_bad_shards_and_patterns_are_refused(folder, out, tmp_path):
     with pytest.raises(ValueError, match=r"train-000001\.tar cannot be read as a shard"):
         scan_shards(str(out), "train")
     with tarfile.open(shard, "w") as tar:
-        for name, data in (("x.png", b"no image"), ("x.cls", b"7")):
+        for name, data in (("x.png", b"no image"), ("x.cls", b"7"), ("y.png", b"no label")):
             info = tarfile.TarInfo(name)
             info.size = len(data)
             tar.addfile(info, io.BytesIO(data))
+            if name == "x.cls":
+                unlabeled = tar.offset
+    with pytest.raises(ValueError, match=r"y\.png has no label"):
+        scan_shards(str(out), "train")
+    shard.write_bytes(shard.read_bytes()[:unlabeled] + bytes(1024))
     with pytest.raises(ValueError, match=r"x\.png has the label 7, and there are 2 classes"):
         scan_shards(str(out), "train")
 

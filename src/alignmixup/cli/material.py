@@ -143,7 +143,8 @@ class DataFetch:
 class DataShard:
     """Write a data set as tar files of WebDataset, to train with --dataset shards:OUT.
 
-    Files are copied as they are, the training images in random order."""
+    Files are copied as they are, the training images in random order. Boxes are
+    not written."""
 
     name: Positional[str]
     """Data set by name, or folder:PATH."""

@@ -50,7 +50,8 @@ def write_shards(
 ) -> Path:
     """Write both splits of a data set as shards into the folder ``out``; return the folder.
 
-    Files are copied as they are; images that a data set has in no files become PNG.
+    Files are copied as they are; images that a data set has in no files become PNG. Boxes are not
+    written.
 
     Raises:
         ValueError: The folder has shards already.
@@ -93,9 +94,9 @@ def scan_shards(pattern: str, split: str) -> FileSet:
     shards = _find(pattern, split)
     rows = [(shard, row) for shard in shards for row in _index(shard)]
     if not rows:
-        raise ValueError(f"{shards[0]} has no image with a label (KEY.jpg and KEY.cls)")
+        raise ValueError(f"{shards[0]} has no image (KEY.jpg, with its label in KEY.cls)")
     labels = torch.tensor([row[3] for _, row in rows])
-    names = about.get("class_names")
+    names: list[str] | None = about.get("class_names")
     if names is None:
         train = labels if split == "train" else scan_shards(pattern, "train").labels
         names = [str(label) for label in range(int(train.max()) + 1)]
@@ -106,7 +107,7 @@ def scan_shards(pattern: str, split: str) -> FileSet:
         paths=tuple(Member(shard, row[0], row[1], row[2], row[4]).path for shard, row in rows),
         labels=labels,
         class_names=tuple(names),
-        **{key: tuple(about[key]) for key in ("mean", "std") if key in about},
+        **{key: about[key] for key in ("mean", "std") if key in about},
     )
 
 
@@ -137,7 +138,7 @@ def _write_shard(shard: Path, images: ImageSet | FileSet, rows: Sequence[int]) -
             offset = _add(tar, key + suffix, data)
             _add(tar, key + ".cls", str(label).encode())
             index.append((key + suffix, offset, len(data), label, checksum(data)))
-    write_text(_index_path(shard), json.dumps({"bytes": shard.stat().st_size, "members": index}))
+    write_text(_index_path(shard), json.dumps({"crc": _crc(index), "members": index}))
 
 
 def _bytes_of(images: ImageSet | FileSet, row: int) -> tuple[str, bytes]:
@@ -183,12 +184,14 @@ def _index(shard: str) -> list[_Row]:
     if not path.exists():
         return list(_read_headers(shard))
     try:
-        members = json.loads(path.read_text(encoding="utf-8"))["members"]
+        index = json.loads(path.read_text(encoding="utf-8"))
+        if index["crc"] != _crc(index["members"]):
+            raise ValueError("its checksum differs")
         return [
             (str(name), int(offset), int(size), int(label), str(crc))
-            for name, offset, size, label, crc in members
+            for name, offset, size, label, crc in index["members"]
         ]
-    except (ValueError, LookupError, TypeError) as error:
+    except (ValueError, LookupError, TypeError, OverflowError) as error:
         raise ValueError(
             f"{path} is damaged ({error}): delete it, and the shard is listed without it"
         ) from None
@@ -208,11 +211,22 @@ def _read_headers(shard: str) -> Iterator[_Row]:
                     labels[key] = int(file.read() if file else b"")
                 elif f".{suffix}" in IMAGE_SUFFIXES and info.isfile():
                     images[key] = info
+            # tarfile takes a damaged header for the end, where there is nothing but zeros.
+            with open(shard, "rb") as end:
+                end.seek(tar.offset)
+                rest = end.read(2**20)
+            if not rest or rest.strip(b"\0"):
+                raise ValueError(f"no header and no end at byte {tar.offset}")
     except (tarfile.TarError, ValueError, EOFError) as error:
         raise ValueError(f"{shard} cannot be read as a shard ({error}): write it again") from None
     for key, info in images.items():
-        if key in labels:
-            yield info.name, info.offset_data, info.size, labels[key], UNKNOWN
+        if key not in labels:
+            raise ValueError(f"{shard}: {info.name} has no label: add {key.lstrip('/')}.cls")
+        yield info.name, info.offset_data, info.size, labels[key], UNKNOWN
+
+
+def _crc(members: object) -> str:
+    return checksum(json.dumps(members).encode())
 
 
 def _index_path(shard: Path) -> Path:
@@ -220,13 +234,21 @@ def _index_path(shard: Path) -> Path:
 
 
 def _about(pattern: str) -> dict[str, Any]:
+    """What ``dataset.json`` says; nothing where there is none."""
     folder = pattern if os.path.isdir(pattern) else os.path.dirname(pattern)
     path = Path(folder) / ABOUT
     if not path.exists():
         return {}
     try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-    except (ValueError, TypeError) as error:
+        about = json.loads(path.read_text(encoding="utf-8"))
+        if not all(isinstance(name, str) for name in about["class_names"]):
+            raise ValueError("names of classes must be text")
+        statistics = {key: tuple(map(float, about[key])) for key in ("mean", "std")}
+        if any(len(channels) != 3 for channels in statistics.values()):
+            raise ValueError("mean and std must have three numbers")
+        size = int(about["image_size"])
+        return {"class_names": list(about["class_names"]), "image_size": size, **statistics}
+    except (ValueError, LookupError, TypeError, OverflowError) as error:
         raise ValueError(f"{path} is damaged ({error}): write the shards again") from None
 
 

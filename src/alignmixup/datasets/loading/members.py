@@ -49,13 +49,13 @@ class Member(NamedTuple):
         """
         try:
             with open(self.shard, "rb") as file:
+                length = os.fstat(file.fileno()).st_size
+                if self.offset + self.size > length:
+                    raise ValueError(f"{self.shard} is cut short at {length} bytes: write it again")
                 file.seek(self.offset)
                 data = file.read(self.size)
-                length = os.fstat(file.fileno()).st_size
         except FileNotFoundError:
             raise FileNotFoundError(f"{self.shard} is missing") from None
-        if len(data) < self.size:
-            raise ValueError(f"{self.shard} is cut short at {length} bytes: write it again")
         if self.crc != UNKNOWN and checksum(data) != self.crc:
             raise ValueError(f"{self} is damaged (its checksum differs): write the shard again")
         return data
