@@ -2,14 +2,16 @@
 
 import errno
 import fcntl
-import json
 import os
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from alignmixup.cli.program import main
 from alignmixup.experiments import launchers
@@ -18,6 +20,7 @@ from alignmixup.experiments.run_folder import FolderInUse, alone_in
 from alignmixup.experiments.sweep import sweep
 from alignmixup.recipes.catalog import find_recipe
 from alignmixup.recipes.schema import on_data
+from alignmixup.report.reading import read_results
 from picture_folder import make_pictures
 
 NAME = "cifar10-r18-baseline-fast"
@@ -116,14 +119,33 @@ def test_a_second_sweep_leaves_alone_what_the_first_works_on(tmp_path, pictures,
     assert log.read_text() == ""
 
 
-@pytest.mark.slow  # the documentation does the same, with fewer images
-def test_jobs_train_and_score(tmp_path, pictures):
-    options = {"changes": SMALL, "dataset": pictures, "tasks": ["accuracy"]}
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="finds the task by /proc")
+def test_preempted_training_ends_with_the_weights_of_an_uninterrupted_one(tmp_path, pictures):
+    options = {"changes": {**SMALL, "train.epochs": 30}, "dataset": pictures, "tasks": ["accuracy"]}
     slurm = {"launcher": "slurm", "launch": {"cluster": "local", "gpus_per_node": 0}}
-    (job,) = sweep([NAME], tmp_path / "out", **options, **slurm)
-    assert job.state == "done"
-    lines = (job.folder / "results.jsonl").read_text().splitlines()
-    assert "top1" in [json.loads(line)["metric"] for line in lines]
+
+    def preempt():
+        wait_for(lambda: list(tmp_path.glob("jobs/*/checkpoint.safetensors")))
+        (pickled,) = tmp_path.glob("jobs/.submitit/*_submitted.pkl")
+        (task,) = children(int(pickled.name.partition("_")[0]))
+        os.kill(task, signal.SIGUSR2)
+
+    watcher = threading.Thread(target=preempt)
+    watcher.start()
+    (job,) = sweep([NAME], tmp_path / "jobs", **options, **slurm)
+    watcher.join()
+    (whole,) = sweep([NAME], tmp_path / "whole", **options)
+    assert (job.state, whole.state) == ("done", "done")
+    assert "stopping after this step" in job.folder.with_name(f"{job.folder.name}.log").read_text()
+    ours, theirs = (load_file(j.folder / "checkpoint.safetensors") for j in (job, whole))
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    figures = [
+        [(r.metric, r.value) for r in read_results([j.folder / "results.jsonl"])]
+        for j in (job, whole)
+    ]
+    assert figures[0] == figures[1]
 
 
 def test_folder_is_locked_where_a_lock_needs_a_file_open_for_writing(tmp_path, monkeypatch):

@@ -72,9 +72,14 @@ class Call:
 
 
 class Launcher(Protocol):
-    """Starts calls. ``patience``: seconds that a run waits where another process has its folder."""
+    """Starts calls.
+
+    ``patience`` are the seconds that a run waits where another process has its folder,
+    ``poll_seconds`` those between two questions whether a call has ended.
+    """
 
     patience: float
+    poll_seconds: float
 
     def start(self, call: Call) -> Handle: ...
 
@@ -98,6 +103,7 @@ class Local:
     """Processes on this machine."""
 
     patience = 0.0
+    poll_seconds = 0.2
 
     def __init__(self, options: dict[str, Any], out: Path) -> None:
         if options:
@@ -115,6 +121,7 @@ class Slurm:
     """
 
     patience = PATIENCE
+    poll_seconds = 2.0  # a question is for the file system of the cluster
 
     def __init__(self, options: dict[str, Any], out: Path) -> None:
         submitit = _imported("submitit", "slurm")
@@ -139,6 +146,7 @@ class Ray:
     """
 
     patience = PATIENCE
+    poll_seconds = 0.5
 
     def __init__(self, options: dict[str, Any], out: Path) -> None:
         self.ray = _imported("ray", "ray")

@@ -37,7 +37,6 @@ from alignmixup.training.signals import Stopped, stop_signals
 from alignmixup.training.summary import summarize
 
 SCORED = "scored.json"
-POLL_SECONDS = 0.2
 IN_USE = 75  # the exit code of a run whose folder another process has
 STOPPING = "stopping each run after its step; press Ctrl-C again to quit now"
 
@@ -114,7 +113,7 @@ def sweep(
             while crew.poll():
                 if caught or time.monotonic() > deadline:
                     crew.stop()
-                time.sleep(POLL_SECONDS)
+                time.sleep(starter.poll_seconds)
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt):  # the second Ctrl-C
                 crew.kill()
@@ -221,7 +220,7 @@ class _Crew:
 
     def wait(self) -> None:
         while self.poll():
-            time.sleep(POLL_SECONDS)
+            time.sleep(self.launcher.poll_seconds)
 
 
 def _do(
