@@ -17,7 +17,7 @@ from alignmixup.cli.program import main
 from alignmixup.datasets import StreamLoader, scan_folder, scan_shards, write_shards
 from alignmixup.datasets.loading.decode import read_rgb
 from alignmixup.datasets.loading.members import Member, shard_of
-from alignmixup.datasets.loading.stream import WINDOW, _EpochOrder, _shards
+from alignmixup.datasets.loading.order import WINDOW, EpochOrder, shard_numbers
 from alignmixup.recipes.catalog import find_recipe
 from alignmixup.recipes.schema import on_data
 
@@ -135,7 +135,7 @@ def test_an_epoch_has_each_image_once_and_reads_few_shards_at_a_time():
     shards = torch.arange(50).repeat_interleave(7)[:-3]  # the last one is smaller
     seen = []
     for epoch in range(3):
-        order = _EpochOrder(len(shards), 10, 35, 0, True, slice(None), shards, epoch=epoch)
+        order = EpochOrder(len(shards), 10, 35, 0, True, slice(None), shards, epoch=epoch)
         rows = torch.tensor([key.index for batch in order for key in batch])
         assert rows.sort().values.tolist() == list(range(len(shards)))
         begins = [shards[rows[i : i + 10]] for i in range(0, len(rows), 10)]
@@ -148,11 +148,11 @@ def test_an_epoch_has_each_image_once_and_reads_few_shards_at_a_time():
 
 
 def test_files_have_no_shards():
-    assert _shards(("/a/b.png", "/a/c.png")) is None
+    assert shard_numbers(("/a/b.png", "/a/c.png")) is None
     member = Member("/a/b.tar", "c.png", 512, 9, "0badcafe")
     assert Member.of(member.path) == member
     assert (shard_of(member.path), str(member)) == ("/a/b.tar", "/a/b.tar: c.png")
-    assert _shards((member.path, member._replace(shard="/z.tar").path)).tolist() == [0, 1]
+    assert shard_numbers((member.path, member._replace(shard="/z.tar").path)).tolist() == [0, 1]
 
 
 def damage(out, how):

@@ -2,10 +2,6 @@
 
 The order of an epoch is a pure function of (seed, epoch), the augmentation of an image one of
 (seed, epoch, index): neither depends on the number of workers or on the step where an epoch starts.
-
-Files come in any order. Images in shards come in windows of ``WINDOW`` shards: the shards are
-shuffled, then all images of the first ones, of the next ones, and so on. What is read within some
-time is then in a few files, which a disk, a network or the page cache likes.
 """
 
 from __future__ import annotations
@@ -21,7 +17,7 @@ import numpy as np
 import torch
 from jaxtyping import UInt8
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset
 
 from alignmixup.datasets.folder import FileSet
 from alignmixup.datasets.loading.augment import change_colors, derive_seed, draw_colors, to_float
@@ -34,7 +30,7 @@ from alignmixup.datasets.loading.decode import (
     to_rgb,
 )
 from alignmixup.datasets.loading.device_loader import Batch, check_start, count_steps
-from alignmixup.datasets.loading.members import Member, shard_of
+from alignmixup.datasets.loading.order import EpochOrder, Key, shard_numbers
 from alignmixup.device import is_gpu
 
 if TYPE_CHECKING:
@@ -51,9 +47,6 @@ CENTER_FRACTION = 0.875
 # one of those far behind it, in other shards. If none of these can be read either, no file is
 # damaged: the disk is gone.
 SUBSTITUTES = 10
-
-# Shards whose images are shuffled together.
-WINDOW = 16
 
 Box = tuple[float, float, float, float]
 
@@ -118,8 +111,8 @@ class StreamLoader:
         self.device = torch.device(device)
         self.channels_last = channels_last
         self.dtype = dtype
-        shards = _shards(file_set.paths) if is_train else None
-        self._order = _EpochOrder(
+        shards = shard_numbers(file_set.paths) if is_train else None
+        self._order = EpochOrder(
             len(file_set), batch_size, num_steps, seed, is_train, share, shards
         )
         chance = _Chance(seed, flip, jitter, lighting) if is_train else None
@@ -211,54 +204,6 @@ class _View:
 
 
 @dataclass(frozen=True, slots=True)
-class _Key:
-    """What a worker gets: which image, in which epoch."""
-
-    epoch: int
-    index: int
-
-
-@dataclass
-class _EpochOrder(Sampler[list[_Key]]):
-    """The batches of the epoch that is set as its attribute."""
-
-    num_images: int
-    batch_size: int
-    num_steps: int
-    seed: int
-    is_shuffled: bool
-    share: slice
-    shards: Tensor | None = None  # the number of the shard of each image
-    epoch: int = 0
-    start_step: int = 0
-
-    def __len__(self) -> int:
-        return self.num_steps - self.start_step
-
-    def __iter__(self) -> Iterator[list[_Key]]:
-        epoch, start_step = self.epoch, self.start_step
-        order = torch.arange(self.num_images)
-        if self.is_shuffled:
-            rng = torch.Generator().manual_seed(derive_seed("epoch", self.seed, epoch))
-            order = torch.randperm(self.num_images, generator=rng)
-            if self.shards is not None:
-                places = torch.randperm(int(self.shards.max()) + 1, generator=rng)
-                windows = places[self.shards] // WINDOW
-                order = order[windows[order].argsort(stable=True)]
-        for step in range(start_step, self.num_steps):
-            chosen = order[step * self.batch_size : (step + 1) * self.batch_size]
-            yield [_Key(epoch, index) for index in chosen[self.share].tolist()]
-
-
-def _shards(paths: Sequence[str]) -> Tensor | None:
-    """Return the number of the shard of each image; None for images in files of their own."""
-    if not paths or Member.of(paths[0]) is None:
-        return None
-    numbers: dict[str, int] = {}
-    return torch.tensor([numbers.setdefault(shard_of(path), len(numbers)) for path in paths])
-
-
-@dataclass(frozen=True, slots=True)
 class _Chance:
     """The random changes of a training image, besides its window."""
 
@@ -299,22 +244,22 @@ class _Files(Dataset[_Item]):
         self.view = view
         self.chance = chance
         self.num_substitutes = min(num_substitutes, len(file_set) - 1)
-        is_sharded = _shards(file_set.paths[:1]) is not None
+        is_sharded = shard_numbers(file_set.paths[:1]) is not None
         self.stride = max(len(file_set) // (SUBSTITUTES + 1), 1) if is_sharded else 1
 
-    def __getitem__(self, key: _Key) -> _Item:
+    def __getitem__(self, key: Key) -> _Item:
         problems: list[str] = []
         for turn in range(1 + self.num_substitutes):
             index = (key.index + turn * self.stride) % len(self.paths)
             try:
-                shown = self._shown(os.fsdecode(self.paths[index]), _Key(key.epoch, index))
+                shown = self._shown(os.fsdecode(self.paths[index]), Key(key.epoch, index))
             except (ValueError, OSError) as error:
                 problems.append(str(error))
             else:
                 return _Item(shown, self.labels[index], tuple(problems))
         return _Item(None, self.labels[key.index], tuple(problems))
 
-    def _shown(self, path: str, key: _Key) -> UInt8[Tensor, "s s 3"]:
+    def _shown(self, path: str, key: Key) -> UInt8[Tensor, "s s 3"]:
         with open_image(path) as image:
             if self.chance is None:
                 return _shown(image, self.view, self.view.window(*image.size, None))
@@ -322,7 +267,7 @@ class _Files(Dataset[_Item]):
 
 
 def _random_part(
-    image: Image.Image, view: _View, chance: _Chance, key: _Key
+    image: Image.Image, view: _View, chance: _Chance, key: Key
 ) -> UInt8[Tensor, "s s 3"]:
     """Return a random part of the image as a square, maybe mirrored, in changed colors."""
     rng = torch.Generator().manual_seed(derive_seed("image", chance.seed, key.epoch, key.index))
