@@ -41,7 +41,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "mixers": {"contracts", "hooks", "ops", "outputs", "registry"},
     "integrations": {"contracts", "outputs"},
     "models": {"registry", "contracts", "device", "hooks", "ops"},
-    "datasets": {"registry", "contracts", "device"},
+    "datasets": {"files", "registry", "contracts", "device"},
     "training": {"checking", "files", "registry", "contracts", "device", "hooks", "ops"},
     "evaluation": _BELOW - {"evaluation", "training"},
     "report": {"files", "registry", "contracts"},
@@ -78,6 +78,8 @@ LAZY = {
     "tensorboard",
     "trackio",
     "wandb",
+    "submitit",
+    "ray",
 }
 KERNELS = "ops.triton"
 

@@ -1,6 +1,7 @@
 """Streaming loader: the same batches whatever the number of workers, and boxes that fit."""
 
 import math
+import os
 
 import numpy as np
 import pytest
@@ -10,7 +11,12 @@ from PIL import Image
 
 from alignmixup.datasets import StreamLoader, scan_folder
 from alignmixup.datasets.loading.augment import change_colors, derive_seed, draw_colors
-from alignmixup.datasets.loading.decode import center_square
+from alignmixup.datasets.loading.decode import (
+    available_cores,
+    center_square,
+    open_image,
+    reduce_scale,
+)
 from alignmixup.datasets.loading.stream import _choose_box, _View
 from torchvision_schemas import define_torchvision_schemas
 
@@ -282,3 +288,50 @@ def test_an_empty_set_is_refused(files):
     empty = type(files)("x", "train", (), torch.empty(0, dtype=torch.int64), ("a",))
     with pytest.raises(ValueError, match="no image"):
         StreamLoader(empty, 4, 16, seed=0)
+
+
+@pytest.mark.parametrize("is_gray", [False, True])
+def test_a_reduced_jpeg_shows_the_same_part(tmp_path, is_gray):
+    """Faster, as the decoder leaves out what the part is too small to show."""
+    rng = np.random.default_rng(0)
+    coarse = rng.integers(0, 256, (5, 7) if is_gray else (5, 7, 3), dtype=np.uint8)
+    for split in ("train", "val"):
+        path = tmp_path / split / "a" / "0.jpg"
+        path.parent.mkdir(parents=True)
+        image = Image.fromarray(coarse).resize((351, 263), Image.Resampling.BICUBIC)
+        image.save(path, quality=95)
+    files = scan_folder(tmp_path, "train")
+
+    def parts(reduced, side):
+        loader = StreamLoader(files, 1, side, seed=0, area=(0.3, 1.0), reduced=reduced)
+        return torch.cat([x for epoch in range(8) for x, _ in loader.epoch(epoch)])
+
+    # Parts of 0.3 of the surface and more have 32 pixels even at a quarter of the size.
+    whole, reduced = parts(False, 32), parts(True, 32)
+    assert not torch.equal(whole, reduced)
+    assert (whole - reduced).abs().mean() < 0.01
+    assert torch.equal(parts(False, 256), parts(True, 256))  # there is nothing to leave out
+
+
+def test_the_scale_is_the_smallest_that_keeps_the_pixels(tmp_path):
+    Image.new("RGB", (800, 600)).save(tmp_path / "0.jpg")
+    for box, side, size in [
+        ((0, 0, 800, 600), 75, (100, 75)),
+        ((0, 0, 800, 600), 76, (200, 150)),
+        ((10, 10, 310, 310), 150, (400, 300)),
+        ((10, 10, 310, 310), 151, (800, 600)),
+        ((0, 0, 20, 20), 40, (800, 600)),
+    ]:
+        with open_image(tmp_path / "0.jpg") as image:
+            reduce_scale(image, box, side)
+            assert image.size == size
+
+
+def test_processes_of_torchrun_share_the_cores(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(24)), raising=False)
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    assert available_cores() == 24
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    assert available_cores() == 3
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "64")
+    assert available_cores() == 1

@@ -118,7 +118,7 @@ def test_a_second_ctrl_c_ends_the_runs_at_once(tmp_path, capsys, monkeypatch):
     """The first one waits for each run to save; this one does not."""
 
     def start_one_that_never_ends(crew, number):
-        process = crew.context.Process(target=time.sleep, args=(1000,))
+        process = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(1000,))
         process.start()
         os.kill(process.pid, signal.SIGSTOP)  # deaf to SIGTERM
         crew.running[number] = process

@@ -20,6 +20,8 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "sweep": (
         "sweep 'cifar10-r18-*-fast' --workers 3 --minutes 60",
+        "sweep 'cifar10-r18-*' --launcher slurm --workers 20 \\\n"
+        "      --launch slurm_partition=gpu timeout_min=600",
         "sweep cifar10-r18-input cifar10-r18-cutmix --seeds 0 1 2 \\\n      --train.epochs 300",
     ),
     "evaluate": (
@@ -54,5 +56,6 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "data list": ("data list",),
     "data check": ("data check cifar10", "data check tiny --data /data"),
     "data fetch": ("data fetch cifar10", "data fetch cifar100 --data /data"),
+    "data shard": ("data shard imagenet /data/imagenet-shards --data /data",),
     "bench": ("bench", "bench 'cifar100-r18-*-fast' --repeats 20 --out bench.csv"),
 }

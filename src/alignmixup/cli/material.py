@@ -1,4 +1,4 @@
-"""Commands for what training needs beforehand: ``data list|check|fetch``, and ``adain``."""
+"""Commands for what training needs beforehand: ``data list|check|fetch|shard``, and ``adain``."""
 
 from __future__ import annotations
 
@@ -72,6 +72,12 @@ class Adain:
         print(made)
 
 
+OTHERS = {
+    "folder:PATH": "any folder of train/CLASS and val/CLASS images",
+    "shards:PATH": "tar files of WebDataset; 'alignmixup data shard' writes them",
+}
+
+
 @dataclass
 class DataList:
     """List the data sets."""
@@ -81,8 +87,8 @@ class DataList:
 
         table = Table("name", "classes", "size", "what", box=None)
         for name in datasets.names():
-            if name.startswith("folder:"):
-                table.add_row(name, "", "", "any folder of train/CLASS and val/CLASS images")
+            if name in OTHERS:
+                table.add_row(name, "", "", OTHERS[name])
                 continue
             source = datasets.find(name)
             table.add_row(name, str(source.num_classes), str(source.image_size), source.description)
@@ -133,10 +139,37 @@ class DataFetch:
         print(folder)
 
 
+@dataclass
+class DataShard:
+    """Write a data set as tar files of WebDataset, to train with --dataset shards:OUT.
+
+    Files are copied as they are, the training images in random order. Boxes are
+    not written."""
+
+    name: Positional[str]
+    """Data set by name, or folder:PATH."""
+    out: Positional[Path]
+    """Folder of the tar files."""
+    images: int = 2000
+    """Images in a file."""
+    data: Path | None = None
+    """Folder of the data sets; else ALIGNMIXUP_DATA, else ./datasets."""
+
+    def __call__(self) -> None:
+        from alignmixup import datasets
+
+        source = datasets.find(self.name)
+        out = datasets.write_shards(
+            source, self.out, self.data, images_per_shard=self.images, on_shard=print
+        )
+        print(f"train with --dataset shards:{out}")
+
+
 DATA_COMMANDS: dict[str, Callable[..., Call]] = {
     "list": DataList,
     "check": DataCheck,
     "fetch": DataFetch,
+    "shard": DataShard,
 }
 
 

@@ -163,11 +163,11 @@ def _typed(path: str, words: Sequence[str], recipes: Sequence[object]) -> object
     return values[0] if values else True
 
 
-def parse_setting(text: str, example: str) -> tuple[str, object]:
+def parse_setting(text: str, example: str, flag: str = "--set") -> tuple[str, object]:
     """train.epochs=200 as a name and a value."""
     name, sign, value = text.partition("=")
     if not sign:
-        raise ValueError(f"--set takes NAME=VALUE, e.g. {example}, got {text!r}")
+        raise ValueError(f"{flag} takes NAME=VALUE, e.g. {example}, got {text!r}")
     return name, parse_value(value)
 
 

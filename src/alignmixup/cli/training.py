@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import tyro
 from tyro.conf import Positional, PositionalMetavarFromFieldName, UseAppendAction
@@ -180,6 +180,11 @@ class Sweep:
     """A trial on this many training images, and at most as many test images."""
     minutes: float | None = None
     """After this long the runs are stopped, to be resumed another time."""
+    launcher: Literal["local", "slurm", "ray"] = "local"
+    """Where they run: here, as jobs of Slurm (pip install 'alignmixup[slurm]') or as tasks of Ray
+    (pip install 'alignmixup[ray]'). --out must be a folder that all machines see."""
+    launch: tuple[str, ...] = ()
+    """Options of the launcher, e.g. slurm_partition=gpu timeout_min=600, or num_gpus=1."""
     data: Path | None = None
     """Folder of the data sets; else ALIGNMIXUP_DATA, else ./datasets."""
 
@@ -203,12 +208,16 @@ class Sweep:
             data_root=self.data,
             workers=self.workers,
             minutes=self.minutes,
+            launcher=self.launcher,
+            launch=dict(parse_setting(text, "num_gpus=1", "--launch") for text in self.launch),
             on_change=lambda job: print(job, flush=True),
         )
         undone = [job for job in jobs if job.state != "done"]
         print(f"{len(jobs) - len(undone)} of {len(jobs)} done in {self.out}")
         if any(job.state.startswith("failed") for job in undone):
             raise RuntimeError("some runs failed; their logs are beside their folders")
+        if any(job.state.startswith("in use") for job in undone):
+            raise RuntimeError("another sweep is working on some runs; run again when it has ended")
 
 
 def parse_sweep(args: list[str]) -> Call:

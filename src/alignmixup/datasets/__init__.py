@@ -19,6 +19,7 @@ from alignmixup.datasets.shapes import (
     draw_shapes,
     shapes,
 )
+from alignmixup.datasets.shards import scan_shards, write_shards
 from alignmixup.datasets.silhouettes import SHAPE_NAMES
 from alignmixup.datasets.tiny_imagenet import list_tiny_val, load_tiny_val
 from alignmixup.datasets.voc import DetectionSet, concatenate, scan_coco, scan_voc
@@ -52,6 +53,8 @@ __all__ = [
     "scan_coco",
     "scan_cub",
     "scan_folder",
+    "scan_shards",
     "scan_voc",
     "shapes",
+    "write_shards",
 ]

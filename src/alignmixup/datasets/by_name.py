@@ -13,18 +13,24 @@ from alignmixup.contracts import ImageSet
 from alignmixup.datasets.folder import folder_entry
 from alignmixup.datasets.loading.download import Archive, Progress, download, unpack
 from alignmixup.datasets.loading.layout import check_split, data_root
+from alignmixup.datasets.shards import shards_entry
 from alignmixup.registry import DATASETS, DatasetEntry, suggestion
 
 
 def names() -> tuple[str, ...]:
     """Return every name that ``load`` accepts; ``folder:PATH`` is any folder of images."""
-    return (*sorted(DATASETS), "folder:PATH")
+    return (*sorted(DATASETS), "folder:PATH", "shards:PATH")
 
 
 def find(name: str) -> DatasetEntry:
-    """Return the data set of that name; ``folder:PATH`` or ``folder:PATH@SIZE`` is any folder."""
+    """Return the data set of that name; ``folder:PATH`` or ``folder:PATH@SIZE`` is any folder.
+
+    ``shards:PATH`` are tar files of images.
+    """
     if name.startswith("folder:"):
         return folder_entry(name)
+    if name.startswith("shards:"):
+        return shards_entry(name)
     if name not in DATASETS:
         raise ValueError(f"unknown data set {name!r}{suggestion(name, list(names()))}")
     return DATASETS[name]

@@ -11,7 +11,6 @@ A list of boxes beside the folders (see ``box_lists``) has the boxes of the test
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +30,13 @@ from alignmixup.datasets.loading.decode import (
     read_rgb,
     unreadable_files,
 )
-from alignmixup.datasets.loading.layout import IMAGENET_MEAN, IMAGENET_STD, SPLITS, check_split
+from alignmixup.datasets.loading.layout import (
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    SPLITS,
+    check_split,
+    path_and_size,
+)
 from alignmixup.registry import DatasetEntry
 
 FOLDER_SIZE = 64
@@ -231,7 +236,7 @@ def _image_files(folder: Path) -> list[str]:
 
 def folder_entry(name: str) -> DatasetEntry:
     """Return the data set ``folder:PATH`` or ``folder:PATH@SIZE``; the size defaults to 64."""
-    path, given_size = _folder_and_size(name)
+    path, given_size = path_and_size(name, "folder:")
     size = FOLDER_SIZE if given_size is None else given_size
     return DatasetEntry(
         name=name,
@@ -241,21 +246,3 @@ def folder_entry(name: str) -> DatasetEntry:
         check=lambda _root: check_image_folder(path),
         scan=lambda _root, split: scan_folder(path, split),
     )
-
-
-def absolute(name: str) -> str:
-    """Return the name with the path of a ``folder:PATH`` made absolute; other names unchanged."""
-    if not name.startswith("folder:"):
-        return name
-    path, size = _folder_and_size(name)
-    return f"folder:{os.path.abspath(path.expanduser())}{'' if size is None else f'@{size}'}"
-
-
-def _folder_and_size(name: str) -> tuple[Path, int | None]:
-    match = re.fullmatch(r"folder:(?P<path>.+?)(?:@(?P<size>\d+))?", name)
-    if match is None:
-        raise ValueError(f"{name!r} names no folder; write folder:PATH or folder:PATH@SIZE")
-    path, whole = Path(match["path"]), Path(name.removeprefix("folder:"))
-    if match["size"] and not path.expanduser().exists() and whole.expanduser().is_dir():
-        return whole, None  # the folder's own name ends in @SIZE
-    return path, int(match["size"]) if match["size"] else None

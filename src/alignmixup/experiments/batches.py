@@ -143,6 +143,7 @@ def train_batches(
         channels_last=compute_for(settings, device).channels_last,
         share=share,
         on_error=spec.on_error,
+        reduced=spec.reduced,
     )
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from alignmixup import datasets
 from alignmixup.contracts import ImageSet
 from alignmixup.datasets.folder import FileSet
+from alignmixup.datasets.loading.layout import PATH_PREFIXES
 from alignmixup.experiments.batches import load_split, side_of
 from alignmixup.recipes.schema import DataSpec
 
@@ -89,7 +90,7 @@ class DataRecord:
 
 def is_named(spec: DataSpec, name: str) -> bool:
     """Whether images of this name may be those of ``spec``; a folder's are named after it."""
-    if spec.name.startswith("folder:"):
+    if spec.name.startswith(PATH_PREFIXES):
         return Path(spec.name).name.partition("@")[0] == name
     return spec.name == name
 

@@ -139,12 +139,12 @@ def transfer(
     tuner = FineTuner(detector, train_set, what.schedule)
     place = folder / f"detection-{what.data}"
     if again and (place / SETTINGS).exists():
-        with alone_in(place, SETTINGS):
+        with alone_in(place, place / SETTINGS):
             remove_checkpoint(place / CHECKPOINT)
             for name in (LEDGER, SETTINGS):
                 (place / name).unlink(missing_ok=True)
     _claim(place, what, train_set, test_set)
-    with alone_in(place, SETTINGS):
+    with alone_in(place, place / SETTINGS):
         fit = DetectorFit(tuner, place, quiet)
         known = fit.results()
         if known is not None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -193,17 +194,26 @@ def _json(path: Path) -> object:
         return None
 
 
+class FolderInUse(ValueError):
+    """Another process is training in the folder."""
+
+
 @contextmanager
-def alone_in(folder: Path, name: str = RUN) -> Iterator[None]:
+def alone_in(folder: Path, lock: Path | None = None, patience: float = 0.0) -> Iterator[None]:
     """Keep a second process out of the folder: the two would write each other's checkpoints.
 
-    ``name`` is the file in it that is locked.
+    ``lock`` is the file that is locked, by default ``run.json``; ``patience`` are the seconds to
+    wait for another process to end.
     """
-    with (folder / name).open("rb") as file:
-        if not _lock(file, wait=False):
-            raise ValueError(
-                f"another process is training in {folder}: wait for it, or take another --out"
-            )
+    deadline = time.monotonic() + patience
+    # For writing: over NFS, a file that is open for reading cannot be locked for oneself.
+    with (lock or folder / RUN).open("r+b") as file:
+        while not _lock(file, wait=False):
+            if time.monotonic() >= deadline:
+                raise FolderInUse(
+                    f"another process is training in {folder}: wait for it, or take another --out"
+                )
+            time.sleep(0.2)
         yield
 
 

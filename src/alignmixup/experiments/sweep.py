@@ -2,32 +2,32 @@
 
 OUT/NAME-seedN/              the folder of each run; in it
 OUT/NAME-seedN/scored.json   which tasks have been done, or why not
-OUT/NAME-seedN.log           what it said
+OUT/NAME-seedN.log           what it said; the process that trains or scores the run holds its lock
 
-Each run has a process of its own. A sweep that is started again resumes stopped runs and skips
-finished ones. Where a network leaves a GPU idle at times, runs side by
-side take less than one after another, with CUDA MPS above all (docs/speed.md has how much).
+Each run has a process of its own, on this machine or on another one (``launchers``). A sweep that
+is started again resumes stopped runs and skips finished ones; a second sweep leaves alone what the
+first one is working on. Where a network leaves a GPU idle at times, runs side by side take less
+than one after another, with CUDA MPS above all (docs/speed.md has how much).
 """
 
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import signal
 import time
 import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from multiprocessing.context import SpawnProcess
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
 from alignmixup.checking import check_kind
+from alignmixup.experiments.launchers import Call, Handle, Launcher, make_launcher
 from alignmixup.experiments.plugins import open_recipe, plugins_of
 from alignmixup.experiments.run import train
-from alignmixup.experiments.run_folder import write_json
+from alignmixup.experiments.run_folder import FolderInUse, alone_in, write_json
 from alignmixup.experiments.scoring import evaluate, task_names
 from alignmixup.recipes.catalog import recipe_names
 from alignmixup.recipes.schema import Recipe, changed, on_data
@@ -37,7 +37,7 @@ from alignmixup.training.signals import Stopped, stop_signals
 from alignmixup.training.summary import summarize
 
 SCORED = "scored.json"
-POLL_SECONDS = 0.2
+IN_USE = 75  # the exit code of a run whose folder another process has
 STOPPING = "stopping each run after its step; press Ctrl-C again to quit now"
 
 
@@ -47,7 +47,7 @@ class Job:
 
     recipe: Recipe
     folder: Path
-    state: str = "waiting"  # waiting, running, done, stopped, or why it failed
+    state: str = "waiting"  # waiting, running, done, stopped, in use, or why it failed
 
     def __str__(self) -> str:
         return f"{self.folder.name}: {self.state}"
@@ -59,6 +59,7 @@ class _Shared:
 
     data_root: Path | None
     tasks: tuple[str, ...]
+    patience: float = 0.0
 
 
 def sweep(
@@ -72,18 +73,21 @@ def sweep(
     data_root: Path | str | None = None,
     workers: int = 1,
     minutes: float | None = None,
+    launcher: str = "local",
+    launch: Mapping[str, object] | None = None,
     on_change: Callable[[Job], None] | None = None,
 ) -> list[Job]:
     """Train and score each recipe with each seed, ``workers`` at a time; return what became of all.
 
     After ``minutes`` those that run are stopped: they save, and the next sweep resumes them. A run
-    that fails does not stop the others; its log has the reason.
+    that fails does not stop the others; its log has the reason. ``launcher`` is "local", "slurm" or
+    "ray", ``launch`` its options (see ``launchers``).
 
     Raises:
         Stopped: Ctrl-C or SIGTERM; the runs have saved. A second Ctrl-C kills them.
     """
     _check(names, seeds, workers)
-    shared = _Shared(None if data_root is None else Path(data_root), tuple(task_names(tasks)))
+    chosen_tasks = tuple(task_names(tasks))
     recipes = [open_recipe(name) for name in names]
     if dataset is not None:
         recipes = [on_data(recipe, dataset) for recipe in recipes]
@@ -98,15 +102,18 @@ def sweep(
     jobs = [Job(r, Path(out) / r.folder) for r in chosen]
     _check_folders(names, jobs)
     Path(out).mkdir(parents=True, exist_ok=True)
+    starter = make_launcher(launcher, launch or {}, Path(out))
+    root = None if data_root is None else Path(data_root)
+    shared = _Shared(root, chosen_tasks, starter.patience)
     deadline = time.monotonic() + 60 * minutes if minutes is not None else float("inf")
     report = on_change or (lambda job: None)
     with stop_signals(STOPPING) as caught:
-        crew = _Crew(jobs, shared, workers, report)
+        crew = _Crew(jobs, shared, workers, starter, report)
         try:
             while crew.poll():
                 if caught or time.monotonic() > deadline:
                     crew.stop()
-                time.sleep(POLL_SECONDS)
+                time.sleep(starter.poll_seconds)
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt):  # the second Ctrl-C
                 crew.kill()
@@ -160,13 +167,17 @@ class _Crew:
     """The jobs of a sweep and their processes."""
 
     def __init__(
-        self, jobs: list[Job], shared: _Shared, workers: int, report: Callable[[Job], None]
+        self,
+        jobs: list[Job],
+        shared: _Shared,
+        workers: int,
+        launcher: Launcher,
+        report: Callable[[Job], None],
     ) -> None:
         self.jobs, self.shared, self.workers, self.report = jobs, shared, workers, report
-        self.running: dict[int, SpawnProcess] = {}
+        self.launcher = launcher
+        self.running: dict[int, Handle] = {}
         self.is_stopping = False
-        # Processes of their own, not forks: CUDA does not survive a fork.
-        self.context = multiprocessing.get_context("spawn")
 
     def poll(self) -> bool:
         """Collect finished jobs, start waiting ones; return False when none is left."""
@@ -184,10 +195,8 @@ class _Crew:
     def _start(self, number: int) -> None:
         job = self.jobs[number]
         # As plain values: a class of a plugin is known there once the plugin is imported.
-        args = (job.recipe.to_json(), job.folder, self.shared, plugins_of(job.recipe))
-        process = self.context.Process(target=_do, args=args, daemon=False)
-        process.start()
-        self.running[number] = process
+        args = (job.recipe.to_json(), job.folder, astuple(self.shared), plugins_of(job.recipe))
+        self.running[number] = self.launcher.start(Call(f"{__name__}:{_do.__name__}", args))
         self._change(number, "running")
 
     def _change(self, number: int, state: str) -> None:
@@ -211,12 +220,14 @@ class _Crew:
 
     def wait(self) -> None:
         while self.poll():
-            time.sleep(POLL_SECONDS)
+            time.sleep(self.launcher.poll_seconds)
 
 
-def _do(recipe: Mapping[str, Any], folder: Path, shared: _Shared, plugins: Sequence[str]) -> None:
-    """Train and score one run, in a process of its own."""
-    path = _log(folder)
+def _do(
+    recipe: Mapping[str, Any], folder: Path, settings: tuple[Any, ...], plugins: Sequence[str]
+) -> None:
+    """Train and score one run, in a process of its own; ``settings`` are those of ``_Shared``."""
+    path, shared = _log(folder), _Shared(*settings)
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     for stream in (1, 2):
@@ -225,10 +236,13 @@ def _do(recipe: Mapping[str, Any], folder: Path, shared: _Shared, plugins: Seque
         for plugin in plugins:
             import_plugin(plugin)
         job = Job(Recipe.from_json(recipe), folder)
-        summary = train(job.recipe, job.folder, data_root=shared.data_root).summary
-        print(summary, flush=True)
-        if summary.is_complete:
-            _score(job, shared)
+        with alone_in(folder, path, shared.patience):
+            summary = train(job.recipe, job.folder, data_root=shared.data_root).summary
+            print(summary, flush=True)
+            if summary.is_complete:
+                _score(job, shared)
+    except FolderInUse:
+        raise SystemExit(IN_USE) from None
     except KeyboardInterrupt:  # while it was scored, or a second one: what is saved is saved
         raise SystemExit(0) from None
     except Exception as error:
@@ -274,6 +288,8 @@ def _scored(job: Job) -> dict[str, str]:
 
 def _outcome(job: Job, shared: _Shared, exit_code: int | None) -> str:
     path = _log(job.folder)
+    if exit_code == IN_USE:
+        return f"in use: another process is training in {job.folder}"
     if exit_code == 1 and path.exists():
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
         reasons = [line for line in lines if line.startswith("failed: ")]

@@ -16,7 +16,7 @@ from typing import Any, Literal, Self, get_type_hints
 
 from alignmixup.checking import check_kind
 from alignmixup.contracts import Mixer, RecipeKey
-from alignmixup.datasets.folder import absolute
+from alignmixup.datasets.loading.layout import PATH_PREFIXES, absolute
 from alignmixup.models.zoo import NetSpec, options_of
 from alignmixup.recipes.records import default_of, plain, read_mixer, read_record, with_block
 from alignmixup.registry import suggestion
@@ -43,8 +43,8 @@ class DataSpec:
     in memory in any case.
 
     Args:
-        name: Data set: ``"cifar10"``, ``"folder:PATH@64"``. A relative path becomes absolute, so
-            that a run can be opened from other directories.
+        name: Data set: ``"cifar10"``, ``"folder:PATH@64"``, ``"shards:PATH"``. A relative path
+            becomes absolute, so that a run can be opened from other directories.
         pad: Pixels by which an image in memory is padded before the random crop.
         flip: Flip training images at random.
         stream: Decode files batch by batch, where the source has files.
@@ -59,6 +59,8 @@ class DataSpec:
         on_error: What a streamed training image does that cannot be read: ``"raise"`` ends the run
             with its name; ``"skip"`` names it and takes the next image. A resumed run may change
             it. In evaluation it always raises.
+        reduced: Decode a streamed training JPEG at 1/2, 1/4 or 1/8 of its size where the part
+            shown has ``image_size`` pixels still.
 
     Example:
         ```python
@@ -79,6 +81,7 @@ class DataSpec:
     lighting: float = 0.0
     limit: int | None = None
     on_error: Literal["raise", "skip"] = "raise"
+    reduced: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", absolute(self.name))
@@ -285,7 +288,9 @@ def limited(recipe: Recipe, limit: int | None) -> Recipe:
 def on_data(recipe: Recipe, name: str) -> Recipe:
     """Return the recipe for other data, with these in its key."""
     spec, phases = dataclasses.replace(recipe.data, name=name), recipe.phases
-    size = re.fullmatch(r"folder:.+@(\d+)", name)
+    if name.startswith("shards:"):
+        spec = dataclasses.replace(spec, stream=True)
+    size = re.fullmatch(r"(?:folder|shards):.+@(\d+)", name)
     if size and spec.image_size:  # else it is the folder's already
         scale = int(size[1]) / spec.image_size
         spec = dataclasses.replace(spec, **_scaled(dataclasses.asdict(spec), "", scale))
@@ -303,9 +308,9 @@ def _made_from(recipe: Recipe, key: RecipeKey, **changes: Any) -> Recipe:
 
 
 def _word(data: str) -> str:
-    """Return the name of the data as part of a key: of a folder, the last part of its path."""
-    if data.startswith("folder:"):
-        data = f"folder:{Path(absolute(data)).name}"
+    """Return the name of the data as part of a key: of a path, its last part."""
+    if data.startswith(PATH_PREFIXES):
+        data = f"{data.partition(':')[0]}:{Path(absolute(data)).name}"
     return re.sub("[^A-Za-z0-9]+", "_", data)
 
 

@@ -6,6 +6,7 @@ Pillow's anti-aliasing): the usual "resize the shorter side, then crop the cente
 
 from __future__ import annotations
 
+import io
 import math
 import os
 import sys
@@ -25,6 +26,8 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
+from alignmixup.datasets.loading.members import Member
+
 if TYPE_CHECKING:
     from PIL import Image
 
@@ -43,12 +46,25 @@ IMAGE_SUFFIXES = frozenset(
 def read_rgb(path: Path | str) -> Image.Image:
     """Decode one file to 8-bit RGB; gray, palette, CMYK and 16-bit images are converted."""
     with open_image(path) as image:
-        return _to_rgb(image)
+        return to_rgb(image)
+
+
+def reduce_scale(image: Image.Image, box: tuple[float, float, float, float], side: int) -> None:
+    """Have a JPEG decoded at 1/2, 1/4 or 1/8 of its size, if ``box`` keeps ``side`` pixels or more.
+
+    The decoder then does less work. Other formats are decoded whole.
+    """
+    left, top, right, bottom = box
+    width, height = image.size
+    least = (math.ceil(width * side / (right - left)), math.ceil(height * side / (bottom - top)))
+    image.draft(None, least)  # the smallest scale that has at least so many pixels
 
 
 @contextmanager
 def open_image(path: Path | str) -> Iterator[Image.Image]:
     """Open an image file, the only way that files are opened: its size is known, no pixel is read.
+
+    The path may be that of a member of a tar file (see ``members``).
 
     Raises:
         FileNotFoundError: There is no such file.
@@ -57,17 +73,21 @@ def open_image(path: Path | str) -> Iterator[Image.Image]:
     """
     from PIL import Image, UnidentifiedImageError
 
+    member = Member.of(path) if isinstance(path, str) else None
+    source: Path | str | io.BytesIO = path
     try:
-        is_empty = os.path.getsize(path) == 0
+        size = os.path.getsize(path) if member is None else member.size
     except FileNotFoundError:
         raise FileNotFoundError(f"{path} is missing") from None
-    if is_empty:
+    if member is not None:
+        source, path = io.BytesIO(member.read()), str(member)
+    if size == 0:
         raise ValueError(f"{path} is empty (0 bytes): replace or delete it")
     try:
         with warnings.catch_warnings():
             # Pillow warns about damaged metadata and still decodes the pixels.
             warnings.simplefilter("ignore")
-            with Image.open(path, formats=FORMATS) as image:
+            with Image.open(source, formats=FORMATS) as image:
                 if math.prod(image.size) > MAX_PIXELS:
                     raise ValueError(f"{image.width} x {image.height} pixels are too many")
                 yield image
@@ -82,7 +102,8 @@ def open_image(path: Path | str) -> Iterator[Image.Image]:
         ) from error
 
 
-def _to_rgb(image: Image.Image) -> Image.Image:
+def to_rgb(image: Image.Image) -> Image.Image:
+    """Decode an opened image and convert it to 8-bit RGB."""
     from PIL import Image
 
     if image.mode.startswith("I"):  # 16-bit gray: Pillow's own conversion would clip at 255
@@ -189,6 +210,10 @@ def _problems_in_block(paths: Sequence[str], image_size: int) -> list[str]:
 
 
 def available_cores() -> int:
-    """Return the number of decoding processes: the cores this process may use, at most 16."""
+    """Return the number of decoding processes: the cores this process may use, at most 32.
+
+    The processes that torchrun has started on this machine share its cores.
+    """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return min(cores or 1, 16)
+    num_shares = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
+    return min(max((cores or 1) // num_shares, 1), 32)

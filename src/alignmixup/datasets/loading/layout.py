@@ -7,6 +7,7 @@ Every data set has two splits, ``train`` and ``test``; ``test`` is the labeled s
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -45,3 +46,28 @@ def find_folder(source: str, tried: Sequence[Path], holds: Sequence[str], remedy
         f"{source}: no {wanted} of {', '.join(map(str, tried))}; {remedy}, or name the folder that "
         "contains it with --data or ALIGNMIXUP_DATA"
     )
+
+
+# Before a path, they say what is there: folders of images, or shards.
+PATH_PREFIXES = ("folder:", "shards:")
+
+
+def absolute(name: str) -> str:
+    """Return the name with the path in it, if there is one, made absolute."""
+    for prefix in PATH_PREFIXES:
+        if name.startswith(prefix):
+            path, size = path_and_size(name, prefix)
+            at = "" if size is None else f"@{size}"
+            return f"{prefix}{os.path.abspath(path.expanduser())}{at}"
+    return name
+
+
+def path_and_size(name: str, prefix: str) -> tuple[Path, int | None]:
+    """Split ``prefix``PATH@SIZE into the path and the size, None where none is given."""
+    match = re.fullmatch(prefix + r"(?P<path>.+?)(?:@(?P<size>\d+))?", name)
+    if match is None:
+        raise ValueError(f"{name!r} names no path; write {prefix}PATH or {prefix}PATH@SIZE")
+    path, whole = Path(match["path"]), Path(name.removeprefix(prefix))
+    if match["size"] and not path.expanduser().exists() and whole.expanduser().is_dir():
+        return whole, None  # the folder's own name ends in @SIZE
+    return path, int(match["size"]) if match["size"] else None

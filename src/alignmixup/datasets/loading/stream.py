@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from jaxtyping import UInt8
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset
 
 from alignmixup.datasets.folder import FileSet
 from alignmixup.datasets.loading.augment import change_colors, derive_seed, draw_colors, to_float
@@ -25,9 +25,12 @@ from alignmixup.datasets.loading.decode import (
     DEAD_WORKER,
     PARALLEL_FROM,
     available_cores,
-    read_rgb,
+    open_image,
+    reduce_scale,
+    to_rgb,
 )
 from alignmixup.datasets.loading.device_loader import Batch, check_start, count_steps
+from alignmixup.datasets.loading.order import EpochOrder, Key, shard_numbers
 from alignmixup.device import is_gpu
 
 if TYPE_CHECKING:
@@ -40,8 +43,9 @@ ALL = slice(None)
 # The part of the shorter side that evaluation shows by default: 224 pixels of 256.
 CENTER_FRACTION = 0.875
 
-# In place of an unreadable file comes one of those behind it in the list. If none of these can be
-# read either, no file is damaged: the disk is gone.
+# In place of an unreadable file comes one of those behind it in the list; of an image in a shard,
+# one of those far behind it, in other shards. If none of these can be read either, no file is
+# damaged: the disk is gone.
 SUBSTITUTES = 10
 
 Box = tuple[float, float, float, float]
@@ -59,13 +63,17 @@ class StreamLoader:
     Otherwise (``is_train=False``) files come in order, each as the window at the center of the
     image resized to ``resize`` (by default 8/7 of ``image_size``: 256 for 224).
 
+    ``reduced`` decodes a JPEG at 1/2, 1/4 or 1/8 of its size where the part that is shown has
+    ``image_size`` pixels still: faster for large images, and other pixels in detail.
+
     ``squash`` resizes both sides to ``resize``, whatever the shape of the image. ``num_workers`` is
     the number of decoding processes, None for a choice by the machine; it does not change the
     batches. ``share`` is the part of each batch that this process decodes.
 
     A file that cannot be read raises a ``ValueError`` with its name. In training, with
     ``on_error="skip"``, it is named in a warning, and the next one in the list that can be read
-    takes its place: batches keep their size, all else in them is the same.
+    takes its place: batches keep their size, all else in them is the same. The same holds for an
+    image in a damaged or missing shard, and one of another shard.
     """
 
     def __init__(
@@ -89,10 +97,11 @@ class StreamLoader:
         dtype: torch.dtype = torch.float32,
         share: slice = ALL,
         on_error: Literal["raise", "skip"] = "raise",
+        reduced: bool = False,
     ) -> None:
         if on_error == "skip" and not is_train:
             raise ValueError("on_error='skip' is for training: a score is that of all images")
-        view = _View(image_size, area, resize, squash)
+        view = _View(image_size, area, resize, squash, reduced)
         num_steps = count_steps(len(file_set), batch_size, drop_last)
         if num_workers is None:
             num_workers = available_cores() if len(file_set) >= PARALLEL_FROM else 0
@@ -102,7 +111,10 @@ class StreamLoader:
         self.device = torch.device(device)
         self.channels_last = channels_last
         self.dtype = dtype
-        self._order = _EpochOrder(len(file_set), batch_size, num_steps, seed, is_train, share)
+        shards = shard_numbers(file_set.paths) if is_train else None
+        self._order = EpochOrder(
+            len(file_set), batch_size, num_steps, seed, is_train, share, shards
+        )
         chance = _Chance(seed, flip, jitter, lighting) if is_train else None
         self._named: set[str] = set()  # files that were skipped
         self._loader: DataLoader[Any] = DataLoader(
@@ -157,6 +169,7 @@ class _View:
     area: tuple[float, float]
     resize: int | None
     squash: bool
+    reduced: bool = False
 
     def __post_init__(self) -> None:
         if self.image_size < 1:
@@ -188,41 +201,6 @@ class _View:
             corner.append((start, min(start + shown, side)))
         (left, right), (top, bottom) = corner
         return left, top, right, bottom
-
-
-@dataclass(frozen=True, slots=True)
-class _Key:
-    """What a worker gets: which image, in which epoch."""
-
-    epoch: int
-    index: int
-
-
-@dataclass
-class _EpochOrder(Sampler[list[_Key]]):
-    """The batches of the epoch that is set as its attribute."""
-
-    num_images: int
-    batch_size: int
-    num_steps: int
-    seed: int
-    is_shuffled: bool
-    share: slice
-    epoch: int = 0
-    start_step: int = 0
-
-    def __len__(self) -> int:
-        return self.num_steps - self.start_step
-
-    def __iter__(self) -> Iterator[list[_Key]]:
-        epoch, start_step = self.epoch, self.start_step
-        order = torch.arange(self.num_images)
-        if self.is_shuffled:
-            rng = torch.Generator().manual_seed(derive_seed("epoch", self.seed, epoch))
-            order = torch.randperm(self.num_images, generator=rng)
-        for step in range(start_step, self.num_steps):
-            chosen = order[step * self.batch_size : (step + 1) * self.batch_size]
-            yield [_Key(epoch, index) for index in chosen[self.share].tolist()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,28 +244,30 @@ class _Files(Dataset[_Item]):
         self.view = view
         self.chance = chance
         self.num_substitutes = min(num_substitutes, len(file_set) - 1)
+        is_sharded = shard_numbers(file_set.paths[:1]) is not None
+        self.stride = max(len(file_set) // (SUBSTITUTES + 1), 1) if is_sharded else 1
 
-    def __getitem__(self, key: _Key) -> _Item:
+    def __getitem__(self, key: Key) -> _Item:
         problems: list[str] = []
-        for place in range(key.index, key.index + 1 + self.num_substitutes):
-            index = place % len(self.paths)
+        for turn in range(1 + self.num_substitutes):
+            index = (key.index + turn * self.stride) % len(self.paths)
             try:
-                image = read_rgb(os.fsdecode(self.paths[index]))
+                shown = self._shown(os.fsdecode(self.paths[index]), Key(key.epoch, index))
             except (ValueError, OSError) as error:
                 problems.append(str(error))
             else:
-                shown = self._shown(image, _Key(key.epoch, index))
                 return _Item(shown, self.labels[index], tuple(problems))
         return _Item(None, self.labels[key.index], tuple(problems))
 
-    def _shown(self, image: Image.Image, key: _Key) -> UInt8[Tensor, "s s 3"]:
-        if self.chance is None:
-            return _shown(image, self.view, self.view.window(*image.size, None))
-        return _random_part(image, self.view, self.chance, key)
+    def _shown(self, path: str, key: Key) -> UInt8[Tensor, "s s 3"]:
+        with open_image(path) as image:
+            if self.chance is None:
+                return _shown(image, self.view, self.view.window(*image.size, None))
+            return _random_part(image, self.view, self.chance, key)
 
 
 def _random_part(
-    image: Image.Image, view: _View, chance: _Chance, key: _Key
+    image: Image.Image, view: _View, chance: _Chance, key: Key
 ) -> UInt8[Tensor, "s s 3"]:
     """Return a random part of the image as a square, maybe mirrored, in changed colors."""
     rng = torch.Generator().manual_seed(derive_seed("image", chance.seed, key.epoch, key.index))
@@ -306,10 +286,16 @@ def _random_part(
 
 
 def _shown(image: Image.Image, view: _View, box: Box) -> UInt8[Tensor, "s s 3"]:
+    """Decode an opened image and return the box in it, resized."""
     from PIL import Image
 
-    size = (view.image_size, view.image_size)
-    return torch.from_numpy(np.array(image.resize(size, Image.Resampling.BILINEAR, box=box)))
+    size, (width, height) = (view.image_size, view.image_size), image.size
+    if view.reduced:
+        reduce_scale(image, box, view.image_size)
+        x, y = image.width / width, image.height / height
+        box = (box[0] * x, box[1] * y, box[2] * x, box[3] * y)
+    rgb = to_rgb(image)
+    return torch.from_numpy(np.array(rgb.resize(size, Image.Resampling.BILINEAR, box=box)))
 
 
 _ATTEMPTS = 10

@@ -1,0 +1,292 @@
+"""Where the runs of a sweep are executed: on this machine, as jobs of Slurm, or as tasks of Ray.
+
+    local    one process a run                                    no options
+    slurm    one job a run, by submitit (the extra ``slurm``)     options of its ``AutoExecutor``
+    ray      one task a run, by Ray Core (the extra ``ray``)      options of ``ray.remote``
+
+A launcher starts a call and returns a handle of it, with the methods of a process. It keeps no
+state: what a run has done is in its folder, which all machines must see under the same path. A job
+that is requeued, or a task that is retried, makes the same call again, and the run resumes.
+
+A scheduler's process is not ours to handle signals in. So the call runs in a child of it, which
+gets SIGTERM, saves and ends when the job is preempted or canceled, or when its parent has died.
+"""
+
+from __future__ import annotations
+
+import importlib
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from multiprocessing.context import SpawnProcess
+from pathlib import Path
+from typing import Any, Protocol
+
+# Settings of the machine that a run needs elsewhere, too.
+ENVIRONMENT = "ALIGNMIXUP_"
+
+# Seconds that a retried run waits for the one before it, which may be saving still.
+PATIENCE = 60.0
+
+
+class Handle(Protocol):
+    """A call that has been started; ``exitcode`` as a process has it, None while it runs."""
+
+    @property
+    def exitcode(self) -> int | None: ...
+
+    def is_alive(self) -> bool: ...
+
+    def terminate(self) -> None: ...
+
+    def kill(self) -> None: ...
+
+    def join(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Call:
+    """A function, as "module:name", and its arguments; made in a process of its own.
+
+    Only that process imports the module: a scheduler's loads no torch.
+    """
+
+    function: str
+    args: tuple[Any, ...]
+
+    def start(self) -> SpawnProcess:
+        """Make the call in a child process."""
+        # Not a fork: CUDA does not survive one.
+        context = multiprocessing.get_context("spawn")
+        process = context.Process(target=self, daemon=False)
+        process.start()
+        return process
+
+    def __call__(self) -> None:
+        """Make the call here."""
+        module, _, name = self.function.partition(":")
+        getattr(importlib.import_module(module), name)(*self.args)
+
+
+class Launcher(Protocol):
+    """Starts calls.
+
+    ``patience`` are the seconds that a run waits where another process has its folder,
+    ``poll_seconds`` those between two questions whether a call has ended.
+    """
+
+    patience: float
+    poll_seconds: float
+
+    def start(self, call: Call) -> Handle: ...
+
+
+def make_launcher(name: str, options: Mapping[str, object], out: Path) -> Launcher:
+    """Return the launcher of that name; ``out`` is the folder of the sweep.
+
+    Raises:
+        ValueError: There is none of that name, or it has no such options.
+        ImportError: Its extra is not installed.
+    """
+    if name not in LAUNCHERS:
+        raise ValueError(f"unknown launcher {name!r}; choose from {', '.join(LAUNCHERS)}")
+    try:
+        return LAUNCHERS[name](dict(options), out)
+    except (TypeError, NameError, AssertionError) as error:
+        raise ValueError(f"launcher {name}: {' '.join(str(error).split())}") from None
+
+
+class Local:
+    """Processes on this machine."""
+
+    patience = 0.0
+    poll_seconds = 0.2
+
+    def __init__(self, options: dict[str, Any], out: Path) -> None:
+        if options:
+            raise ValueError(f"the local launcher has no options, got {options}")
+
+    def start(self, call: Call) -> Handle:
+        return call.start()
+
+
+class Slurm:
+    """Jobs of Slurm, by submitit; its files are in ``OUT/.submitit``.
+
+    The option ``cluster=local`` makes them processes of this machine instead, to try it out. At
+    the time limit, as when preempted, a job saves and is requeued.
+    """
+
+    patience = PATIENCE
+    poll_seconds = 2.0  # a question is for the file system of the cluster
+
+    def __init__(self, options: dict[str, Any], out: Path) -> None:
+        submitit = _imported("submitit", "slurm")
+        cluster = options.pop("cluster", "slurm")
+        limits = {"slurm_max_num_timeout": 1000}  # a run goes on until it is done
+        try:
+            self.executor = submitit.AutoExecutor(out / ".submitit", cluster=cluster, **limits)
+        except RuntimeError as error:
+            raise ValueError(f"launcher slurm: {error}; or set --launch cluster=local") from None
+        self.executor.update_parameters(
+            **{"name": "alignmixup", "timeout_min": 240, "gpus_per_node": 1, **options}
+        )
+
+    def start(self, call: Call) -> Handle:
+        return _SlurmHandle(self.executor.submit(Supervised.here(call)))
+
+
+class Ray:
+    """Tasks of Ray: of the cluster at ``address``, else at RAY_ADDRESS, else of this machine.
+
+    Ray retries a task whose machine is lost, by default three times (``max_retries``).
+    """
+
+    patience = PATIENCE
+    poll_seconds = 0.5
+
+    def __init__(self, options: dict[str, Any], out: Path) -> None:
+        self.ray = _imported("ray", "ray")
+        if not self.ray.is_initialized():
+            self.ray.init(address=options.pop("address", None), log_to_driver=False)
+        num_gpus = 1 if self.ray.cluster_resources().get("GPU") else 0
+        self.task = self.ray.remote(**{"num_cpus": 1, "num_gpus": num_gpus, **options})(_run)
+
+    def start(self, call: Call) -> Handle:
+        return _RayHandle(self.ray, self.task.remote(Supervised.here(call)))
+
+
+LAUNCHERS: dict[str, Callable[[dict[str, Any], Path], Launcher]] = {
+    "local": Local,
+    "slurm": Slurm,
+    "ray": Ray,
+}
+
+
+@dataclass
+class Supervised:
+    """A call made in a child process; asked to stop, it stops the child and waits for it."""
+
+    call: Call
+    folder: str
+    environment: dict[str, str]
+    _child: SpawnProcess | None = field(default=None, init=False)
+
+    @classmethod
+    def here(cls, call: Call) -> Supervised:
+        """The call as it would be made in this folder, with the settings of this machine."""
+        settings = {k: v for k, v in os.environ.items() if k.startswith(ENVIRONMENT)}
+        return cls(call, os.getcwd(), settings)
+
+    def __call__(self) -> int:
+        """Make the call and return its exit code."""
+        self._child = Call(
+            f"{__name__}:_watched", (self.call, self.folder, self.environment)
+        ).start()
+        try:
+            while self._child.is_alive():
+                self._child.join(0.5)  # Ray's interrupt of a task wakes no system call
+        finally:
+            self._stop()
+        return self._child.exitcode or 0
+
+    def _stop(self) -> None:
+        if self._child is not None:
+            self._child.terminate()  # nothing where it has ended
+            self._child.join()
+
+    def checkpoint(self) -> Any:
+        """Called by submitit before it requeues the job: save, and make the same call again."""
+        self._stop()
+        submitit = _imported("submitit", "slurm")
+        return submitit.helpers.DelayedSubmission(
+            Supervised(self.call, self.folder, self.environment)
+        )
+
+
+def _watched(call: Call, folder: str, environment: Mapping[str, str]) -> None:
+    """Make the call in this child; if the parent dies, stop as if it had asked for it."""
+    os.environ.update(environment)
+    os.chdir(folder)
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        parent.join()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, daemon=True).start()
+    call()
+
+
+def _run(supervised: Supervised) -> int:
+    return supervised()
+
+
+class _SlurmHandle:
+    """A job of submitit with the methods of a process."""
+
+    def __init__(self, job: Any) -> None:
+        self.job, self.is_asked_to_stop = job, False
+
+    @property
+    def exitcode(self) -> int | None:
+        if self.is_alive():
+            return None
+        if self.job.paths.result_pickle.exists() and self.job.exception() is None:
+            return int(self.job.result())
+        return -(signal.SIGTERM if self.is_asked_to_stop else signal.SIGKILL)
+
+    def is_alive(self) -> bool:
+        return not self.job.done()
+
+    def terminate(self) -> None:
+        self.is_asked_to_stop = True
+        self.job.cancel(check=False)
+
+    kill = terminate  # Slurm kills what does not end
+
+    def join(self) -> None:
+        """Slurm ends it."""
+
+
+class _RayHandle:
+    """A task of Ray with the methods of a process."""
+
+    def __init__(self, ray: Any, task: Any) -> None:
+        self.ray, self.task = ray, task
+
+    @property
+    def exitcode(self) -> int | None:
+        if self.is_alive():
+            return None
+        try:
+            return int(self.ray.get(self.task))
+        except self.ray.exceptions.TaskCancelledError:
+            return -signal.SIGTERM
+        except self.ray.exceptions.RayError:  # its machine is lost, and so were those after it
+            return -signal.SIGKILL
+
+    def is_alive(self) -> bool:
+        return not self.ray.wait([self.task], timeout=0)[0]
+
+    def terminate(self) -> None:
+        self.ray.cancel(self.task)
+
+    def kill(self) -> None:
+        self.ray.cancel(self.task, force=True)
+
+    def join(self) -> None:
+        """Ray ends it."""
+
+
+def _imported(module: str, extra: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise ImportError(
+            f"--launcher {extra} needs {module}: pip install 'alignmixup[{extra}]'"
+        ) from None

@@ -1,0 +1,258 @@
+"""Shards: what is written is read again, by us and by others, in an order by (seed, epoch)."""
+
+import io
+import json
+import re
+import tarfile
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from alignmixup import datasets
+from alignmixup.cli.program import main
+from alignmixup.datasets import StreamLoader, scan_folder, scan_shards, write_shards
+from alignmixup.datasets.loading.decode import read_rgb
+from alignmixup.datasets.loading.members import Member, shard_of
+from alignmixup.datasets.loading.order import WINDOW, EpochOrder, shard_numbers
+from alignmixup.recipes.catalog import find_recipe
+from alignmixup.recipes.schema import on_data
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+
+NUM_TRAIN = 40
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    root = tmp_path_factory.mktemp("pictures")
+    rng = np.random.default_rng(0)
+    for split, count in (("train", NUM_TRAIN), ("val", 6)):
+        for i in range(count):
+            path = root / split / "ab"[i % 2] / f"{i:02}.{'jpeg' if i % 3 else 'png'}"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            coarse = rng.integers(0, 256, (6, 9, 3), dtype=np.uint8)
+            Image.fromarray(coarse).resize((30 + i, 24), Image.Resampling.BICUBIC).save(path)
+    return root
+
+
+@pytest.fixture
+def out(folder, tmp_path):
+    return write_shards(datasets.find(f"folder:{folder}@16"), tmp_path / "s", images_per_shard=5)
+
+
+def epoch_of(files, epoch=0, start_step=0, **options):
+    loader = StreamLoader(files, 8, 16, seed=5, **options)
+    return [(x.clone(), y.clone()) for x, y in loader.epoch(epoch, start_step)]
+
+
+def assert_same(first, second):
+    for (x, y), (x2, y2) in zip(first, second, strict=True):
+        assert torch.equal(x, x2)
+        assert torch.equal(y, y2)
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_shards_hold_the_bytes_and_labels_of_the_files(folder, out, split):
+    files, members = scan_folder(folder, split), scan_shards(str(out), split)
+    assert members.class_names == files.class_names
+    wanted = {
+        (Path(p).read_bytes(), int(y)) for p, y in zip(files.paths, files.labels, strict=True)
+    }
+    read = [
+        (Member.of(path).read(), int(y))
+        for path, y in zip(members.paths, members.labels, strict=True)
+    ]
+    assert set(read) == wanted
+    assert len(read) == len(files)
+    # Each window of shards needs images of all classes, so they are mixed when they are written.
+    if split == "train":
+        assert len({int(y) for y in members.labels[:5]}) == 2
+    else:
+        assert members.labels.tolist() == files.labels.tolist()
+        first, second = (
+            datasets.load(f"shards:{out}", split),
+            datasets.load(f"folder:{folder}@16", split),
+        )
+        assert torch.equal(first.images, second.images)
+
+
+def test_shards_of_others_need_no_index(out):
+    before = scan_shards(str(out), "train")
+    for path in out.glob("*.json"):
+        path.unlink()
+    after = scan_shards(str(out / "{split}-*.tar"), "train")
+    assert after.class_names == ("0", "1")  # nothing names them
+    assert torch.equal(after.labels, before.labels)
+    assert [Member.of(p)[:4] for p in after.paths] == [Member.of(p)[:4] for p in before.paths]
+    assert_same(epoch_of(before), epoch_of(after))
+
+
+@pytest.mark.filterwarnings("ignore")  # it leaves files open
+def test_the_webdataset_package_reads_what_we_write(folder, out):
+    webdataset = pytest.importorskip("webdataset")
+    urls = sorted(str(path) for path in out.glob("val-*.tar"))
+    samples = list(webdataset.WebDataset(urls, shardshuffle=False))
+    files = scan_folder(folder, "test")
+    assert [int(sample["cls"]) for sample in samples] == files.labels.tolist()
+    images = [sample.get("jpg") or sample["png"] for sample in samples]
+    assert images == [Path(path).read_bytes() for path in files.paths]
+
+
+def test_a_plain_tar_reader_finds_pairs_with_one_key(out):
+    with tarfile.open(out / "train-000000.tar") as tar:
+        names = tar.getnames()
+    keys = [name.partition(".")[0] for name in names]
+    assert keys[::2] == keys[1::2]
+    assert {name.partition(".")[2] for name in names} == {"jpg", "png", "cls"}
+
+
+def test_the_same_images_make_the_same_shards(folder, out, tmp_path):
+    again = write_shards(
+        datasets.find(f"folder:{folder}@16"), tmp_path / "again", images_per_shard=5
+    )
+    for path in out.iterdir():
+        assert (again / path.name).read_bytes() == path.read_bytes()
+
+
+def test_batches_depend_on_seed_and_epoch_alone(out):
+    """Not on workers, nor on the step where an epoch starts; ranks have their parts of a batch."""
+    files = scan_shards(str(out), "train")
+    whole = epoch_of(files, 3)
+    assert_same(whole, epoch_of(files, 3, num_workers=2))
+    assert_same(whole[2:], epoch_of(files, 3, start_step=2))
+    parts = [epoch_of(files, 3, share=slice(rank, None, 2)) for rank in range(2)]
+    for (x, _), (even, _), (odd, _) in zip(whole, *parts, strict=True):
+        assert torch.equal(x[::2], even)
+        assert torch.equal(x[1::2], odd)
+    assert not torch.equal(whole[0][0], epoch_of(files, 4)[0][0])
+
+
+def test_an_epoch_has_each_image_once_and_reads_few_shards_at_a_time():
+    shards = torch.arange(50).repeat_interleave(7)[:-3]  # the last one is smaller
+    seen = []
+    for epoch in range(3):
+        order = EpochOrder(len(shards), 10, 35, 0, True, slice(None), shards, epoch=epoch)
+        rows = torch.tensor([key.index for batch in order for key in batch])
+        assert rows.sort().values.tolist() == list(range(len(shards)))
+        begins = [shards[rows[i : i + 10]] for i in range(0, len(rows), 10)]
+        # Two windows meet in a batch at most.
+        assert all(len(set(begin.tolist())) <= 2 * WINDOW for begin in begins)
+        first = set(shards[rows[: (WINDOW - 1) * 7]].tolist())
+        assert len(first) <= WINDOW
+        seen.append(frozenset(first))
+    assert len(set(seen)) == 3  # other shards come first in each epoch
+
+
+def test_files_have_no_shards():
+    assert shard_numbers(("/a/b.png", "/a/c.png")) is None
+    member = Member("/a/b.tar", "c.png", 512, 9, "0badcafe")
+    assert Member.of(member.path) == member
+    assert (shard_of(member.path), str(member)) == ("/a/b.tar", "/a/b.tar: c.png")
+    assert shard_numbers((member.path, member._replace(shard="/z.tar").path)).tolist() == [0, 1]
+
+
+def damage(out, how):
+    shard = out / "train-000003.tar"
+    data = bytearray(shard.read_bytes())
+    if how == "missing":
+        shard.unlink()
+        return f"{shard} is missing"
+    if how == "cut":
+        shard.write_bytes(data[:700])
+        return f"{shard} is cut short at 700 bytes: write it again"
+    row = json.loads(shard.with_suffix(".json").read_text())["members"][2]
+    data[row[1] + row[2] // 2] ^= 16  # one bit, which most decoders do not notice
+    shard.write_bytes(data)
+    return f"{shard}: {row[0]} is damaged (its checksum differs): write the shard again"
+
+
+@pytest.mark.parametrize("how", ["missing", "cut", "flipped"])
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_damaged_shard_is_named_and_fatal_or_skipped(out, how, num_workers):
+    files = scan_shards(str(out), "train")
+    whole = epoch_of(files)
+    problem = damage(out, how)
+    with pytest.raises(ValueError, match=re.escape(problem)):
+        epoch_of(files, num_workers=num_workers)
+    with pytest.warns(UserWarning, match=re.escape(f"{problem}; skipped")) as warned:
+        skipped = epoch_of(files, on_error="skip", num_workers=num_workers)
+    assert len(warned) == 1
+    assert [x.shape for x, _ in skipped] == [x.shape for x, _ in whole]
+    differ = sum(
+        not torch.equal(a, b)
+        for (x, _), (z, _) in zip(whole, skipped, strict=True)
+        for a, b in zip(x, z, strict=True)
+    )
+    # Of the shard that is cut, its first image may be whole still.
+    assert differ in {"missing": (5,), "cut": (4, 5), "flipped": (1,)}[how]
+
+
+def test_check_names_what_is_damaged(out):
+    assert datasets.check(f"shards:{out}") == []
+    problem = damage(out, "flipped")
+    assert datasets.check(f"shards:{out}") == [problem]
+
+
+def test_bad_shards_and_patterns_are_refused(folder, out, tmp_path):
+    source = datasets.find(f"folder:{folder}@16")
+    with pytest.raises(ValueError, match="has the shards of a data set already"):
+        write_shards(source, out)
+    with pytest.raises(ValueError, match="images_per_shard must be at least 1, got 0"):
+        write_shards(source, tmp_path / "new", images_per_shard=0)
+    with pytest.raises(ValueError, match=r"is no folder and has no \{split\} in it"):
+        scan_shards(str(tmp_path / "nothing"), "train")
+    with pytest.raises(FileNotFoundError, match=r"no shard .*val-\*\.tar or .*test-\*\.tar"):
+        scan_shards(str(tmp_path / "{split}-*.tar"), "test")
+    with pytest.raises(ValueError, match="names no path; write shards:PATH"):
+        datasets.find("shards:")
+    index = out / "train-000001.json"
+    index.write_text("{")
+    with pytest.raises(ValueError, match=r"train-000001\.json is damaged .*delete it"):
+        scan_shards(str(out), "train")
+    index.unlink()
+    shard = out / "train-000001.tar"
+    whole = shard.read_bytes()
+    shard.write_bytes(whole[:2000])
+    with pytest.raises(ValueError, match=r"train-000001\.tar cannot be read as a shard"):
+        scan_shards(str(out), "train")
+    with tarfile.open(shard, "w") as tar:
+        for name, data in (("x.png", b"no image"), ("x.cls", b"7"), ("y.png", b"no label")):
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+            if name == "x.cls":
+                unlabeled = tar.offset
+    with pytest.raises(ValueError, match=r"y\.png has no label"):
+        scan_shards(str(out), "train")
+    shard.write_bytes(shard.read_bytes()[:unlabeled] + bytes(1024))
+    with pytest.raises(ValueError, match=r"x\.png has the label 7, and there are 2 classes"):
+        scan_shards(str(out), "train")
+
+
+def test_images_without_files_are_written_without_loss(tmp_path):
+    source = datasets.find("shapes")
+    images = replace(datasets.load("shapes", "test"), boxes=None)
+    few = replace(images, images=images.images[:6], labels=images.labels[:6])
+    small = replace(source, function=lambda root, split: few)
+    members = scan_shards(str(write_shards(small, tmp_path / "out")), "test")
+    for pixels, path in zip(few.images, members.paths, strict=True):
+        assert torch.equal(torch.from_numpy(np.array(read_rgb(path))).permute(2, 0, 1), pixels)
+    assert members.class_names == images.class_names
+
+
+def test_a_recipe_is_trained_on_shards(folder, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["data", "shard", f"folder:{folder}@16", "s", "--images", "7"]) == 0
+    assert "train with --dataset shards:s" in capsys.readouterr().out
+    recipe = on_data(find_recipe("cifar10-r18-baseline-fast"), "shards:s@16")
+    assert recipe.data.stream
+    assert recipe.name == "shards_s_16-r18-baseline-fast"
+    small = ["--net.width", "4", "--train.batch-size", "8", "--train.device", "cpu"]
+    train = ["train", "cifar10-r18-baseline-fast", "--dataset", "shards:s@16", "--out", "run"]
+    train += [*small, "--train.epochs", "1", "--train.warmup-epochs", "0"]
+    assert main(train) == 0
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["images"]["image_size"] == 16
