@@ -143,8 +143,8 @@ def test_a_run_of_a_sweep_imports_the_plugins_before_its_recipe(plugin, tmp_path
     monkeypatch.setattr(sweeps._Crew, "poll", lambda crew: crew.jobs and crew._start(0))
 
     class Process:
-        def __init__(self, target, args, daemon):
-            told.append(args)
+        def __init__(self, target, daemon):
+            told.append(target.args)
 
         def start(self):
             pass

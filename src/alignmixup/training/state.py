@@ -199,5 +199,7 @@ class TrainState:
 
 def _generators_of(rank: int, saved: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the states of one rank, by device type; none where the saved run had fewer ranks."""
-    suffix = f".{rank}" if rank else ""
-    return {name: saved[name + suffix] for name in ("cpu", "cuda") if name + suffix in saved}
+    if not rank:
+        return {"cpu": saved["cpu"], **saved}  # a checkpoint without it is damaged
+    own = {name: f"{name}.{rank}" for name in ("cpu", "cuda")}
+    return {name: saved[key] for name, key in own.items() if key in saved}
