@@ -237,6 +237,7 @@ def test_the_installed_program_runs():
     assert done.stdout.strip().count(".") == 2
 
 
+@pytest.mark.slow
 def test_a_sweep_trains_by_pattern_with_settings_for_all(tmp_path, capsys):
     out_folder = tmp_path / "out"
     words = ["sweep", "cifar10-r18-inp?t-fast", "--out", str(out_folder), "--tasks", "accuracy"]

@@ -166,6 +166,7 @@ print(len(parts), flush=True)
 """
 
 
+@pytest.mark.slow
 def test_sharded_parameters_get_the_gradients_of_whole_ones():
     first, second = finish(start_team(SHARDED, EXAMPLES))
     assert first == second

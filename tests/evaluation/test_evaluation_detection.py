@@ -331,6 +331,7 @@ def test_faster_rcnn_trains_and_is_scored(trained, voc):
     assert all(0 <= r.value <= 100 for r in results)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("operators")
 def test_ssd_trains_and_is_scored(trained, voc):
     two = replace(voc, rows=voc.rows[:2])

@@ -268,6 +268,7 @@ def test_schedules_keep_their_shape_when_shortened():
     assert schedule("coco", epochs=6, lr=0.1).milestones == (4, 6)
 
 
+@pytest.mark.slow
 def test_the_command_trains_and_scores_the_real_detector(
     root, weights, tmp_path, monkeypatch, capsys
 ):

@@ -514,6 +514,7 @@ def test_every_option_of_every_task_has_a_type():
     }
 
 
+@pytest.mark.slow
 def test_options_and_detection_on_the_command_line(tmp_path, capsys):
     few = Sets(shapes("train", 8), shapes("test"))
     train(recipe_on("shapes"), tmp_path / "run", sets=few, quiet=True)

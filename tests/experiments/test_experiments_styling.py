@@ -44,6 +44,7 @@ def test_the_command_writes_weights_and_says_which(
     assert mixer(head, x, y).loss().isfinite()
 
 
+@pytest.mark.slow
 def test_the_seed_decides_the_weights(tmp_path: Path) -> None:
     sums = [
         small(tmp_path / f"{i}.safetensors", seed=s).weights.sha256 for i, s in enumerate((0, 0, 1))

@@ -97,6 +97,7 @@ def stopped_when(is_time, *args, **options):
     return [*jobs.values()]
 
 
+@pytest.mark.slow
 def test_a_signal_stops_the_runs_which_save_and_go_on(tmp_path, pictures):
     folder = tmp_path / "out" / folder_of(pictures, "baseline-fast-seed3")
     order = ["cifar10-r18-baseline-fast"], tmp_path / "out"

@@ -144,7 +144,7 @@ def test_in_mid_epoch_a_file_is_named_and_fatal_by_default(files, how, num_worke
 
 
 @pytest.mark.parametrize("how", ["vanished", "corrupt"])
-@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("num_workers", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_skipped_file_changes_nothing_else(files, how, num_workers):
     whole = epoch_of(files)
     path = spoil(files, 6, how)
@@ -224,6 +224,7 @@ os._exit(0)
 """
 
 
+@pytest.mark.slow
 def test_a_dead_worker_ends_the_epoch_with_one_sentence(tmp_path):
     make_pictures(tmp_path / "data")
     (line,) = Forked(DEAD_WORKER, [str(tmp_path / "data")], os.environ).finish()

@@ -99,6 +99,7 @@ def test_a_damaged_ledger_is_named(run, tmp_path):
         tolerant(check_resumed, folder, record)
 
 
+@pytest.mark.slow
 def test_damaged_results_are_named_and_nothing_is_appended_to_half_a_line(run, tmp_path):
     data = (run / RESULTS).read_bytes()
     recipe = read_run(run).recipe

@@ -29,6 +29,7 @@ def measured(layer, features, pooled, logits, plan_entropy):
     )
 
 
+@pytest.mark.slow
 def test_alignment_before_a_pooled_head_changes_nothing_and_before_a_flattened_one_does(small):
     logits = {}
     for head in ("pool", "flatten"):

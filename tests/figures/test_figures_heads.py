@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from alignmixup.cli import main
 from alignmixup.experiments import built_in
 from alignmixup.experiments.built_in import BuiltIn
@@ -9,6 +11,7 @@ from alignmixup.experiments.built_in import BuiltIn
 TINY = BuiltIn(width=4, num_test=40, head_epochs=1, head_images=64)
 
 
+@pytest.mark.slow
 def test_alignment_before_pooling_changes_no_logits_in_any_trained_network(tmp_path, monkeypatch):
     monkeypatch.setattr(built_in, "BUILT_IN", TINY)
     assert main(["figure", "heads", "--out", str(tmp_path)]) == 0

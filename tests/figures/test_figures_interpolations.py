@@ -135,6 +135,7 @@ def test_the_teaser_shows_what_each_method_does(painter, images):
     np.testing.assert_allclose(shown["AlignMixup"].image, decoded(painter, aligned)[0], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_built_in_network_is_trained_once_and_serves_every_figure(
     tmp_path, monkeypatch, capsys
 ):

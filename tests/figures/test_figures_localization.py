@@ -56,6 +56,7 @@ def test_images_without_a_box_are_not_drawn(net, images):
     assert torch.equal(shown, images.images[7] / 255)
 
 
+@pytest.mark.slow
 def test_reliability_and_localization_share_one_trained_network(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(built_in, "BUILT_IN", BuiltIn(num_train=50, num_test=40, wrn_epochs=1))
     said = {}

@@ -68,7 +68,10 @@ def test_an_unknown_figure_is_an_error_with_the_names(capsys):
 
 
 # The other figures have tests of their own.
-@pytest.mark.parametrize("name", ["toy", "methods", "correspondences", "effect"])
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("methods", "effect")]
+
+
+@pytest.mark.parametrize("name", ["toy", "correspondences", *SLOW])
 def test_each_figure_from_the_command_line(small, name, tmp_path, capsys):
     assert main(["figure", name, "--out", str(tmp_path / "out"), "--seed", "0"]) == 0
     png, pdf, text = (tmp_path / "out" / f"{name}{end}" for end in (".png", ".pdf", ".txt"))
@@ -79,6 +82,7 @@ def test_each_figure_from_the_command_line(small, name, tmp_path, capsys):
     assert pdf.read_bytes().startswith(b"%PDF")
 
 
+@pytest.mark.slow
 def test_no_text_in_an_image_has_more_than_twelve_words(small, tmp_path, monkeypatch):
     from matplotlib.figure import Figure
     from matplotlib.text import Text

@@ -100,6 +100,7 @@ def test_lightning_reports_progress_and_takes_an_own_loss() -> None:
     assert 0 <= trainer.callback_metrics["train_accuracy_under_mixing"] <= 1
 
 
+@pytest.mark.slow
 def test_lightning_in_two_processes_averages_two_half_batches() -> None:
     """With DDP each process mixes its half of a batch by the same draw.
 

@@ -303,6 +303,7 @@ def test_clean_losses_are_the_elbo_over_the_number_of_values(embedding: str) -> 
 # ---- wrapped networks ----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.unchecked_shapes
 @pytest.mark.parametrize("kind", ["ae", "vae"])
 @pytest.mark.parametrize("layers", [("x", "A", "e"), ("x", "A", "E")])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -69,8 +71,19 @@ MIXERS = [
 ]
 
 
+# Those that share what they mix with another of the list.
+ALIKE = (OneOf, LabelSmoothing, Decoupled, DenseMultiMix, SAMix, RegMixup)
+
+
+def taught() -> list[Any]:
+    return [
+        pytest.param(m, id=type(m).__name__, marks=[pytest.mark.slow] if type(m) in ALIKE else [])
+        for m in MIXERS
+    ]
+
+
 @pytest.mark.unchecked_shapes  # they are checked everywhere else, and cost a third of the time
-@pytest.mark.parametrize("mixer", MIXERS, ids=lambda mixer: type(mixer).__name__)
+@pytest.mark.parametrize("mixer", taught())
 def test_it_learns_stripes(mixer: Mixer) -> None:
     check_it_learns(mixer)
 

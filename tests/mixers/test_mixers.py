@@ -246,7 +246,8 @@ TRACED_ALIKE = {
     *("align-attention", "saliencymix-per-sample", "puzzle-clean", "co-small-parts"),
     *("automix-imagenet", "samix", "adautomix-pairs"),
     *("resizemix-openmixup", "smoothmix", "fmix", "fmix-released", "gridmix", "gridmix-cells"),
-    *("oneof-deit", "smoothed", "decoupled", "tokenmix"),
+    *("oneof-deit", "smoothed", "decoupled", "tokenmix", "automix", "adautomix", "multimix"),
+    *("resizemix", "regmixup", "align-resolution", "align-unaligned", "recursive"),
 }
 every_traced_row = pytest.mark.parametrize(
     "row",

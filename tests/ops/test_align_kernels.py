@@ -94,6 +94,7 @@ def test_tol(n: int) -> None:
     check(features, 1e-5, num_iters=40, tol=1e-2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize(("h", "w"), [(4, 4), (3, 5), (9, 8)])
 @dtypes

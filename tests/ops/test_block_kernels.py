@@ -222,6 +222,7 @@ def test_a_part_that_is_filled_up() -> None:
     assert shares[1, ..., 3].abs().sum() == 0
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_exact_bonus")
 def test_the_most_inputs() -> None:
     """32 of them, so that the last is the sign of a number; few blocks keep it short."""

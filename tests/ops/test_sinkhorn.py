@@ -116,6 +116,7 @@ def test_a_constant_changes_nothing(n, m, batch, scale, num_iters, last, seed) -
         assert_close(solve(cost + shift, num_iters=num_iters, last=last).plan, plan, atol)
 
 
+@pytest.mark.slow
 @given(n=sizes, m=sizes, last=st.sampled_from(SIDES), seed=st.integers(0, 10_000))
 def test_constants_of_rows_and_columns_change_nothing_in_the_end(n, m, last, seed) -> None:
     cost = random_cost(n, m, seed=seed)
@@ -317,6 +318,7 @@ def trained_features() -> Tensor:
         return net(held_out.images.double() / 255).flatten(2).float()
 
 
+@pytest.mark.slow
 @both_sides
 def test_float32_is_near_float64_on_the_features_of_a_trained_network(last: str) -> None:
     features = trained_features()

@@ -28,7 +28,7 @@ LARGEST = 64  # pixels: what is for 224 trains on fewer here
 
 
 def one_of_each(names):
-    """Names such that every network for every size of image, mixer and schedule is among them.
+    """Names such that every network for every size of image, method and schedule is among them.
 
     Those that only combine them anew are slow. A ``-fast`` twin is the same two steps but for its
     schedule, and most rows of CIFAR-100 are those of CIFAR-10 but for the number of classes.
@@ -38,7 +38,8 @@ def one_of_each(names):
         recipe = find_recipe(name).shrunk()
         net = dataclasses.replace(recipe.net, zero_norms=False)
         size = find(recipe.data.name).image_size
-        parts, together = [(size, net), recipe.mixer, recipe.train], (size, net, recipe.mixer)
+        parts = [(size, net), type(recipe.mixer), recipe.train]
+        together = (size, net, recipe.mixer)
         is_new = any(part not in seen for part in parts)
         is_new &= "deit" not in net.name  # large: its methods are tested on small transformers
         if is_new or together not in seen:

@@ -98,6 +98,7 @@ def uninterrupted(folder, tmp_path_factory):
     return tensors(out)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_steps", [1, 2, 4, 9])
 def test_a_run_killed_in_any_phase_resumes_to_the_same_weights(
     folder, uninterrupted, tmp_path, monkeypatch, num_steps

@@ -205,7 +205,9 @@ def test_two_processes_resume_as_if_nothing_had_stopped_them(tmp_path):
     assert [event["event"] for event in events_of(tmp_path / "resumed")].count("resume") == 0
 
 
-@pytest.mark.parametrize(("partners", "parts"), [("share", 2), ("batch", 1)])
+@pytest.mark.parametrize(
+    ("partners", "parts"), [("share", 2), pytest.param("batch", 1, marks=pytest.mark.slow)]
+)
 def test_another_number_of_processes_resumes_to_the_same_weights(tmp_path, partners, parts):
     """Two processes, then one, which takes two parts where partners are of the share."""
     whole = start_team(RESUMED, tmp_path / "whole", 0, parts, "none", partners, size=1)
@@ -230,6 +232,7 @@ def difference(one, other):
     return max(float((first[name] - second[name]).abs().max()) for name in first)
 
 
+@pytest.mark.slow
 def test_a_recipe_whose_cases_leave_parameters_out(tmp_path):
     """The clean case trains no classifier, the others no decoder: nobody waits for gradients."""
     assert finish(start_team(RECIPE, tmp_path / "run")) == ["2 True", "2 True"]
@@ -237,6 +240,7 @@ def test_a_recipe_whose_cases_leave_parameters_out(tmp_path):
     assert [json.loads(x)["metric"] for x in lines] == ["top1_last", "top1_best"]
 
 
+@pytest.mark.slow
 def test_a_method_of_two_passes_a_step_ends_with_the_same_weights_everywhere(tmp_path):
     first, second = finish(start_team(TWICE, tmp_path))
     assert first == second

@@ -3,6 +3,8 @@
 import signal
 import time
 
+import pytest
+
 from forked import start_team
 
 PROGRAM = """
@@ -41,6 +43,7 @@ def test_a_killed_process_ends_the_others_with_its_rank(tmp_path):
         assert "has ended: killed, or unreachable" in errors
 
 
+@pytest.mark.slow
 def test_the_end_of_rank_0_ends_the_others_too(tmp_path):
     """Without torchrun it has the store that the others would read its reason in."""
     for code, errors in ended_by(signal.SIGKILL, tmp_path, victim=0):
@@ -49,6 +52,7 @@ def test_the_end_of_rank_0_ends_the_others_too(tmp_path):
         assert "has ended" in errors.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_a_process_that_hangs_ends_the_others_with_its_rank(tmp_path):
     """As a machine that has lost its network: no collective fails, the others wait for it."""
     for code, errors in ended_by(signal.SIGSTOP, tmp_path):
@@ -57,6 +61,7 @@ def test_a_process_that_hangs_ends_the_others_with_its_rank(tmp_path):
         assert "has ended: killed, or unreachable for 10 s" in errors
 
 
+@pytest.mark.slow
 def test_a_process_that_fails_gives_the_others_its_reason(tmp_path):
     processes = start_team(PROGRAM, tmp_path, "raises", size=3)
     first, second, third = (process.fail() for process in processes)
