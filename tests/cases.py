@@ -7,10 +7,10 @@ for each of its cases.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -128,19 +128,37 @@ ROWS = [
     Row("adautomix-pairs", replace(am.AdAutoMix.imagenet(), layer="layer2")),
 ]
 
-every_row = pytest.mark.parametrize("row", [pytest.param(row, id=row.name) for row in ROWS])
-every_case = pytest.mark.parametrize(
-    ("row", "case"),
-    [pytest.param(row, case, id=f"{row.name}-{case}") for row in ROWS for case in row.mixer.cases],
-)
-every_unguided_case = pytest.mark.parametrize(
-    ("row", "case"),
-    [
-        pytest.param(row, case, id=f"{row.name}-{case}")
-        for row in ROWS
+# Other settings of a method that has a row: they run with the slow tests.
+VARIANTS = {
+    *("none-bce", "input-bce", "input-per-sample", "cutmix-always", "manifold-per-sample"),
+    *("align-per-sample", "align-early", "align-attention", "align-tol", "align-bce"),
+    *("saliencymix-per-sample", "puzzle-clean", "automix-imagenet", "adautomix-pairs"),
+    *("resizemix-openmixup", "fmix-released", "gridmix-cells", "oneof-deit"),
+}
+
+
+def params(rows: Iterable[Row]) -> list[Any]:
+    """The rows as parameters of a test."""
+    return [pytest.param(row, id=row.name, marks=_marks(row)) for row in rows]
+
+
+def case_params(rows: Iterable[Row]) -> list[Any]:
+    """The rows with each of their cases."""
+    return [
+        pytest.param(row, case, id=f"{row.name}-{case}", marks=_marks(row))
+        for row in rows
         for case in row.mixer.cases
-        if not row.is_guided
-    ],
+    ]
+
+
+def _marks(row: Row) -> list[pytest.MarkDecorator]:
+    return [pytest.mark.slow] if row.name in VARIANTS else []
+
+
+every_row = pytest.mark.parametrize("row", params(ROWS))
+every_case = pytest.mark.parametrize(("row", "case"), case_params(ROWS))
+every_unguided_case = pytest.mark.parametrize(
+    ("row", "case"), case_params(row for row in ROWS if not row.is_guided)
 )
 
 

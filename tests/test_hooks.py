@@ -382,7 +382,9 @@ def test_twelve_steps_compile_once_a_case(wrap: Callable, mixer: Mixer) -> None:
     assert not counters["graph_break"]
 
 
-@pytest.mark.parametrize("layer", ["layer4", "layer4.2", "layer2"])
+@pytest.mark.parametrize(
+    "layer", ["layer4", *(pytest.param(n, marks=pytest.mark.slow) for n in ("layer4.2", "layer2"))]
+)
 @pytest.mark.parametrize("wrap", [layer_compiled, layer_compiled_itself])
 def test_a_layer_compiled_by_itself(wrap: Callable, layer: str) -> None:
     """The tap may be at the compiled layer, inside it, or elsewhere; the names do not change."""

@@ -146,7 +146,7 @@ def test_in_mid_epoch_a_file_is_named_and_fatal_by_default(files, how, num_worke
 @pytest.mark.parametrize("how", ["vanished", "corrupt"])
 @pytest.mark.parametrize("num_workers", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_skipped_file_changes_nothing_else(files, how, num_workers):
-    whole = epoch_of(files)
+    whole = epoch_of(files, num_workers=0)
     path = spoil(files, 6, how)
     with pytest.warns(UserWarning, match=f"{re.escape(path)}.*; skipped") as warned:
         skipped = epoch_of(files, on_error="skip", num_workers=num_workers)

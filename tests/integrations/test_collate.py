@@ -8,9 +8,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import alignmixup as am
-from cases import IMAGE_SIZE, NUM_CLASSES, ROWS, Row, images, labels
-
-every_row = pytest.mark.parametrize("row", [pytest.param(row, id=row.name) for row in ROWS])
+from cases import IMAGE_SIZE, NUM_CLASSES, ROWS, Row, every_row, images, labels
 
 
 class Seen(nn.Module):

@@ -141,6 +141,7 @@ def test_a_single_image_and_half_precision(case: Case) -> None:
 TRACED = ("snapmix", "transmix-switch", "tokenmix")
 
 
+@pytest.mark.slow
 @pytest.mark.unchecked_shapes
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=[] if n in TRACED else [pytest.mark.slow]) for n in MIXERS]

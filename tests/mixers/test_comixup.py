@@ -153,6 +153,7 @@ def test_not_above_conditional_modes_with_ten_restarts(
 
 
 # Over 13 seeds the mean of six parts was 2 % or more below; a single part up to 7 % above.
+@pytest.mark.slow
 @pytest.mark.parametrize("inputs", [6, pytest.param(8, marks=pytest.mark.slow)])
 def test_small_parts_with_sharp_saliency_are_below_conditional_modes_on_the_whole(
     inputs: int,

@@ -35,6 +35,7 @@ from cases import (
     every_unguided_case,
     images,
     labels,
+    params,
     with_lam,
 )
 
@@ -69,9 +70,7 @@ def test_a_whole_share_gives_the_image_back(row: Row, case: str) -> None:
         assert row.is_guided or row.num_rows or torch.equal(mixed.targets, one_hot)
 
 
-@pytest.mark.parametrize(
-    "row", [pytest.param(row, id=row.name) for row in ROWS if hasattr(row.mixer, "loss")]
-)
+@pytest.mark.parametrize("row", params(row for row in ROWS if hasattr(row.mixer, "loss")))
 def test_multi_label_targets_keep_their_mass(row: Row) -> None:
     """Two labels a sample: their shares are two after mixing, and the loss is that of sigmoids."""
     net, x = TinyNet(), images(6)
@@ -247,7 +246,8 @@ TRACED_ALIKE = {
     *("automix-imagenet", "samix", "adautomix-pairs"),
     *("resizemix-openmixup", "smoothmix", "fmix", "fmix-released", "gridmix", "gridmix-cells"),
     *("oneof-deit", "smoothed", "decoupled", "tokenmix", "automix", "adautomix", "multimix"),
-    *("resizemix", "regmixup", "align-resolution", "align-unaligned", "recursive"),
+    *("resizemix", "regmixup", "align-resolution", "align-unaligned", "recursive", "oneof"),
+    *("none", "input", "cutout", "cutmix", "stylemix", "attentivemix", "align-ae-xA"),
 }
 every_traced_row = pytest.mark.parametrize(
     "row",

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from alignmixup.contracts import Draw, fusing
-from cases import NUM_CLASSES, ROWS, Row, TinyNet, draw_case, images, labels
+from cases import NUM_CLASSES, ROWS, Row, TinyNet, case_params, draw_case, images, labels
 
 # One box for the batch, at the peak of the first partner.
 BY_THE_FIRST_SAMPLE = ("saliencymix",)
@@ -23,14 +23,12 @@ STYLED = ("stylemix", "stylecutmix")
 
 # Methods with state have further permutations in their draws, and tests of their own.
 STATELESS = [r for r in ROWS if r.attached(TinyNet(), images(2)).module is None]
-unguided = [(row, case) for row in STATELESS for case in row.mixer.cases if not row.is_guided]
+unguided = [row for row in STATELESS if not row.is_guided]
 
 
 def rows(*left_out: str) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize(
-        ("row", "case"),
-        [pytest.param(r, c, id=f"{r.name}-{c}") for r, c in unguided if r.name not in left_out],
-    )
+    chosen = (row for row in unguided if row.name not in left_out)
+    return pytest.mark.parametrize(("row", "case"), case_params(chosen))
 
 
 def renumbered(draw: Draw, order: Tensor) -> Draw:

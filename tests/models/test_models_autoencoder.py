@@ -325,6 +325,7 @@ def test_a_decoder_on_a_random_encoder_learns_to_reconstruct_shapes(num_steps, e
 # ---- compiled ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.unchecked_shapes
 @pytest.mark.parametrize("options", [{}, {"embedding": "tensor", "variational": True}], ids=str)
 def test_compiles_to_one_graph_a_flag(options):

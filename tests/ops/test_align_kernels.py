@@ -70,6 +70,7 @@ def test_any_size(n: int, c: int, dtype: torch.dtype, rtol: float) -> None:
     check(random_features(3, n, c, dtype), rtol, num_iters=8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keep", ["anchor", "partner"])
 @pytest.mark.parametrize("last", ["rows", "columns"])
 @pytest.mark.parametrize(

@@ -102,7 +102,7 @@ def test_numbers_that_are_none_give_labels_all_the_same() -> None:
 
 
 @pytest.mark.parametrize("n", [2, 3, 4, pytest.param(6, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("t_eps", [0.8, 0.05, 0.0])
+@pytest.mark.parametrize("t_eps", [0.8, pytest.param(0.05, marks=pytest.mark.slow), 0.0])
 def test_transport_moves_the_same_blocks(n: int, t_eps: float) -> None:
     """Concentrated saliency and a small price of distance, so that many blocks want one place."""
     rng = torch.Generator().manual_seed(n)

@@ -205,6 +205,7 @@ def test_two_processes_resume_as_if_nothing_had_stopped_them(tmp_path):
     assert [event["event"] for event in events_of(tmp_path / "resumed")].count("resume") == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("partners", "parts"), [("share", 2), pytest.param("batch", 1, marks=pytest.mark.slow)]
 )

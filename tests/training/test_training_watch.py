@@ -35,6 +35,7 @@ fit(net, NoMix(), loader, evaluate, settings, Path(sys.argv[1]), quiet=True, tea
 """
 
 
+@pytest.mark.slow
 def test_a_killed_process_ends_the_others_with_its_rank(tmp_path):
     others = ended_by(signal.SIGKILL, tmp_path)
     for code, errors in others:
