@@ -19,7 +19,8 @@ $(READY_DEMO): pyproject.toml constraints.txt
 	touch $(READY_DEMO)
 
 # One thread a worker: two workers on two cores beat one worker with two threads, and nothing oversubscribes.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+# A file stays with one worker, which makes its fixtures once.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 # Everything a change can break. Tests in a browser run where there is a Chromium (Debian: apt-get install chromium);
 # ALIGNMIXUP_REQUIRE_BROWSER=1 fails where there is none.

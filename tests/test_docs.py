@@ -63,7 +63,15 @@ def given_names(page):
     return {"model": model, "x": x, "loader": [(x, y), (x, y)], "optimizer": optimizer}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+# It starts jobs of a cluster.
+SLOW = {"docs/guides/many-machines.md"}
+RUN = [
+    pytest.param(page, id=name, marks=[pytest.mark.slow] if name in SLOW else [])
+    for page, name in zip(PAGES, NAMES, strict=True)
+]
+
+
+@pytest.mark.parametrize("page", RUN)
 def test_blocks_run(page, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     if page.name == "many-gpus.md":

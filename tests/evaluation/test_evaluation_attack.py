@@ -201,6 +201,7 @@ def test_what_one_start_breaks_is_not_attacked_again_and_the_error_is_that_of_al
     assert sum(seen) < len(x) * (1 + 4 * 4)
 
 
+@pytest.mark.slow
 def test_the_strong_attack_is_no_weaker_than_pgd_and_breaks_saturated_models(trained):
     model, x, y = trained
     data = as_batches(x, y)

@@ -79,6 +79,7 @@ def test_preempted_job_saves_is_requeued_and_makes_the_same_call(tmp_path, slurm
     assert lines(path) == ["began", "saved", "began", "done"]
 
 
+@pytest.mark.slow
 def test_canceled_job_saves(tmp_path, slurm):
     path = tmp_path / "said"
     handle = slurm.start(call(path, 600.0))
@@ -104,6 +105,7 @@ def test_supervisor_returns_the_exit_code_of_its_child():
     assert Supervised.here(Call("sys:exit", (3,)))() == 3
 
 
+@pytest.mark.slow
 def test_a_second_sweep_leaves_alone_what_the_first_works_on(tmp_path, pictures, capsys):
     words = [f"--{name.replace('_', '-')}={value}" for name, value in SMALL.items()]
     words = ["sweep", NAME, "--dataset", pictures, "--out", str(tmp_path), *words]

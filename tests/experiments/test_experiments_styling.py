@@ -58,6 +58,7 @@ def test_steps_are_told_one_by_one(tmp_path: Path) -> None:
     assert told == [(1, 4), (2, 4), (3, 4), (4, 4)]
 
 
+@pytest.mark.slow
 def test_weights_there_are_get_the_distances_of_the_set(tmp_path: Path) -> None:
     first = small(tmp_path / "a.safetensors").weights
     made = make_style_weights(
@@ -71,6 +72,7 @@ def test_weights_there_are_get_the_distances_of_the_set(tmp_path: Path) -> None:
     assert not torch.equal(one.class_distances, other.class_distances)
 
 
+@pytest.mark.slow
 def test_classes_get_equal_shares() -> None:
     images = some_images("shapes", 45, seed=3)
     counts = images.labels.bincount(minlength=10)

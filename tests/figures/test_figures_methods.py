@@ -139,6 +139,7 @@ def test_pairs_are_of_different_classes_and_disjoint(images):
         different_pairs(one, 1)
 
 
+@pytest.mark.slow
 def test_training_the_style_network_shows_progress(images, capsys):
     small_style_network(images, 20, seed=0)
     said = capsys.readouterr().err.splitlines()

@@ -131,6 +131,7 @@ def least_of_all(costs: JointCosts) -> list[float]:
 
 # The saliency of the network as it is, and raised to powers that make it ever sharper. Over 13
 # seeds every part was below the search, by 0.8 % of it at least at (8, 2), elsewhere by 8 %.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("inputs", "n", "sharpness"),
     [

@@ -176,6 +176,7 @@ def test_two_processes_train_as_one_does_and_one_of_them_keeps_the_book(tmp_path
     assert [e["loss"] for e in epochs] == pytest.approx(losses, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_a_signal_to_one_process_stops_them_all_and_the_run_goes_on(tmp_path):
     processes = start_team(LINEAR, tmp_path, 100_000)
     for process in processes:
@@ -196,6 +197,7 @@ def test_evaluation_by_two_processes_is_that_of_one():
     assert finish(start_team(EVALUATION)) == ["equal", "equal"]
 
 
+@pytest.mark.slow
 def test_two_processes_resume_as_if_nothing_had_stopped_them(tmp_path):
     whole = start_team(RESUMED, tmp_path / "whole", 0, 1, "dropout", "share")
     finish(start_team(RESUMED, tmp_path / "resumed", 2, 1, "dropout", "share"))

@@ -265,6 +265,7 @@ print(json.dumps([float(module.gain), float(module.teacher[4].weight.double().no
 """
 
 
+@pytest.mark.slow
 def test_processes_keep_the_same_parameters(tmp_path):
     one, two = (json.loads(line) for line in finish(start_team(TOGETHER, tmp_path)))
     assert one == two
