@@ -257,6 +257,7 @@ def voc(tmp_path):
     return scan_voc(tmp_path, class_names=("cat", "dog"))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("operators")
 def test_backbone_has_the_trained_weights(trained, torchvision_resnet):
     detector = faster_rcnn(trained, 2, min_size=64, max_size=64)

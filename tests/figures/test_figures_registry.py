@@ -68,10 +68,12 @@ def test_an_unknown_figure_is_an_error_with_the_names(capsys):
 
 
 # The other figures have tests of their own.
-SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("methods", "effect")]
+SLOW = [
+    pytest.param(name, marks=pytest.mark.slow) for name in ("methods", "effect", "correspondences")
+]
 
 
-@pytest.mark.parametrize("name", ["toy", "correspondences", *SLOW])
+@pytest.mark.parametrize("name", ["toy", *SLOW])
 def test_each_figure_from_the_command_line(small, name, tmp_path, capsys):
     assert main(["figure", name, "--out", str(tmp_path / "out"), "--seed", "0"]) == 0
     png, pdf, text = (tmp_path / "out" / f"{name}{end}" for end in (".png", ".pdf", ".txt"))

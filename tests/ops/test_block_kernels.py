@@ -212,6 +212,7 @@ def test_a_soft_penalty() -> None:
     check_assignment(joint_costs(1, 4, 3, "soft"), 1, num_iters=2)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_exact_bonus")
 def test_a_part_that_is_filled_up() -> None:
     costs = joint_costs(2, 4, 3)
