@@ -1,25 +1,21 @@
 """The demo: its sentences follow from its numbers, and Ctrl-C leaves a page of what is finished."""
 
-import dataclasses
 import re
 
 import pytest
 
 from alignmixup.cli import main
 from alignmixup.contracts import Result
-from alignmixup.demo import claims, program, setup
+from alignmixup.demo import claims, program
 from alignmixup.demo.claims import MEASURES, headline, margin, sentences, table, values
-from alignmixup.demo.setup import CLASSES, Size, few_shapes, unseen_shapes
+from alignmixup.demo.setup import CLASSES, few_shapes, unseen_shapes
 from alignmixup.training.signals import Stopped
-
-SMALL = Size(epochs=1, num_train=64, num_test=40, batch_size=16)
+from small_demo import shrink_demo
 
 
 @pytest.fixture
 def small(monkeypatch):
-    monkeypatch.setattr(program, "Size", lambda **of: SMALL)
-    monkeypatch.setattr(setup, "Size", lambda **of: SMALL)
-    monkeypatch.setattr(program, "DECODER", dataclasses.replace(program.DECODER, epochs=1))
+    shrink_demo(monkeypatch)
 
 
 def scores(accuracy, ece):

@@ -12,12 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from alignmixup.cli import main
 from alignmixup.contracts import RecipeKey, Result
 from alignmixup.report.page import write_page
 from sample_page import CLASSES, recipe_settings, sample_results, sample_run
+from small_demo import shrink_demo
 
 WIDTHS = {"phone": (390, 844), "desktop": (1200, 850)}
-DEMO = Path(os.environ.get("ALIGNMIXUP_DEMO_PAGE", "demo/report.html"))
 
 
 def missing(why):
@@ -189,8 +190,13 @@ def test_hostile_names_do_nothing(chromium, tmp_path, name):
         assert name in page.locator("h1").inner_text()
 
 
-def test_the_page_of_the_demo_opens(chromium):
-    if not DEMO.exists():
-        pytest.skip(f"{DEMO} does not exist: 'make demo' writes it")
-    with opened(chromium, DEMO) as page:
+def test_the_page_of_the_demo_opens_and_its_slider_moves(chromium, monkeypatch, tmp_path):
+    shrink_demo(monkeypatch)
+    assert main(["demo", "--out", str(tmp_path)]) == 0
+    with opened(chromium, tmp_path / "report.html") as page:
         assert page.locator("h1").is_visible()
+        slider = page.locator("input[type=range]").first
+        before = slider.input_value()
+        slider.focus()
+        page.keyboard.press("ArrowLeft")
+        assert slider.input_value() != before
