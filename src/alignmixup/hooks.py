@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import difflib
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -30,20 +31,20 @@ from alignmixup.outputs import AsLogits, Selection, WrongOutput as WrongOutput
 Action = Callable[..., Tensor]
 
 
-class Around(nn.Module):
+class Around(nn.Module, ABC):
     """A module around a network that also changes what taps on its layers do."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self.module = module
 
+    @abstractmethod
     def around(self, action: Action) -> Action:
         """Return what a tap does in place of ``action``."""
-        raise NotImplementedError
 
+    @abstractmethod
     def inside(self, module: nn.Module) -> Self:
         """Return the same around another module."""
-        raise NotImplementedError
 
 
 @contextmanager

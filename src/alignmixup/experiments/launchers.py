@@ -126,7 +126,7 @@ class Slurm:
     def __init__(self, options: dict[str, Any], out: Path) -> None:
         submitit = _imported("submitit", "slurm")
         cluster = options.pop("cluster", "slurm")
-        limits = {"slurm_max_num_timeout": 1000}  # a run goes on until it is done
+        limits = {"slurm_max_num_timeout": 1000}  # a run is requeued until it is done
         try:
             self.executor = submitit.AutoExecutor(out / ".submitit", cluster=cluster, **limits)
         except RuntimeError as error:

@@ -35,7 +35,7 @@ __all__ = ["AlignedPair", "aligned_pair", "correspondences", "draw_pairs", "matc
 
 NUM_PAIRS = 5
 MIN_MASS = 0.25  # of a position, for a match to be drawn
-MOST_MATCHES = 10  # of a pair: more lines cannot be told apart
+MOST_MATCHES = 10  # of a pair: more lines cannot be distinguished
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 Five plans: ``aligned`` (the transport plan between the features), ``unaligned`` (the identity), two
 that know nothing of the images, ``random`` (a permutation of the positions) and ``uniform`` (every
 position receives the mean of all), and ``oracle`` (transport between the true silhouettes), which
-is what this encoder and decoder could show if features told object from background.
+is what this encoder and decoder could show if features separated object from background.
 """
 
 from __future__ import annotations

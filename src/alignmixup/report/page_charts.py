@@ -205,8 +205,8 @@ def cost_charts(runs: Sequence[RunInfo], palette: Palette) -> list[ChartBlock]:
         ]
         times = [row["ms"] for row in rows]
         # Room for the names to the right of the points.
-        room = 0.35 * (max(times) - min(times)) or max(times)
-        scale = alt.Scale(domain=[0.9 * min(times), max(times) + room], nice=False)
+        margin = 0.35 * (max(times) - min(times)) or max(times)
+        scale = alt.Scale(domain=[0.9 * min(times), max(times) + margin], nice=False)
         base = data(rows).encode(
             x=alt.X("ms:Q", title="time of a training step (ms)", scale=scale),
             y=alt.Y("top1:Q", title="top-1 (%)", scale=alt.Scale(zero=False, padding=14)),

@@ -161,7 +161,7 @@ def decode_files(
 
 
 def empty_images(count: int, image_size: int) -> UInt8[Tensor, "n 3 s s"]:
-    """Return room for square images of side ``image_size``."""
+    """Allocate memory for square images of side ``image_size``."""
     if image_size < 1:
         raise ValueError(f"image_size must be at least 1, got {image_size}")
     return torch.empty(count, 3, image_size, image_size, dtype=torch.uint8)

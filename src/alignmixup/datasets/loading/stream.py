@@ -196,8 +196,8 @@ class _View:
             if shares is not None:
                 pixel = shown / self.image_size
                 # The epsilon keeps a whole number of pixels from being rounded down.
-                room = int(side / pixel + 1e-6) - self.image_size
-                start = int((room + 1) * shares[axis]) * pixel
+                slack = int(side / pixel + 1e-6) - self.image_size
+                start = int((slack + 1) * shares[axis]) * pixel
             corner.append((start, min(start + shown, side)))
         (left, right), (top, bottom) = corner
         return left, top, right, bottom
