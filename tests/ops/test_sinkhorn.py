@@ -74,7 +74,8 @@ def test_plans_are_non_negative_and_the_last_side_is_exact(
 
 @given(n=sizes, m=sizes, last=st.sampled_from(SIDES), seed=st.integers(0, 10_000))
 def test_both_marginals_are_uniform_in_the_end(n: int, m: int, last: str, seed: int) -> None:
-    transport = solve(random_cost(2, n, m, seed=seed), num_iters=500, last=last)
+    # Costs within [0, 1]: at eps = 0.5 an iteration shrinks the error by tanh(1)^2 = 0.58 at least.
+    transport = solve(random_cost(2, n, m, seed=seed), eps=0.5, num_iters=100, last=last)
     assert_close(transport.plan.sum(-1), torch.full((2, n), 1 / n, dtype=torch.float64), 1e-6)
     assert_close(transport.plan.sum(-2), torch.full((2, m), 1 / m, dtype=torch.float64), 1e-6)
     assert (transport.marginal_error < 1e-6).all()

@@ -37,6 +37,8 @@ PROGRAM = """
 import json
 import sys
 import torch
+import seeds
+seeds.move_seeds()
 from alignmixup.training import join_team
 from joined import ROWS, trained
 
