@@ -8,6 +8,7 @@ first, or stand in the way of the tracer.
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +17,9 @@ import hypothesis
 import jaxtyping
 import pytest
 import torch
+import torch.distributed as dist
 
+from kept_registries import kept_registries
 from seeds import TEST_SEED, move_seeds
 
 PACKAGE = Path(__file__).parents[1] / "src" / "alignmixup"
@@ -81,11 +84,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _forget_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A plugin that a test imports is in no run that a later test trains."""
-    from alignmixup import registry
+def _forget_plugins() -> Iterator[None]:
+    """What a test registers or imports as a plugin is unknown to the next test."""
+    with kept_registries():
+        yield
 
-    monkeypatch.setattr(registry, "_plugins", dict(registry._plugins))
+
+@pytest.fixture
+def process_group() -> Iterator[None]:
+    """A group of this process alone. It ends after the wrapped networks of the test.
+
+    A reducer that outlives its group waits for a thread of the group that may wait for the GIL.
+    """
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    gc.collect()
+    dist.destroy_process_group()
 
 
 @pytest.hookimpl(tryfirst=True)

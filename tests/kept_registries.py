@@ -1,16 +1,25 @@
-"""Registrations of a test that end with it."""
+"""Registrations that end with a test."""
 
+from collections.abc import Iterator
 from contextlib import contextmanager
 
-from alignmixup.registry import DATASETS, MODELS, TASKS
+from alignmixup import registry
+
+REGISTRIES = [value for value in vars(registry).values() if isinstance(value, registry.Registry)]
 
 
 @contextmanager
-def kept_registries():
-    """Restore the registered models, data sets and tasks afterwards."""
-    kept = [(registry, dict(registry)) for registry in (MODELS, DATASETS, TASKS)]
+def kept_registries() -> Iterator[None]:
+    """Forget afterwards the plugins and what was registered outside the package meanwhile."""
+    plugins = dict(registry._plugins)
+    kept = [(kind, set(kind.imported())) for kind in REGISTRIES]
     try:
         yield
     finally:
-        for registry, entries in kept:
-            registry._entries = entries
+        registry._plugins = plugins
+        for kind, names in kept:
+            for name in kind.imported().keys() - names:
+                entry = kind._entries[name]
+                module = getattr(getattr(entry, "function", entry), "__module__", None)
+                if not str(module).startswith("alignmixup."):
+                    del kind._entries[name]

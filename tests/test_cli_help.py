@@ -19,7 +19,6 @@ from alignmixup.cli.program import COMMANDS
 from alignmixup.experiments.machine import Extra, inspect_machine
 from alignmixup.recipes.catalog import recipe_names
 from alignmixup.registry import TASKS, register_task, task_abouts
-from kept_registries import kept_registries
 
 CLI = Path(cli.__file__).parent
 PAGES = [name for name in COMMANDS if name != "data"] + [f"data {name}" for name in DATA_COMMANDS]
@@ -93,9 +92,8 @@ def test_tasks_are_described_from_their_source():
 
 
 def test_a_task_of_a_plugin_is_in_the_help(capsys, monkeypatch):
-    with kept_registries():
-        register_task("sharpness", about="how sharp the minimum is")(lambda model, batches: [])
-        assert "how sharp the minimum is" in page(capsys, monkeypatch, "evaluate")
+    register_task("sharpness", about="how sharp the minimum is")(lambda model, batches: [])
+    assert "how sharp the minimum is" in page(capsys, monkeypatch, "evaluate")
 
 
 def test_recipes_are_listed_by_table(capsys):

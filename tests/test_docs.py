@@ -4,6 +4,7 @@ Pages of the site are self-contained. In their shell blocks, ``bash`` commands a
 and ``sh`` commands, which would take hours or the network, only parsed.
 """
 
+import gc
 import re
 import shlex
 import textwrap
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from alignmixup.cli import main
@@ -71,12 +73,23 @@ RUN = [
 ]
 
 
+@pytest.fixture
+def _torchrun(monkeypatch):
+    """A job of this process alone. A group that a page ends is ended after the test's networks."""
+    for name, value in TORCHRUN.items():
+        monkeypatch.setenv(name, value)
+    with monkeypatch.context() as patch:
+        patch.setattr(dist, "destroy_process_group", lambda: None)
+        yield
+    gc.collect()
+    dist.destroy_process_group()
+
+
 @pytest.mark.parametrize("page", RUN)
-def test_blocks_run(page, tmp_path, monkeypatch, capsys):
+def test_blocks_run(page, tmp_path, monkeypatch, capsys, request):
     monkeypatch.chdir(tmp_path)
     if page.name == "many-gpus.md":
-        for name, value in TORCHRUN.items():
-            monkeypatch.setenv(name, value)
+        request.getfixturevalue("_torchrun")
     torch.manual_seed(0)
     given = given_names(page)
     before = [p.clone() for p in given["model"].parameters()] if given else []

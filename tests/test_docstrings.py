@@ -9,7 +9,6 @@ import torch
 
 import alignmixup as am
 from alignmixup.models import PreActResNet18
-from kept_registries import kept_registries
 from torchvision_schemas import define_torchvision_schemas
 
 SECTION = r"^{}:\n((?:(?: {{4}}.*)?\n)*)"
@@ -65,9 +64,8 @@ def test_example_runs(name, tmp_path, monkeypatch):
         "x": torch.rand(8, 3, 32, 32),
         "y": torch.randint(10, (8,)),
     }
-    with kept_registries():
-        for block in code:
-            if "import timm" in block:
-                define_torchvision_schemas()
-                pytest.importorskip("timm")
-            exec(compile(block, f"the example of {name}", "exec"), given)
+    for block in code:
+        if "import timm" in block:
+            define_torchvision_schemas()
+            pytest.importorskip("timm")
+        exec(compile(block, f"the example of {name}", "exec"), given)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -318,15 +317,7 @@ def test_data_parallel_is_refused() -> None:
 # ---- wrappers ------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def _process_group(tmp_path: Path) -> Iterator[None]:
-    store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
-    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
-    yield
-    torch.distributed.destroy_process_group()
-
-
-@pytest.mark.usefixtures("_process_group")
+@pytest.mark.usefixtures("process_group")
 @pytest.mark.parametrize("is_compiled", [False, True], ids=["plain", "compiled"])
 def test_through_distributed_data_parallel(is_compiled: bool) -> None:
     mixer = AlignMixup()

@@ -52,11 +52,10 @@ def test_timm_task_trains_as_a_loop_by_hand_and_resumes() -> None:
     torch.testing.assert_close(second(x, y)["loss"], plain)
 
 
-def test_timm_task_is_compiled_and_wrapped_in_ddp(tmp_path) -> None:
+@pytest.mark.usefixtures("process_group")
+def test_timm_task_is_compiled_and_wrapped_in_ddp() -> None:
     from alignmixup.integrations.timm import MixupTask
 
-    store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
-    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
     torch.compiler.reset()
     try:
         task = MixupTask(TinyNet(), Scheduled(), nn.CrossEntropyLoss(), num_steps=4, verbose=False)
@@ -72,7 +71,6 @@ def test_timm_task_is_compiled_and_wrapped_in_ddp(tmp_path) -> None:
         task(images(4), labels(4))
         assert SEEN == [0.5]
     finally:
-        torch.distributed.destroy_process_group()
         torch.compiler.reset()
 
 

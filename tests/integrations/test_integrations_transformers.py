@@ -130,21 +130,17 @@ def test_trainer_names_what_it_would_not_apply(monkeypatch) -> None:
     assert outputs["logits"].shape == (4, NUM_CLASSES)
 
 
-def test_saliency_looks_through_as_logits_and_ddp(tmp_path) -> None:
+@pytest.mark.usefixtures("process_group")
+def test_saliency_looks_through_as_logits_and_ddp() -> None:
     """Its own pass must not go through DDP, whose reducer expects a backward pass after each."""
-    store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
-    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
-    try:
-        net, expected = Model(), TinyNet()
-        wrapped = am.as_logits(DistributedDataParallel(net))
-        mixer = am.PuzzleMix()
-        for _ in range(2):
-            mixer(wrapped, images(6), labels(6), step_rng(0)).loss().backward()
-            mixer(expected, images(6), labels(6), step_rng(0)).loss().backward()
-        for own, value in zip(net.parameters(), expected.parameters(), strict=True):
-            torch.testing.assert_close(own.grad, value.grad, atol=1e-4, rtol=0)
-    finally:
-        torch.distributed.destroy_process_group()
+    net, expected = Model(), TinyNet()
+    wrapped = am.as_logits(DistributedDataParallel(net))
+    mixer = am.PuzzleMix()
+    for _ in range(2):
+        mixer(wrapped, images(6), labels(6), step_rng(0)).loss().backward()
+        mixer(expected, images(6), labels(6), step_rng(0)).loss().backward()
+    for own, value in zip(net.parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(own.grad, value.grad, atol=1e-4, rtol=0)
 
 
 def test_the_example_of_the_docstring_runs(monkeypatch) -> None:

@@ -323,26 +323,21 @@ def test_a_compiled_network_gives_what_the_plain_one_gives(kind: str, layers) ->
     torch.compiler.reset()
 
 
+@pytest.mark.usefixtures("process_group")
 @pytest.mark.parametrize("kind", ["ae", "vae"])
-def test_a_distributed_network_gives_what_the_plain_one_gives(kind: str, tmp_path) -> None:
+def test_a_distributed_network_gives_what_the_plain_one_gives(kind: str) -> None:
     """No case uses all parameters, hence ``find_unused_parameters``."""
-    torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1
-    )
-    try:
-        plain, mixer = network_of(kind, ("e",)), mixer_of(kind)
-        net = nn.parallel.DistributedDataParallel(copy.deepcopy(plain), find_unused_parameters=True)
-        for case in mixer.cases:
-            draw = draw_case(mixer, case, 6)
-            for module in (net, plain):
-                module.zero_grad(set_to_none=True)
-                mixer.apply(module, images(6), labels(6), draw).loss().backward()
-            for ours, theirs in zip(net.module.parameters(), plain.parameters(), strict=True):
-                assert (ours.grad is None) == (theirs.grad is None)
-                if theirs.grad is not None:
-                    torch.testing.assert_close(ours.grad, theirs.grad)
-    finally:
-        torch.distributed.destroy_process_group()
+    plain, mixer = network_of(kind, ("e",)), mixer_of(kind)
+    net = nn.parallel.DistributedDataParallel(copy.deepcopy(plain), find_unused_parameters=True)
+    for case in mixer.cases:
+        draw = draw_case(mixer, case, 6)
+        for module in (net, plain):
+            module.zero_grad(set_to_none=True)
+            mixer.apply(module, images(6), labels(6), draw).loss().backward()
+        for ours, theirs in zip(net.module.parameters(), plain.parameters(), strict=True):
+            assert (ours.grad is None) == (theirs.grad is None)
+            if theirs.grad is not None:
+                torch.testing.assert_close(ours.grad, theirs.grad)
 
 
 @pytest.mark.gpu

@@ -20,7 +20,6 @@ from alignmixup.recipes.catalog import find_recipe, recipe_names
 from alignmixup.recipes.schema import Recipe, changed, on_data
 from alignmixup.registry import RECIPES, register_model, register_recipe
 from alignmixup.report.paper import cell_beside
-from kept_registries import kept_registries
 from torchvision_schemas import define_torchvision_schemas
 
 NAMES = recipe_names()
@@ -336,10 +335,9 @@ def test_a_record_from_before_blocks_were_a_setting_has_the_standard_one():
 def test_shrunk_narrows_only_what_has_a_width():
     recipe = find_recipe("cifar10-r18-cutmix-fast")
     assert recipe.shrunk().net.width == 4
-    with kept_registries():
-        register_model("fixed", layer="0")(lambda num_classes, mean, std: nn.Identity())
-        fixed = dataclasses.replace(recipe, net=NetSpec("fixed")).shrunk()
-        build(fixed.net, 10, (0.5,) * 3, (0.5,) * 3, 32)  # or an error: width does not apply
+    register_model("fixed", layer="0")(lambda num_classes, mean, std: nn.Identity())
+    fixed = dataclasses.replace(recipe, net=NetSpec("fixed")).shrunk()
+    build(fixed.net, 10, (0.5,) * 3, (0.5,) * 3, 32)  # or an error: width does not apply
 
 
 def test_shrunk_keeps_the_method():

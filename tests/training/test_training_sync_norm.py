@@ -4,17 +4,11 @@ import copy
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from alignmixup.training.sync_norm import SyncNorm, sync_norms
 
-
-@pytest.fixture(autouse=True)
-def alone():
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+pytestmark = pytest.mark.usefixtures("process_group")
 
 
 @pytest.mark.parametrize("settings", [{}, {"affine": False}, {"momentum": None}, {"eps": 0.1}])
