@@ -698,7 +698,7 @@ class Result:
         old_name = fields.pop("recipe", "")
         unknown = sorted(set(fields) - {f.name for f in dataclasses.fields(cls)})
         if unknown:
-            raise ValueError(f"a result line has fields this version does not know: {unknown}")
+            raise ValueError(f"a result has unknown fields {unknown}; upgrade alignmixup")
         if old_name or fields.get("key"):
             fields["key"] = RecipeKey.from_record(fields, fields.get("trained", {}), old_name)
         if fields.get("base"):

@@ -454,8 +454,8 @@ def import_plugin(name: str) -> str:
             if error.name is None or not f"{name}.".startswith(f"{error.name}."):
                 raise  # the plugin was found; something that it imports was not
             raise ValueError(
-                f"there is no module {name!r} to import as a plugin; start where it can be "
-                "imported, or give the path of its file"
+                f"no module {name!r} to import as a plugin; run from the folder that contains it, "
+                "or give the path of its file"
             ) from None
     return recorded
 

@@ -165,7 +165,7 @@ def test_images_of_any_depth_and_kind_are_listed_and_loaded(root):
     with pytest.raises(FileNotFoundError, match=r"there is no folder .*nowhere"):
         list_images(root / "nowhere")
     (root / "empty").mkdir()
-    with pytest.raises(ValueError, match=r"empty has no image at any depth \(bmp,"):
+    with pytest.raises(ValueError, match=r"empty and its subfolders have no image file \(bmp,"):
         list_images(root / "empty")
 
 

@@ -205,7 +205,7 @@ def test_bad_shards_and_patterns_are_refused(folder, out, tmp_path):
         write_shards(source, tmp_path / "new", images_per_shard=0)
     with pytest.raises(ValueError, match=r"is no folder and has no \{split\} in it"):
         scan_shards(str(tmp_path / "nothing"), "train")
-    with pytest.raises(FileNotFoundError, match=r"no shard .*val-\*\.tar or .*test-\*\.tar"):
+    with pytest.raises(FileNotFoundError, match=r"no file matches .*val-\*\.tar or .*test-\*\.tar"):
         scan_shards(str(tmp_path / "{split}-*.tar"), "test")
     with pytest.raises(ValueError, match="names no path; write shards:PATH"):
         datasets.find("shards:")

@@ -116,7 +116,7 @@ def test_a_second_sweep_leaves_alone_what_the_first_works_on(tmp_path, pictures,
         assert main([*words, "--tasks", "accuracy"]) == 1
     said = capsys.readouterr()
     assert f"in use: another process is training in {folder}" in said.out
-    assert "another sweep is working on some runs" in said.err
+    assert "another process trains some of the runs" in said.err
     assert not folder.exists()
     assert log.read_text() == ""
 

@@ -325,7 +325,7 @@ def test_a_finished_run_is_extended(sets, tmp_path):
     results = [r for r in read_results([tmp_path / "run"]) if r.metric == "top1_last"]
     assert [(r.epoch, r.trained.get("extended")) for r in results] == [(2, None), (3, [2])]
     assert train(3).epoch == train(3, extend=False).epoch == 3  # nothing more to do
-    with pytest.raises(ValueError, match="has 3 epochs and cannot be cut to 2"):
+    with pytest.raises(ValueError, match="has 3 epochs and cannot be shortened to 2"):
         train(2)
     with pytest.raises(ValueError, match=r"train\.epochs: 3 there, 4 now"):
         train(4, extend=False)

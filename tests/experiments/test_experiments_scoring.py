@@ -184,7 +184,7 @@ def test_sources_that_cannot_be_used_are_explained_before_anything_runs(two_tone
     (tmp_path / "empty").mkdir()
     for name, kind, message in [
         ("folder:/nowhere", FileNotFoundError, "there is no folder /nowhere"),
-        (f"folder:{tmp_path / 'empty'}", ValueError, "empty has no image"),
+        (f"folder:{tmp_path / 'empty'}", ValueError, "empty and its subfolders have no image"),
         ("folder:", ValueError, "names no folder"),
         (
             "lsun",

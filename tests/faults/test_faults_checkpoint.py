@@ -209,7 +209,7 @@ def test_a_checkpoint_that_has_lost_its_checksum_is_not_used(tmp_path):
     path = tmp_path / CHECKPOINT
     write(path, 1, 2)
     save_file(load_file(path), path, {"facts": json.dumps({**FACTS, "epoch": 9})})
-    with pytest.warns(UserWarning, match="lost its checksum"):
+    with pytest.warns(UserWarning, match="its checksum is missing"):
         assert load_checkpoint(path).facts["epoch"] == 1
 
 

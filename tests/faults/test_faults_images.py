@@ -177,7 +177,7 @@ def test_a_folder_that_has_vanished_is_fatal_even_where_files_are_skipped(files)
 
 
 def test_evaluation_skips_nothing(files):
-    with pytest.raises(ValueError, match="a score is that of all images"):
+    with pytest.raises(ValueError, match="to evaluate, use 'raise'"):
         StreamLoader(files, 4, 16, seed=5, is_train=False, on_error="skip")
     with pytest.raises(ValueError, match="on_error must be 'raise' or 'skip', got 'pass'"):
         am.DataSpec("cifar10", on_error="pass")

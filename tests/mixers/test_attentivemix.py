@@ -219,12 +219,12 @@ def test_a_file_that_is_no_guide_is_named(tmp_path: Path) -> None:
         load_guide("none.pth")
     path = tmp_path / "other.safetensors"
     save_file({"conv1.weight": torch.zeros(1)}, path)
-    with pytest.raises(ValueError, match="is no guide: not a ResNet of torchvision"):
+    with pytest.raises(ValueError, match="cannot be used as guide: conv1"):
         load_guide(path)
     path.write_bytes(b"nonsense")
-    with pytest.raises(ValueError, match="is no guide"):
+    with pytest.raises(ValueError, match="cannot be used as guide"):
         load_guide(path)
-    with pytest.raises(ValueError, match="not a ResNet"):
+    with pytest.raises(ValueError, match="ResNet is missing"):
         Guide({})
 
 
@@ -232,7 +232,7 @@ def test_a_file_that_is_no_guide_is_named(tmp_path: Path) -> None:
     ("change", "message"),
     [
         ({"guide": ""}, "guide must be 'self' or a file"),
-        ({"sha256": "ab"}, "sha256 is that of a file, got 'self' and 'ab'"),
+        ({"sha256": "ab"}, "set for a file only, got guide='self' and sha256='ab'"),
         ({"min_cells": -1}, "min_cells must be an integer >= 0, got -1"),
         ({"num_cells": 0}, "num_cells must be an integer >= 1, got 0"),
         ({"guide_size": 16}, "guide_size must be an integer >= 32, got 16"),

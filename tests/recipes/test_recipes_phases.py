@@ -161,8 +161,8 @@ def test_another_size_of_images_scales_the_phases_too(folder):
 @pytest.mark.parametrize(
     ("phases", "message"),
     [
-        ((Phase(2, {}), Phase(2, {})), r"must end at epochs from 1 on, and rise, got \[2, 2\]"),
-        ((Phase(0, {}),), "must end at epochs from 1 on"),
+        ((Phase(2, {}), Phase(2, {})), r"must end at increasing epochs from 1 on, got \[2, 2\]"),
+        ((Phase(0, {}),), "must end at increasing epochs"),
     ],
 )
 def test_phases_out_of_order_are_refused(folder, phases, message):

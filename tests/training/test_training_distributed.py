@@ -253,11 +253,11 @@ def test_shares_make_up_the_batch_and_an_uneven_batch_is_refused():
     rows = torch.arange(12)
     parts = [rows[Team(rank, 3).share(12)] for rank in range(3)]
     assert torch.equal(torch.cat(parts), rows)
-    with pytest.raises(ValueError, match="a batch of 10 cannot be shared by 4 processes"):
+    with pytest.raises(ValueError, match="a batch of 10 cannot be split over 4 processes"):
         Team(1, 4).share(10)
-    with pytest.raises(ValueError, match="8 cannot be shared by 2 processes in 3 equal parts"):
+    with pytest.raises(ValueError, match="8 cannot be split over 2 processes in 3 equal parts"):
         Team(1, 2).share(8, 3)
-    with pytest.raises(ValueError, match="8 cannot be taken in 3 equal parts: choose"):
+    with pytest.raises(ValueError, match="8 cannot be split in 3 equal parts: choose"):
         Team().share(8, 3)
 
 

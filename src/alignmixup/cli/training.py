@@ -217,7 +217,7 @@ class Sweep:
         if any(job.state.startswith("failed") for job in undone):
             raise RuntimeError("some runs failed; their logs are beside their folders")
         if any(job.state.startswith("in use") for job in undone):
-            raise RuntimeError("another sweep is working on some runs; run again when it has ended")
+            raise RuntimeError("another process trains some of the runs; run again when it is done")
 
 
 def parse_sweep(args: list[str]) -> Call:

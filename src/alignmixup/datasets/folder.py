@@ -109,7 +109,7 @@ def scan_folder(root: Path | str, split: str) -> FileSet:
     unknown = sorted(set(here) - set(class_names))
     if unknown:
         raise ValueError(
-            f"{here[unknown[0]]}: there is no class {unknown[0]!r} in {root / 'train'}"
+            f"{here[unknown[0]]} is not a class of {root / 'train'}: add it there, or remove it"
         )
     paths: list[str] = []
     labels: list[int] = []
@@ -120,7 +120,7 @@ def scan_folder(root: Path | str, split: str) -> FileSet:
         paths += files
         labels += [label] * len(files)
     if not paths:
-        raise ValueError(f"{_split_folder(root, split)} has no image")
+        raise ValueError(f"{_split_folder(root, split)} has no image: add some to its folders")
     found = FileSet(root.name, split, tuple(paths), torch.tensor(labels), class_names)
     listed = find_box_list(root) if split == "test" else None
     if listed is None:
@@ -154,7 +154,7 @@ def list_images(folder: Path | str) -> list[str]:
     files = _image_files(folder)
     if not files:
         known = ", ".join(sorted(suffix[1:] for suffix in IMAGE_SUFFIXES))
-        raise ValueError(f"{folder} has no image at any depth ({known})")
+        raise ValueError(f"{folder} and its subfolders have no image file ({known})")
     return files
 
 

@@ -175,7 +175,7 @@ def _find(pattern: str, split: str) -> list[str]:
     for path in tried:
         if found := sorted(glob.glob(path)):
             return found
-    raise FileNotFoundError(f"there is no shard {' or '.join(tried)}")
+    raise FileNotFoundError(f"no file matches {' or '.join(tried)}; check the path of the shards")
 
 
 def _index(shard: str) -> list[_Row]:

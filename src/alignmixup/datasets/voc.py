@@ -128,7 +128,7 @@ def voc_splits(
 ) -> tuple[DetectionSet, DetectionSet]:
     """Return the trainval images of ``years`` as one set, and the test images of 2007."""
     if not years:
-        raise ValueError("no year of VOC is given: choose 2007, 2012 or both")
+        raise ValueError("years must not be empty: choose 2007, 2012 or both")
     return concatenate(*[scan_voc(root, "trainval", y) for y in years]), scan_voc(root, "test")
 
 
@@ -159,7 +159,7 @@ def scan_voc(
     # Lists of one class have a second column; the first is always the name.
     names = [line.split()[0] for line in listing.read_text().splitlines() if line.strip()]
     if not names:
-        raise ValueError(f"{listing} is empty")
+        raise ValueError(f"{listing} is empty: unpack the archive again")
     label_of = {name: label for label, name in enumerate(class_names)}
     rows = tuple(_read_voc(folder, name, number, label_of) for number, name in enumerate(names))
     return DetectionSet(f"voc{year}", split, tuple(class_names), rows)
@@ -255,7 +255,7 @@ def scan_coco(annotations: Path | str, images: Path | str, name: str = "coco") -
         raise ValueError(f"{path} is not a file of COCO instances: {error!r}") from None
     missing = next((row.path for row in rows if not os.path.isfile(row.path)), None)
     if missing is not None:
-        raise FileNotFoundError(f"{missing} is missing, but {path} names it")
+        raise FileNotFoundError(f"{missing} of {path} is missing: unpack the archive again")
     return DetectionSet(name, path.stem, class_names, rows)
 
 
@@ -273,7 +273,7 @@ def _coco_object(
 ) -> _Object | None:
     x, y, width, height = (float(v) for v in row["bbox"])
     if not all(map(math.isfinite, (x, y, width, height))):
-        raise ValueError(f"annotation {row.get('id')} has the box {row['bbox']}")
+        raise ValueError(f"the box of annotation {row.get('id')} must be finite, got {row['bbox']}")
     x0, y0 = max(x, 0.0), max(y, 0.0)
     x1, y1 = min(x + width, float(size[0])), min(y + height, float(size[1]))
     if not (x1 > x0 and y1 > y0):

@@ -106,7 +106,7 @@ def find_pool_head(
         logits = Forward(model, normalized_by)(x[:1])
     classifier = classifier or trace.find_classifier(logits)
     if classifier not in trace.linear_inputs:
-        raise ValueError(f"the classifier {classifier!r} was not called in the forward pass")
+        raise ValueError(f"layer {classifier!r} did not run in the forward pass: name another")
     return PoolHead(layer or trace.find_layer(classifier), classifier)
 
 

@@ -161,7 +161,7 @@ def task_names(tasks: Sequence[str]) -> list[str]:
     if isinstance(tasks, str):
         raise ValueError(f"tasks must be a list of names: write [{tasks!r}]")
     if "detection" in tasks:
-        raise ValueError(f"detection is no task of evaluate: {DETECTION}")
+        raise ValueError(f"evaluate has no task 'detection': {DETECTION}")
     if not tasks:
         raise ValueError(f"no task is named; choose from {', '.join([*sorted(TASKS), 'all'])}")
     for task in set(tasks) - {*TASKS, "all"}:

@@ -43,9 +43,9 @@ class Sets:
                 raise ValueError(f"{name} must be an ImageSet, got {type(value).__name__}")
         if self.train.class_names != self.test.class_names:
             raise ValueError(
-                f"the two sets must have the same classes; {self.train.name}/{self.train.split} "
-                f"has {self.train.num_classes}, {self.test.name}/{self.test.split} has "
-                f"{self.test.num_classes}, or others"
+                f"train and test must have the same class_names; {self.train.name} has "
+                f"{_listed(self.train.class_names)}, {self.test.name} "
+                f"{_listed(self.test.class_names)}"
             )
 
 
@@ -125,10 +125,10 @@ def own_test_set(
     try:
         datasets.find(spec.name)
     except ValueError:
-        raise ValueError(f"{passed}, which no data set has: {remedy}") from None
+        raise ValueError(f"{passed}, which cannot be loaded by name: {remedy}") from None
     images = load_split(spec, "test", root)
     if checksum(images) != record.test_sha256:
-        raise ValueError(f"{passed}, and the {len(images)} of {spec.name} are others: {remedy}")
+        raise ValueError(f"{passed}, which differ from {len(images)} of {spec.name}: {remedy}")
     return images
 
 

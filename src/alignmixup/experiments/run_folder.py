@@ -107,7 +107,7 @@ def check_folder(
         ValueError: The folder holds a run with other settings, or something else altogether.
     """
     if folder.exists() and not folder.is_dir():
-        raise ValueError(f"{folder} is a file, where the folder of the run should be: other --out")
+        raise ValueError(f"--out must be a folder; {folder} is a file")
     if not (folder / RUN).exists():
         # A run killed while it claimed its folder leaves these at most.
         beginnings = {f"{RUN}.partial", "tensorboard"}
@@ -137,8 +137,8 @@ def _extended(folder: Path, recorded: RunRecord, recipe: Recipe) -> Recipe:
     epochs, before = recipe.train.epochs, recorded.recipe.train.epochs
     if epochs < before:
         raise ValueError(
-            f"the run in {folder} has {before} epochs and cannot be cut to {epochs}: set "
-            "--train.epochs to more"
+            f"the run in {folder} has {before} epochs and cannot be shortened to {epochs}: set "
+            "--train.epochs to a larger number"
         )
     reached = read_facts(folder / CHECKPOINT, POSITION)["epoch"]
     if reached < before < epochs:

@@ -149,7 +149,7 @@ def _check(names: Sequence[str], seeds: Sequence[int], workers: int) -> None:
     if workers < 1:
         raise ValueError(f"workers must be at least 1, got {workers}")
     if not seeds:
-        raise ValueError("a sweep needs at least one seed")
+        raise ValueError("a sweep needs at least one seed; pass seeds=[0] (--seeds 0)")
 
 
 def _check_folders(names: Sequence[str], jobs: Sequence[Job]) -> None:
@@ -158,8 +158,8 @@ def _check_folders(names: Sequence[str], jobs: Sequence[Job]) -> None:
     for folder in folders:
         if folders.count(folder) > 1:
             raise ValueError(
-                f"several of the recipes {list(names)} would train in {folder}: their names differ "
-                "in the data alone, so name one of them"
+                f"several of the recipes {list(names)} would train in {folder}, because they "
+                "differ only in their data: choose one of them"
             )
 
 

@@ -93,7 +93,7 @@ def localized_pictures(
     boxes = images.boxes or ()
     boxed = [i for i, of_image in enumerate(boxes) if len(of_image)]
     if not boxed:
-        raise ValueError(f"{images.name} has no boxes to compare with")
+        raise ValueError(f"{images.name} has no boxes: choose images that have boxes")
     order = torch.randperm(len(boxed), generator=torch.Generator().manual_seed(seed))
     chosen = [boxed[i] for i in order[:num_pictures].tolist()]
     x, truth = floats(images, chosen), [boxes[i] for i in chosen]

@@ -91,8 +91,8 @@ class AttentiveMix(Method):
             check_integers(self, 1, "num_cells")
         if not self.guide or (self.sha256 and self.guide == SELF):
             raise ValueError(
-                f"guide must be 'self' or a file, and sha256 is that of a file, got "
-                f"{self.guide!r} and {self.sha256!r}"
+                "guide must be 'self' or a file, and sha256 is set for a file only, got "
+                f"guide={self.guide!r} and sha256={self.sha256!r}"
             )
 
     @classmethod

@@ -156,7 +156,7 @@ def value_range(x: Tensor) -> tuple[float, float]:
 
 def check_alpha(alpha: float) -> None:
     if not 0 < alpha < math.inf:
-        raise ValueError(f"alpha must be positive and finite, got {alpha}; NoMix does not mix")
+        raise ValueError(f"alpha must be positive and finite, got {alpha}; use NoMix for no mixing")
 
 
 def check_nonnegative(mixer: Mixer, *names: str) -> None:

@@ -58,4 +58,4 @@ def check_mixers(mixers: tuple[object, ...]) -> None:
     """Raise a ``ValueError`` for something that is not a mixer, such as a class or a name."""
     for mixer in mixers:
         if not isinstance(mixer, Mixer):
-            raise ValueError(f"this method holds mixers, such as CutMix(), got {mixer!r}")
+            raise ValueError(f"a mixer is needed, such as CutMix(), got {mixer!r}")

@@ -169,7 +169,8 @@ def _autoencoding(spec: NetSpec, backbone: nn.Module, image_size: int) -> nn.Mod
     if spec.autoencoder == "none":
         if spec.variational or not spec.decoder or spec.map_size is not None:
             raise ValueError(
-                "variational, decoder and map_size apply with autoencoder='vector', for instance"
+                f"variational={spec.variational}, decoder={spec.decoder} and map_size="
+                f"{spec.map_size} need an autoencoder: set autoencoder='vector' or 'tensor'"
             )
         return backbone
     if spec.head != "pool":

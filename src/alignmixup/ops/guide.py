@@ -38,7 +38,7 @@ class Guide(nn.Module):
         blocks = [match for name in state if (match := found.fullmatch(name))]
         self.blocks = sorted({(int(m[2]), int(m[3]), m[1]) for m in blocks})
         if "conv1.weight" not in state or {stage for stage, _, _ in self.blocks} != {1, 2, 3, 4}:
-            raise ValueError("not a ResNet of torchvision: conv1 or one of layer1 to layer4 lacks")
+            raise ValueError("conv1 or one of layer1 to layer4 of torchvision's ResNet is missing")
         self._fold(state, "conv1", "bn1")
         for _, _, name in self.blocks:
             for i in (1, 2, 3):
@@ -108,5 +108,5 @@ def load_guide(path: str | Path, *, sha256: str = "", device: torch.device | str
         try:
             _loaded[key] = Guide(load(content)).to(device)
         except (SafetensorError, KeyError, ValueError) as error:
-            raise ValueError(f"{file} is no guide: {error}") from None
+            raise ValueError(f"{file} cannot be used as guide: {error}") from None
     return _loaded[key]

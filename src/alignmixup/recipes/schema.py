@@ -148,7 +148,7 @@ class Recipe:
     def __post_init__(self) -> None:
         ends = [0, *(phase.until for phase in self.phases)]
         if ends != sorted(set(ends)):
-            raise ValueError(f"phases must end at epochs from 1 on, and rise, got {ends[1:]}")
+            raise ValueError(f"phases must end at increasing epochs from 1 on, got {ends[1:]}")
         for part in ("mixer", "train"):
             owner = getattr(self, part)
             for setting in dataclasses.fields(owner):
@@ -168,8 +168,8 @@ class Recipe:
         name = f"{self.name}-seed{self.train.seed}"
         if any(sign in name for sign in "/\\\0"):
             raise ValueError(
-                f"the name {self.name!r} cannot be that of a folder: no part of a key may hold a "
-                "slash, or choose --out"
+                f"the name {self.name!r} contains a slash and cannot name a folder: rename the "
+                "recipe's key, or pass --out"
             )
         return name
 

@@ -192,7 +192,7 @@ def _read(path: Path, facts: Mapping[str, Any], *, tensors: bool) -> Checkpoint:
         checkpoint, is_checked = _read_file(path, facts, tensors)
         if not is_checked and before.exists() and _is_whole(before, checked=True):
             # A version that writes no checksum keeps no previous file.
-            raise ValueError(_damage(path, "it has lost its checksum"))
+            raise ValueError(_damage(path, "its checksum is missing"))
         return checkpoint
     except (OSError, ValueError) as error:
         if not before.exists():

@@ -46,7 +46,7 @@ class Team:
         All parts are equal, or gradients would not average.
         """
         if batch_size % (self.size * accumulate):
-            who = f"shared by {self.size} processes" if self.size > 1 else "taken"
+            who = f"split over {self.size} processes" if self.size > 1 else "split"
             parts = f" in {accumulate} equal parts" if accumulate > 1 else ""
             raise ValueError(
                 f"a batch of {batch_size} cannot be {who}{parts}: choose --train.batch-size as a "

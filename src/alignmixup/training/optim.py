@@ -117,7 +117,7 @@ def _by_rate(named: Named, settings: TrainSettings) -> list[tuple[Named, float]]
     if not head:
         raise ValueError(
             f"classifier_lr is set, but no parameter's name starts with "
-            f"{settings.classifier!r}; the names begin with "
+            f"{settings.classifier!r}; set train.classifier to one of "
             f"{sorted({name.split('.')[0] for name, _ in named})}"
         )
     return [(rest, settings.lr), (head, settings.classifier_lr)]

@@ -128,7 +128,7 @@ class TrainSettings:
             raise ValueError(f"nesterov is for optimizer='sgd', not {self.optimizer!r}")
         self._require("partners", ("share", "batch").__contains__, "be 'share' or 'batch'")
         if self.partners == "batch" and self.compile is True:
-            raise ValueError("partners='batch' needs compile=False: partners meet in the network")
+            raise ValueError("partners='batch' cannot be compiled: set compile=False")
         self._check_schedule()
 
     def _require(self, names: str, is_valid: Callable[[Any], bool], text: str) -> None:
@@ -140,17 +140,18 @@ class TrainSettings:
     def _check_schedule(self) -> None:
         if (self.schedule == "linear") != bool(self.points):
             raise ValueError(
-                f"points belong to schedule='linear', got {self.points} with {self.schedule!r}"
+                f"schedule='linear' needs points, and no other schedule takes them; got "
+                f"{self.points} with {self.schedule!r}"
             )
         rising, first = sorted(set(self.milestones)), min(self.milestones, default=1)
         if list(self.milestones) != rising or first < 1:
             raise ValueError(
-                f"milestones must be epochs from 1 on, and rise, got {self.milestones}"
+                f"milestones must be increasing epochs from 1 on, got {self.milestones}"
             )
         epochs = [epoch for epoch, _ in self.points]
         if epochs != sorted(epochs) or any(share < 0 for _, share in self.points):
             raise ValueError(
-                f"points must have epochs that do not fall and shares from 0 on, got {self.points}"
+                f"points must have epochs in order and shares of at least 0, got {self.points}"
             )
 
     def fitted(self) -> Self:

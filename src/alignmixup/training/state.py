@@ -157,7 +157,7 @@ class TrainState:
         state = checkpoint.part("mixer")
         if not state and module.state_dict() and checkpoint.facts["step"]:
             raise ValueError(
-                f"{path} has no state of the mixer: it was trained with another one; choose "
+                f"{path} has no state of the mixer, so another one was trained there: choose "
                 "another folder"
             )
         if state:  # otherwise the first step of a phase whose mixer differs
@@ -183,7 +183,7 @@ class TrainState:
                 scores[name] = dict(evaluate(net))
         if "top1" not in scores["test"]:
             names = list(scores["test"])
-            raise ValueError(f"evaluate must return 'top1', in per cent; it returned {names}")
+            raise ValueError(f"evaluate must return 'top1', in percent; it returned {names}")
         return scores
 
     def where_stopped(self, number: int, epochs: int, folder: Path) -> str:

@@ -72,7 +72,7 @@ def _read(path: Path) -> BoxList:
                 f"{path}: cannot read line {number}, {line!r}; a line reads {_FORMS[path.name]}"
             ) from None
     if not boxes:
-        raise ValueError(f"{path} has no box")
+        raise ValueError(f"{path} has no box; a line reads {_FORMS[path.name]}")
     return BoxList(path, boxes)
 
 

@@ -100,7 +100,7 @@ class StreamLoader:
         reduced: bool = False,
     ) -> None:
         if on_error == "skip" and not is_train:
-            raise ValueError("on_error='skip' is for training: a score is that of all images")
+            raise ValueError("on_error='skip' is for training alone; to evaluate, use 'raise'")
         view = _View(image_size, area, resize, squash, reduced)
         num_steps = count_steps(len(file_set), batch_size, drop_last)
         if num_workers is None:

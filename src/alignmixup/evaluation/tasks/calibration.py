@@ -204,7 +204,7 @@ def fit_temperature(logits: Float[Tensor, "n k"], labels: Int[Tensor, " n"]) -> 
     bound is returned.
     """
     if not len(logits):
-        raise ValueError("a temperature needs images for its fit, got none")
+        raise ValueError("fitting a temperature needs at least one image, got none")
     z = logits.double()
     z = z - z.amax(dim=1, keepdim=True)
     own = z.gather(1, labels.unsqueeze(1)).squeeze(1)

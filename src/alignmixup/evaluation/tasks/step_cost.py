@@ -180,7 +180,7 @@ def draw_each_case(mixer: Mixer, batch_size: int, seed: int) -> Iterator[Draw]:
         if draw.case in wanted:
             wanted.remove(draw.case)
             yield draw
-    raise ValueError(f"{type(mixer).__name__} never draws {sorted(wanted)}, though it is a case")
+    raise ValueError(f"draw() of {type(mixer).__name__} never returns the cases {sorted(wanted)}")
 
 
 @contextlib.contextmanager
