@@ -1,4 +1,4 @@
-"""What all packages share: draw, mixed batch, mixer, images in memory, recipe key and result.
+"""What all packages share: draw, mixed batch, mixer, images in memory; keys and results.
 
 Conventions that invite a sign error are fixed here, once:
 
@@ -14,7 +14,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,6 +26,8 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 
+from alignmixup.results import RecipeKey, Result
+
 __all__ = [
     "Draw",
     "ImageSet",
@@ -36,11 +37,13 @@ __all__ = [
     "Result",
     "fusible",
     "fusing",
+    "label_problem",
     "sigmoid_bce",
     "soft_cross_entropy",
     "soft_targets",
     "softmax_bce",
     "to_device",
+    "widened",
 ]
 
 P = ParamSpec("P")
@@ -157,15 +160,16 @@ def soft_targets(
             f"integer labels must have shape [b], got {list(labels.shape)}; "
             "pass soft labels as floats"
         )
-    if is_checked and labels.numel():
-        low, high = int(labels.min()), int(labels.max())
-        if low < 0 or high >= num_classes:
-            raise ValueError(
-                f"labels must lie in 0..{num_classes - 1} for {num_classes} logits, "
-                f"got {low if low < 0 else high}; check the network's num_classes"
-            )
+    if is_checked and (problem := label_problem(labels, num_classes)):
+        raise ValueError(f"{problem}; check the network's num_classes")
     rows = torch.zeros(len(labels), num_classes, device=labels.device)
     return rows.scatter_(1, labels.long().unsqueeze(1), 1.0)
+
+
+def label_problem(labels: Int[Tensor, " n"], num_classes: int) -> str:
+    """Return what is wrong with integer labels, empty if nothing is."""
+    wrong = labels[(labels < 0) | (labels >= num_classes)]
+    return f"labels must lie in 0..{num_classes - 1}, got {wrong[0]}" if len(wrong) else ""
 
 
 def _check_sums(labels: Float[Tensor, "b k"]) -> None:
@@ -189,10 +193,15 @@ def _check_range(labels: Float[Tensor, "b k"]) -> None:
         )
 
 
+def widened(x: Tensor) -> Tensor:
+    """Return ``x`` in float32 or better: half precision has too few digits for a loss."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
 @fusible
 def soft_cross_entropy(logits: Float[Tensor, "b k"], targets: Float[Tensor, "b k"]) -> Tensor:
     """Mean over the batch of -sum_k t_k log softmax(z)_k, in float32 or better."""
-    wide = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
+    wide = widened(logits)
     return -(targets * wide.log_softmax(dim=1)).sum(dim=1).mean()
 
 
@@ -203,7 +212,7 @@ def softmax_bce(logits: Float[Tensor, "b k"], targets: Float[Tensor, "b k"]) -> 
     The loss of the manifold mixup, PuzzleMix and Co-Mixup code. log(1 - p_k) is formed from
     log p_k by expm1, so that a confident prediction does not round to log 0.
     """
-    wide = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
+    wide = widened(logits)
     log_p = wide.log_softmax(dim=1)
     # 1 - p_k = -expm1(log p_k); the clamp keeps the gradient finite where p_k rounds to one.
     tiny = torch.finfo(wide.dtype).eps
@@ -217,7 +226,7 @@ def sigmoid_bce(logits: Float[Tensor, "b k"], targets: Float[Tensor, "b k"]) -> 
 
     Mean over batch and classes, in float32 or better.
     """
-    wide = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
+    wide = widened(logits)
     return F.binary_cross_entropy_with_logits(wide, targets.to(wide.dtype))
 
 
@@ -537,13 +546,8 @@ class ImageSet:
             )
         if len(self.images) != len(self.labels):
             raise ValueError(f"{where}: {len(self.images)} images but {len(self.labels)} labels")
-        if len(self.labels):
-            low, high = int(self.labels.min()), int(self.labels.max())
-            if low < 0 or high >= len(self.class_names):
-                raise ValueError(
-                    f"{where}: labels must lie in 0..{len(self.class_names) - 1}, "
-                    f"got {low if low < 0 else high}"
-                )
+        if problem := label_problem(self.labels, len(self.class_names)):
+            raise ValueError(f"{where}: {problem}; add class_names, or correct the labels")
         if self.boxes is not None and len(self.boxes) != len(self.images):
             raise ValueError(f"{where}: {len(self.images)} images but boxes for {len(self.boxes)}")
 
@@ -554,153 +558,3 @@ class ImageSet:
     def num_classes(self) -> int:
         """Number of classes."""
         return len(self.class_names)
-
-
-@dataclass(frozen=True, slots=True)
-class RecipeKey:
-    """Identity of a recipe: its data, network and method, and what else sets it apart.
-
-    Reports take rows and columns from these parts. The name is rendered from them and parsed
-    nowhere.
-
-    Args:
-        data: Data set, such as ``"cifar10"``.
-        network: Network, such as ``"r18"`` or ``"r18-flatten"``.
-        method: Row of the paper's tables, such as ``"alignmixup-ae"``, or a name of your own.
-        variant: Labels joined by ``-``, such as ``"unaligned-fast"``.
-
-    Example:
-        ```python
-        key = am.RecipeKey("cifar10", "r18", "alignmixup", "unaligned")
-        assert key.name == "cifar10-r18-alignmixup-unaligned"
-        assert key.labeled("fast").labels == ("unaligned", "fast")
-        ```
-    """
-
-    data: str
-    network: str
-    method: str
-    variant: str = ""
-
-    @property
-    def name(self) -> str:
-        """The name on the command line: ``data-network-method[-variant]``."""
-        parts = (self.data, self.network, self.method, self.variant)
-        return "-".join(part for part in parts if part)
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """The labels of ``variant``."""
-        return tuple(self.variant.split("-")) if self.variant else ()
-
-    def labeled(self, *labels: str) -> Self:
-        """Return the key with further labels in its variant; empty ones are left out."""
-        variant = "-".join(label for label in (self.variant, *labels) if label)
-        return dataclasses.replace(self, variant=variant)
-
-    @classmethod
-    def from_record(
-        cls, record: Mapping[str, Any], trained: Mapping[str, Any], old_name: str
-    ) -> Self:
-        """Read the key of a run or a result from JSON, where it is an object.
-
-        Runs and results written before there were keys have a name alone. Their key is made of the
-        settings they were trained with: the names of data and network and the class of the mixer,
-        with the old name as variant. What is not recorded is ``unknown``.
-
-        Args:
-            record: The run or result.
-            trained: Its settings, by their names on the command line.
-            old_name: Its name, where it has no key.
-
-        Returns:
-            The key.
-        """
-        if record.get("key") is not None:
-            return cls(**record["key"])
-        names = {"data": "data.name", "network": "net.name", "method": "mixer"}
-        parts = {part: str(trained.get(name, "unknown")) for part, name in names.items()}
-        return cls(**parts, variant=old_name)
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """One measured number and its origin: one line of JSON.
-
-    A task fills in the first four fields; the caller adds the rest with ``stamped``.
-
-    Args:
-        task: Name of the evaluation, such as ``"accuracy"``.
-        metric: Name of the number, such as ``"top1"``; percentages are on the scale 0 to 100.
-        value: The number.
-        settings: Settings of the evaluation that the number depends on.
-        key: Key of the recipe that trained the network.
-        seed: Seed of the training run.
-        epoch: Epoch of the checkpoint.
-        trained: Training settings that differ from the defaults.
-        version: Versions of alignmixup and torch.
-        hardware: Device the number was measured on.
-        commit: Commit of the source, if known.
-        date: Time of the measurement.
-        command: Command line of the measurement.
-        base: Key of the registered recipe that ``key`` was made from by a change of data or of
-            ``data.limit``; None if there was none.
-
-    Example:
-        ```python
-        key = am.RecipeKey("cifar10", "r18", "alignmixup")
-        line = am.Result("accuracy", "top1", 96.0, key=key).to_json()
-        assert am.Result.from_json(line).value == 96.0
-        ```
-    """
-
-    task: str
-    metric: str
-    value: float
-    settings: Mapping[str, object] = field(default_factory=dict)
-    key: RecipeKey | None = None
-    seed: int | None = None
-    epoch: int | None = None
-    trained: Mapping[str, object] = field(default_factory=dict)  # settings that are no defaults
-    version: str = ""
-    hardware: str = ""
-    commit: str = ""
-    date: str = ""
-    command: str = ""
-    base: RecipeKey | None = None
-
-    def stamped(self, **where: object) -> Self:
-        """Return a copy with the given fields filled in."""
-        return dataclasses.replace(self, **where)  # type: ignore[arg-type]
-
-    def to_json(self) -> str:
-        """Return the result as one line of JSON.
-
-        Raises:
-            ValueError: If the value is NaN or infinite, which JSON cannot hold.
-        """
-        try:
-            return json.dumps(dataclasses.asdict(self), allow_nan=False)
-        except ValueError as error:
-            name = self.key.name if self.key else "no recipe"
-            raise ValueError(
-                f"{self.task} {self.metric} = {self.value} of {name} cannot be recorded: {error}"
-            ) from None
-
-    @classmethod
-    def from_json(cls, line: str) -> Self:
-        """Read a line written by ``to_json``, or by a version without keys.
-
-        Raises:
-            ValueError: If the line has fields that this version does not know.
-        """
-        fields = json.loads(line)
-        old_name = fields.pop("recipe", "")
-        unknown = sorted(set(fields) - {f.name for f in dataclasses.fields(cls)})
-        if unknown:
-            raise ValueError(f"a result has unknown fields {unknown}; upgrade alignmixup")
-        if old_name or fields.get("key"):
-            fields["key"] = RecipeKey.from_record(fields, fields.get("trained", {}), old_name)
-        if fields.get("base"):
-            fields["base"] = RecipeKey(**fields["base"])
-        return cls(**fields)

@@ -133,7 +133,7 @@ def test_results_are_json(name):
 def test_labels_out_of_range_are_named(name, label):
     data = batches()
     data[1][1][2] = label
-    with pytest.raises(ValueError, match=rf"0\.\.2 for 3 logits, got {label}"):
+    with pytest.raises(ValueError, match=rf"0\.\.2, got {label}"):
         TASKS[name](small_net(), data)
 
 

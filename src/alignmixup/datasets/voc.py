@@ -224,7 +224,7 @@ def _voc_object(
     return _Object(label_of[name], (x0, y0, x1, y1), is_difficult, (x1 - x0) * (y1 - y0))
 
 
-def scan_coco(annotations: Path | str, images: Path | str, name: str = "coco") -> DetectionSet:
+def scan_coco(annotations: Path | str, images: Path | str) -> DetectionSet:
     """Read a file of instances; ``images`` is the folder of its files. No image is decoded.
 
     Classes are the categories in the order of their ids. Boxes are clipped to the
@@ -256,7 +256,7 @@ def scan_coco(annotations: Path | str, images: Path | str, name: str = "coco") -
     missing = next((row.path for row in rows if not os.path.isfile(row.path)), None)
     if missing is not None:
         raise FileNotFoundError(f"{missing} of {path} is missing: unpack the archive again")
-    return DetectionSet(name, path.stem, class_names, rows)
+    return DetectionSet("coco", path.stem, class_names, rows)
 
 
 def _read_json(path: Path) -> Any:

@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from alignmixup.contracts import label_problem, widened
 from alignmixup.hooks import evaluating
 
 Batches = Iterable[tuple[Tensor, Tensor]]
@@ -125,7 +126,7 @@ class Forward:
         if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != len(x):
             found = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
             raise ValueError(f"the model must return logits of shape [{len(x)}, k], got {found}")
-        return logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
+        return widened(logits)
 
 
 def autocast(x: Tensor, amp_dtype: torch.dtype | None) -> torch.autocast:
@@ -282,12 +283,8 @@ def check_finite(logits: Tensor) -> None:
 
 def check_labels(labels: Tensor, num_classes: int) -> None:
     """Raise if a label is no class of the model."""
-    low, high = int(labels.min()), int(labels.max())
-    if low < 0 or high >= num_classes:
-        raise ValueError(
-            f"labels must lie in 0..{num_classes - 1} for {num_classes} logits, "
-            f"got {low if low < 0 else high}; is this the data the model was trained on?"
-        )
+    if problem := label_problem(labels, num_classes):
+        raise ValueError(f"{problem}; use the data that the model was trained on")
 
 
 def amp_name(amp_dtype: torch.dtype | None) -> str | None:

@@ -29,7 +29,7 @@ from alignmixup.experiments.plugins import open_recipe, plugins_of
 from alignmixup.experiments.run import train
 from alignmixup.experiments.run_folder import FolderInUse, alone_in, write_json
 from alignmixup.experiments.scoring import evaluate, task_names
-from alignmixup.recipes.catalog import recipe_names
+from alignmixup.recipes.catalog import matching_recipes
 from alignmixup.recipes.schema import Recipe, changed, on_data
 from alignmixup.registry import import_plugin
 from alignmixup.training.ledger import LEDGER
@@ -132,14 +132,10 @@ def recipes_of(patterns: Sequence[str]) -> list[str]:
     """The names that patterns stand for, each once; one that stands for nothing is an error."""
     names: dict[str, None] = {}
     for pattern in patterns:
-        found = [pattern]
-        if any(sign in pattern for sign in "*?["):
-            found = recipe_names(pattern)
-        else:
+        is_pattern = any(sign in pattern for sign in "*?[")
+        if not is_pattern:
             open_recipe(pattern)  # or an error with the nearest names
-        if not found:
-            raise ValueError(f"no recipe matches {pattern!r}; 'alignmixup recipes' lists all")
-        names.update(dict.fromkeys(found))
+        names.update(dict.fromkeys(matching_recipes(pattern) if is_pattern else [pattern]))
     return list(names)
 
 

@@ -32,7 +32,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from alignmixup.contracts import Draw, Mixed
+from alignmixup.contracts import Draw, Mixed, widened
 from alignmixup.hooks import check_layer_name, check_rows, plain_module, tap
 from alignmixup.mixers.alignmixup import AlignMixup
 from alignmixup.mixers.base import (
@@ -211,7 +211,7 @@ class AlignMixupAE(Method):
         return {}
 
     def _clean_losses(self, decoded: Any) -> dict[str, Tensor]:
-        error = _wide(decoded.output) - _wide(decoded.target)
+        error = widened(decoded.output) - widened(decoded.target)
         return {"reconstruction": self.reconstruction_weight * error.square().mean()}
 
     def _check_net(self, net: nn.Module, draw: Draw) -> None:
@@ -255,11 +255,6 @@ def _check_vector(output: Tensor, layer: str, perm: Tensor, lam: Tensor) -> Tens
         )
     check_rows(output, layer, len(perm))
     return output
-
-
-def _wide(x: Tensor) -> Tensor:
-    """Return ``x`` in at least float32: the square of a bf16 difference has two digits."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,7 +330,7 @@ class AlignMixupVAE(AlignMixupAE):
 
     def _clean_losses(self, decoded: Any) -> dict[str, Tensor]:
         losses = super()._clean_losses(decoded)
-        kl = gaussian_kl(_wide(decoded.mean), _wide(decoded.deviation)).mean()
+        kl = gaussian_kl(widened(decoded.mean), widened(decoded.deviation)).mean()
         weight = self.reconstruction_weight * self.kl_weight / decoded.target[0].numel()
         return {**losses, "kl": weight * kl}
 

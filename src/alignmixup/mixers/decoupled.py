@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from alignmixup.contracts import Mixed, Mixer, fusible, soft_cross_entropy
+from alignmixup.contracts import Mixed, Mixer, fusible, soft_cross_entropy, widened
 from alignmixup.mixers.base import check_nonnegative
 from alignmixup.mixers.wrapper import Wrapper
 from alignmixup.registry import register_mixer
@@ -95,7 +95,7 @@ def decoupled_cross_entropy(
     smoothing: float = 0.0,
 ) -> Tensor:
     """Return the mean over the batch of cross-entropy and ``eta`` times the decoupled term."""
-    z = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
+    z = widened(logits)
     entropy = -(targets * z.log_softmax(dim=1)).sum(dim=1)
     is_mixed = targets > LEAST_SHARE + smoothing / targets.shape[1]
     # The least finite number, not -inf: the gradient stays finite where all classes are mixed.

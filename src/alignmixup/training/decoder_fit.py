@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from alignmixup.device import fork_rng
+from alignmixup.hooks import evaluating
 from alignmixup.training.checkpoint import (
     Checkpoint,
     load_checkpoint,
@@ -150,19 +151,17 @@ def _reset(parts: Iterable[nn.Module]) -> None:
 @contextmanager
 def _frozen_but(net: nn.Module, parts: Iterable[nn.Module]) -> Iterator[None]:
     """Freeze all of ``net`` but ``parts`` inside the block, and restore it afterwards."""
-    modes = {module: module.training for module in net.modules()}
     wants = {parameter: parameter.requires_grad for parameter in net.parameters()}
-    net.eval().requires_grad_(False)
-    for part in parts:
-        part.train().requires_grad_(True)
-    try:
-        yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
-        for parameter, wanted in wants.items():
-            parameter.requires_grad_(wanted)
-            parameter.grad = None
+    with evaluating(net):
+        net.requires_grad_(False)
+        for part in parts:
+            part.train().requires_grad_(True)
+        try:
+            yield
+        finally:
+            for parameter, wanted in wants.items():
+                parameter.requires_grad_(wanted)
+                parameter.grad = None
 
 
 class _Fitting:

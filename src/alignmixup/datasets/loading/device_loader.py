@@ -118,7 +118,6 @@ class EvalBatches:
     labels: Int64[Tensor, " n"]
     batch_size: int
     channels_last: bool
-    dtype: torch.dtype
 
     def __len__(self) -> int:
         return count_steps(len(self.labels), self.batch_size, drop_last=False)
@@ -126,7 +125,8 @@ class EvalBatches:
     def __iter__(self) -> Iterator[Batch]:
         for start in range(0, len(self.labels), self.batch_size):
             here = slice(start, start + self.batch_size)
-            yield to_float(self.images[here], self.dtype, self.channels_last), self.labels[here]
+            x = to_float(self.images[here], torch.float32, self.channels_last)
+            yield x, self.labels[here]
 
 
 def eval_batches(
@@ -135,7 +135,6 @@ def eval_batches(
     device: torch.device | str = "cpu",
     *,
     channels_last: bool = False,
-    dtype: torch.dtype = torch.float32,
 ) -> EvalBatches:
     """Return batches for evaluation: every image once, in order, uncropped."""
     count_steps(len(image_set), batch_size, drop_last=False)
@@ -144,5 +143,4 @@ def eval_batches(
         labels=image_set.labels.to(device, torch.int64),
         batch_size=batch_size,
         channels_last=channels_last,
-        dtype=dtype,
     )
