@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-__all__ = ["RecipeKey", "Result"]
-
 
 @dataclass(frozen=True, slots=True)
 class RecipeKey:

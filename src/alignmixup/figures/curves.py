@@ -10,8 +10,6 @@ from alignmixup.figures.style import PALETTE, new_figure
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["training_curves"]
-
 
 def training_curves(curves: Mapping[str, Sequence[tuple[int, float]]], title: str) -> Figure:
     """Test accuracy by epoch, one line a method."""

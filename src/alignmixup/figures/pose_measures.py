@@ -36,18 +36,6 @@ from alignmixup.figures.pose_plans import PLANS, Plan, assignment, carried, obje
 from alignmixup.figures.sources import different_pairs
 from alignmixup.ops.blend import blend
 
-__all__ = [
-    "SHARES",
-    "PosePoint",
-    "other_color",
-    "overlap",
-    "pose_at_half",
-    "pose_points",
-    "pose_results",
-    "region_colors",
-    "silhouettes",
-]
-
 SHARES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 
 

@@ -19,8 +19,6 @@ from alignmixup.ops.align import from_positions, to_positions
 from alignmixup.ops.cost import pairwise_cost
 from alignmixup.ops.sinkhorn import sinkhorn
 
-__all__ = ["PLANS", "Plan", "assignment", "carried", "object_match"]
-
 Plan = Literal["aligned", "unaligned", "oracle", "random", "uniform"]
 PLANS: tuple[Plan, ...] = ("aligned", "unaligned", "oracle", "random", "uniform")
 # Coverages differ by 1 at most, so a plan between them is sharp at a smaller eps than features'.

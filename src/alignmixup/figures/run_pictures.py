@@ -32,8 +32,6 @@ from alignmixup.mixers.alignmixup_ae import AlignMixupAE
 from alignmixup.report.artifacts import KINDS, read_artifact, write_artifact
 from alignmixup.training.checkpoint import CHECKPOINT, read_facts
 
-__all__ = ["has_pictures", "make_pictures", "write_pictures"]
-
 NUM_PAIRS = 4
 NUM_MISTAKES = 12
 NUM_IMAGES = 1000  # test images of the confusion matrix

@@ -22,16 +22,6 @@ from alignmixup.mixers.alignmixup_ae import AlignMixupAE
 from alignmixup.models.preact_resnet import HeadKind
 from alignmixup.models.zoo import NetSpec, default_tap
 
-__all__ = [
-    "Source",
-    "different_pairs",
-    "floats",
-    "network_source",
-    "run_source",
-    "shown",
-    "trained_source",
-]
-
 
 @dataclass(frozen=True)
 class Source:
