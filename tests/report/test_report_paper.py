@@ -1,7 +1,9 @@
 """The published figures: typed a second time here, and held against the paper's own arithmetic."""
 
 import math
+import re
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -390,7 +392,9 @@ CHECKS = {
 
 
 def test_every_discrepancy_is_checked():
-    assert set(CHECKS) == set(paper.DISCREPANCIES)
+    findings = Path(__file__).parents[2] / "docs" / "findings.md"
+    _, _, listed = findings.read_text().partition("| name of the check |")
+    assert re.findall(r"^\| `([\w-]+)` \|", listed, re.M) == [*CHECKS]
 
 
 @pytest.mark.parametrize("name", CHECKS)
