@@ -95,7 +95,7 @@ def test_asked_again_nothing_changes_and_other_settings_are_refused(decoded, set
     before = {p.name: p.read_bytes() for p in folder.iterdir()}
     assert train_decoder(folder, LONGER, sets=sets, quiet=True) == measured
     other = dataclasses.replace(LONGER, layer="layer4")
-    with pytest.raises(ValueError, match=r"layer: layer3 there, layer4 now.*--again"):
+    with pytest.raises(ValueError, match=r"layer: layer3 before, layer4 now.*--again"):
         train_decoder(folder, other, sets=sets, quiet=True)
     assert {p.name: p.read_bytes() for p in folder.iterdir()} == before
 
@@ -169,7 +169,7 @@ def test_a_run_that_goes_on_needs_its_decoder_again(sets, tmp_path):
     train(Recipe.from_json(record), folder, sets=sets, quiet=True)
     with pytest.raises(ValueError, match="was trained for epoch 1 of the run, which is now at 2"):
         open_painter(folder, 10, SIDE, "cpu")
-    with pytest.raises(ValueError, match="run_epoch: 1 there, 2 now"):
+    with pytest.raises(ValueError, match="run_epoch: 1 before, 2 now"):
         train_decoder(folder, quick, sets=sets)
     train_decoder(folder, quick, sets=sets, again=True, quiet=True)
     open_painter(folder, 10, SIDE, "cpu")

@@ -237,7 +237,7 @@ def test_a_signal_stops_it_at_a_checkpoint_with_status_130(run, root, monkeypatc
 @pytest.mark.usefixtures("toy")
 def test_other_settings_are_refused_unless_it_starts_over(run, root):
     call(run, root)
-    with pytest.raises(ValueError, match=r"tuning\.lr: 0\.01 there, 0\.02 now.*--again"):
+    with pytest.raises(ValueError, match=r"tuning\.lr: 0\.01 before, 0\.02 now.*--again"):
         call(run, root, short(lr=0.02))
     call(run, root, short(num_threads=2))  # changes nothing
     assert len(call(run, root, short(lr=0.02), again=True)) == 2

@@ -248,7 +248,7 @@ def test_a_users_module_trains_resumes_and_is_scored_under_its_own_name(sets, tm
     assert done.value("accuracy", "top1") == top1
     with pytest.raises(ValueError, match="holds the weights of another network"):
         am.load_run(tmp_path, model=Small(width=4))
-    with pytest.raises(ValueError, match=r"net\.name: module:Small there, module:Other now"):
+    with pytest.raises(ValueError, match=r"net\.name: module:Small before, module:Other now"):
         am.train(recipe, tmp_path, model=type("Other", (Small,), {})(), sets=sets, quiet=True)
     facts = json.loads(opened.export(tmp_path / "w.safetensors")[1].read_text())
     assert facts["class"] == "Small"
@@ -327,7 +327,7 @@ def test_a_finished_run_is_extended(sets, tmp_path):
     assert train(3).epoch == train(3, extend=False).epoch == 3  # nothing more to do
     with pytest.raises(ValueError, match="has 3 epochs and cannot be shortened to 2"):
         train(2)
-    with pytest.raises(ValueError, match=r"train\.epochs: 3 there, 4 now"):
+    with pytest.raises(ValueError, match=r"train\.epochs: 3 before, 4 now"):
         train(4, extend=False)
     assert train(4).epoch == 4
     assert json.loads((tmp_path / "run" / "run.json").read_text())["extended"] == [2, 3]

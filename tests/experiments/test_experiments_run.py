@@ -364,9 +364,9 @@ def test_a_stopped_run_that_is_complete_has_its_results(tmp_path, sets, monkeypa
 
 def test_the_folder_of_another_recipe_is_refused_and_the_difference_named(finished, sets):
     other = dataclasses.replace(RECIPE, mixer=NoMix())
-    with pytest.raises(ValueError, match=r"mixer\.kind: AlignMixup there, NoMix now"):
+    with pytest.raises(ValueError, match=r"mixer\.kind: AlignMixup before, NoMix now"):
         train(other, finished, sets=sets, quiet=True)
-    with pytest.raises(ValueError, match=r"train\.epochs: 2 there, 5 now"):
+    with pytest.raises(ValueError, match=r"train\.epochs: 2 before, 5 now"):
         train(RECIPE, finished, sets=sets, changes={"train.epochs": 5}, quiet=True)
     # Where and how often it is computed is free.
     train(RECIPE, finished, sets=sets, changes={"train.eval_every": 3}, quiet=True)

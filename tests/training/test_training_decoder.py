@@ -98,9 +98,9 @@ def test_one_that_is_done_is_only_read(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"steps": 7}, "steps: 6 there, 7 now"),
-        ({"seed": 1}, "seed: 0 there, 1 now"),
-        ({"facts": {"layer": "stem"}}, "layer: encoder there, stem now"),
+        ({"steps": 7}, "steps: 6 before, 7 now"),
+        ({"seed": 1}, "seed: 0 before, 1 now"),
+        ({"facts": {"layer": "stem"}}, "layer: encoder before, stem now"),
     ],
 )
 def test_a_decoder_with_other_settings_is_refused_and_left_alone(tmp_path, changes, named):

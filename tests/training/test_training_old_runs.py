@@ -54,7 +54,7 @@ def test_an_old_run_is_resumed_and_its_ledger_kept(tmp_path):
 
 def test_an_old_run_with_other_settings_is_refused(tmp_path):
     shutil.copytree(OLD, tmp_path / "old")
-    with pytest.raises(ValueError, match=r"\(train.lr: 0.05 there, 0.1 now\); choose another fold"):
+    with pytest.raises(ValueError, match=r"\(train.lr: 0.05 before, 0.1 now\); choose another"):
         run(tmp_path / "old", lr=0.1)
 
 

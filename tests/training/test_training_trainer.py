@@ -272,13 +272,13 @@ def test_going_on_with_another_network_is_refused(tmp_path):
 def test_going_on_otherwise_is_refused_and_the_difference_named(tmp_path):
     run(tmp_path, dataclasses.replace(SETTINGS, epochs=1))
     longer = dataclasses.replace(SETTINGS, epochs=2, lr=0.5, eval_every=7)
-    named = r"\(train.epochs: 1 there, 2 now; train.lr: 0.05 there, 0.5 now\)"
+    named = r"\(train.epochs: 1 before, 2 now; train.lr: 0.05 before, 0.5 now\)"
     with pytest.raises(ValueError, match=named):
         run(tmp_path, longer)
     same = dataclasses.replace(SETTINGS, epochs=1)
-    with pytest.raises(ValueError, match=r"cases.clean: None there, 1.0 now; cases.feat"):
+    with pytest.raises(ValueError, match=r"cases.clean: None before, 1.0 now; cases.feat"):
         run(tmp_path, same, mixer=NoMix())
-    with pytest.raises(ValueError, match="steps: 5 there, 6 now"):
+    with pytest.raises(ValueError, match="steps: 5 before, 6 now"):
         run(tmp_path, same, num_images=96)
     run(tmp_path, dataclasses.replace(same, eval_every=7))  # how often may change
 

@@ -190,7 +190,7 @@ def _claim(place: Path, what: Transfer, train_set: DetectionSet, test_set: Detec
     # How many threads read images changes nothing.
     there["tuning"]["num_threads"] = what.schedule.num_threads
     remedy = "use the same, or --again to start over"
-    check_same(there, ours, f"{place} was begun with other settings", remedy)
+    check_same(there, ours, f"{place} was started with other settings", remedy)
 
 
 def _scored(

@@ -1,7 +1,7 @@
 """The ablation table and the table of Sinkhorn iterations: CIFAR-100, PreActResNet-18.
 
     alignmixup train cifar100-r18-alignmixup-ae-xAe              mixed layers {x, A, e}, aligned
-    alignmixup train cifar100-r18-alignmixup-ae-xAe-unaligned    its unaligned twin
+    alignmixup train cifar100-r18-alignmixup-ae-xAe-unaligned    the same, unaligned
     alignmixup train cifar100-r18-alignmixup-iterations10        AlignMixup with ten iterations
 
 The variant has the set of mixed layers in the letters of the paper: x, A, e, E, with A2, A4, A8 at
@@ -12,7 +12,7 @@ they are for comparison. The first rows of the table are recipes of the classifi
 Sets of AlignMixup without e or E, and the rows of iterations, have the pooled head of its headline
 row, before which an exact plan changes no logits (docs/alignment.md).
 
-Every name has a ``-fast`` twin on the short schedule.
+Every name has a ``-fast`` variant with a short schedule.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def ablation() -> Iterator[Recipe]:
     for method, sets in LAYER_SETS.items():
         for symbols in sets:
             for aligned in (True, False) if _has_positions(symbols) else (False,):
-                twin = "unaligned" if _has_positions(symbols) and not aligned else ""
-                key = RecipeKey(DATA, "r18", method).labeled(symbols.replace("-", ""), twin)
+                variant = "unaligned" if _has_positions(symbols) and not aligned else ""
+                key = RecipeKey(DATA, "r18", method).labeled(symbols.replace("-", ""), variant)
                 net, mixer = _net(method, symbols), _mixer(method, symbols, aligned)
                 yield from both_schedules(Recipe(key, DataSpec(DATA), net, mixer, CIFAR))
     for num_iters in ITERATIONS:

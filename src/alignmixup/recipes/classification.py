@@ -78,7 +78,7 @@ def classification() -> Iterator[Recipe]:
 
 
 def both_schedules(recipe: Recipe) -> Iterator[Recipe]:
-    """The recipe, and its ``-fast`` twin on the short schedule."""
+    """The recipe, and its ``-fast`` variant with a short schedule."""
     if recipe.net.autoencoder != "none" or recipe.net.head == "flatten":
         # A layer that reads a whole map of raw features has far larger gradients than a pooled
         # head. With AlignMixup/AE on CIFAR-10 the loss went from 2 to NaN within ten steps of the

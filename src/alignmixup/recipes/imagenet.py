@@ -52,7 +52,7 @@ SCHEDULE = TrainSettings(
     eval_every=10,
 )
 
-# The rows of the table, some with an unaligned twin.
+# The rows of the table, some also without alignment.
 ROWS = (
     *("baseline", "input", "cutmix", "manifold", "puzzlemix", "comixup", "saliencymix"),
     *("stylemix", "stylecutmix", "alignmixup", "alignmixup-ae"),
@@ -81,9 +81,9 @@ def imagenet() -> Iterator[Recipe]:
 def _rows(
     methods: Sequence[str], own_settings: Mapping[str, Callable[[], Mixer]]
 ) -> Iterator[tuple[RecipeKey, Mixer]]:
-    """The key and the mixer of each method, then of the unaligned twins."""
-    twins = [(method, "unaligned") for method in methods if method in ALIGNED]
-    for method, variant in [*((method, "") for method in methods), *twins]:
+    """The key and the mixer of each method, then of the unaligned variants."""
+    unaligned = [(method, "unaligned") for method in methods if method in ALIGNED]
+    for method, variant in [*((method, "") for method in methods), *unaligned]:
         own = own_settings.get(method)
         mixer = own() if own else METHODS[method, variant]("imagenet", LAYER)
         yield RecipeKey("imagenet", "r50", method, variant), mixer
@@ -130,7 +130,7 @@ FAST_SETTINGS: dict[str, Callable[[], Mixer]] = {
 
 @register_recipe
 def imagenet_100() -> Iterator[Recipe]:
-    """Every row of the 100-epoch table and the unaligned twin of ours, in three phases."""
+    """Every row of the 100-epoch table and AlignMixup without alignment, in three phases."""
     for key, mixer in _rows(FAST_ROWS, FAST_SETTINGS):
         phases = FAST_PHASES.get(key.method, (Phase(15, SMALL_CROPS),))
         yield Recipe(key.labeled("100"), FAST_IMAGES, FAST_NET, mixer, FAST, phases)

@@ -45,7 +45,7 @@ R50 = TrainSettings(
 )
 VGG = dataclasses.replace(R50, lr=0.0001, classifier_lr=0.001)
 
-# The network, its twin with ADL, the layer to mix at, the schedule.
+# The network, that with ADL, the layer to mix at, the schedule.
 NETWORKS = {
     "vgg": (NetSpec("vgg_gap", pretrained=True), "adl_vgg", "conv6", VGG),
     "r50": (NetSpec("resnet50", last_stride=1, pretrained=True), "adl_resnet50", "layer4", R50),
@@ -54,7 +54,7 @@ NETWORKS = {
 
 @register_recipe
 def localization() -> Iterator[Recipe]:
-    """Every row of the table, the text's Cutout, and the unaligned twin of ours."""
+    """Every row of the table, the text's Cutout, and AlignMixup without alignment."""
     for network, (net, adl_name, layer, settings) in NETWORKS.items():
         for (method, variant), mixer in _mixers(layer).items():
             key = RecipeKey("cub200", network, method, variant)

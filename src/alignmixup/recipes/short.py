@@ -20,7 +20,7 @@ from alignmixup.registry import register_recipe
 
 @register_recipe
 def short_cifar100() -> Iterator[Recipe]:
-    """The column of CIFAR-100 and R-18, with unaligned twins of ours, for 300 epochs."""
+    """The column of CIFAR-100 and R-18, and AlignMixup without alignment, for 300 epochs."""
     for recipe in classification():
         key = recipe.key
         is_printed = key.method != "cutout" and key.variant in ("", "unaligned")

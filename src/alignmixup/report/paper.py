@@ -476,12 +476,12 @@ _ALIGNED = {(f.method, f.layers) for f in FIGURES if f.aligned and f.value is no
 
 def key_of(cell: Published) -> RecipeKey:
     """Return the key of a cell; a set of vectors, with nothing to align, has no ``unaligned``."""
-    is_twin = cell.aligned is False and (cell.method, cell.layers) in _ALIGNED
+    is_unaligned = cell.aligned is False and (cell.method, cell.layers) in _ALIGNED
     return RecipeKey(cell.data, cell.network, cell.method).labeled(
         _SCHEDULES.get(cell.table, ""),
         cell.layers.replace("-", ""),
         "" if cell.num_iters is None else f"iterations{cell.num_iters}",
-        "unaligned" if is_twin else "",
+        "unaligned" if is_unaligned else "",
     )
 
 

@@ -41,14 +41,14 @@ def past_compute(out: Path) -> dict[str, Any] | None:
 
 
 def check_resumed(out: Path, record: Mapping[str, Any]) -> None:
-    """Raise if the run in ``out`` was begun with other settings, cases or number of steps."""
+    """Raise if the run in ``out`` was started with other settings, cases or number of steps."""
     begun = _start(out)
     # What an older version did not write is not known to differ.
     there = {"train": begun.get("settings", {})}
     now = {"train": {name: record["settings"].get(name) for name in there["train"]}}
     for name in ("cases", "steps"):
         there[name], now[name] = begun.get(name, record[name]), record[name]
-    what = f"{out} holds a run that was begun with other settings"
+    what = f"{out} holds a run that was started with other settings"
     check_same(there, now, what, "choose another folder")
 
 

@@ -174,14 +174,14 @@ def check_same(
         raise error(f"{what} ({'; '.join(found)}); {remedy}")
 
 
-def differences(there: Mapping[str, Any], ours: Mapping[str, Any], prefix: str = "") -> list[str]:
+def differences(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> list[str]:
     """List the differences between two records, either of which may have been read from JSON.
 
     Settings that may change when a run is resumed are left out.
     """
     found = []
-    for key in sorted({*there, *ours}):
-        a, b = there.get(key), ours.get(key)
+    for key in sorted({*before, *now}):
+        a, b = before.get(key), now.get(key)
         if isinstance(a, dict) and isinstance(b, dict):
             found += differences(a, b, f"{prefix}{key}.")
         elif _listed(a) != _listed(b):
@@ -189,7 +189,7 @@ def differences(there: Mapping[str, Any], ours: Mapping[str, Any], prefix: str =
                 continue
             if f"{prefix}{key}" == "data.on_error":
                 continue
-            found.append(f"{prefix}{key}: {a} there, {b} now")
+            found.append(f"{prefix}{key}: {a} before, {b} now")
     return found
 
 
