@@ -297,7 +297,7 @@ def test_a_run_starts_from_the_weights_of_another(run, tmp_path):
     results = read_results([tmp_path / "tuned"])
     assert {r.trained["init_from"] for r in results} == {record["recipe"]}
     am.train(RECIPE, tmp_path / "tuned", sets=few, changes=still, quiet=True)  # resumes
-    with pytest.raises(ValueError, match="init_from: None there, "):
+    with pytest.raises(ValueError, match="init_from: None before, "):
         am.train(
             RECIPE, tmp_path / "fresh", sets=few, changes=still, init_from=run.folder, quiet=True
         )
