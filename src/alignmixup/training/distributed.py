@@ -8,6 +8,8 @@ samples of its own process. Each evaluates its share of the test images; rank 0 
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -223,4 +225,17 @@ def join_team(device: torch.device) -> tuple[Team, torch.device]:
         backend = "nccl" if is_gpu(device) else "gloo"
         dist.init_process_group(backend, timeout=PATIENCE)
         _watches.append(start_watch(dist.get_rank(), size))
+        atexit.register(leave_team)
     return Team(dist.get_rank(), dist.get_world_size()), device
+
+
+def leave_team() -> None:
+    """End the process group at exit, unless a wrapped network is still alive, as after an error.
+
+    The reducer of one that outlives its group waits for a thread of the group, which may wait for
+    the GIL.
+    """
+    gc.collect()
+    alive = (issubclass(type(each), DistributedDataParallel) for each in gc.get_objects())
+    if dist.is_initialized() and not any(alive):
+        dist.destroy_process_group()
