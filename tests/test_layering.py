@@ -44,7 +44,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "models": {"registry", "contracts", "device", "hooks", "ops"},
     "datasets": {"files", "registry", "contracts", "device"},
     "training": {"checking", "files", "registry", "contracts", "device", "hooks", "ops"},
-    "evaluation": _BELOW - {"evaluation", "training"},
+    "evaluation": _BELOW - {"evaluation"},
     "report": {"files", "registry", "contracts"},
     "recipes": {"checking", "registry", "contracts", "datasets", "mixers", "models", "training"},
     "experiments": _BELOW | {"recipes"},

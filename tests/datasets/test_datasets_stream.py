@@ -1,7 +1,9 @@
 """Streaming loader: the same batches whatever the number of workers, and boxes that fit."""
 
 import math
+import multiprocessing
 import os
+import time
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from hypothesis import given, strategies as st
 from PIL import Image
 
 from alignmixup.datasets import StreamLoader, scan_folder
+from alignmixup.datasets.loading import stream
 from alignmixup.datasets.loading.augment import change_colors, derive_seed, draw_colors
 from alignmixup.datasets.loading.decode import (
     available_cores,
@@ -52,6 +55,26 @@ def test_workers_change_nothing(files):
     for epoch in (0, 3):
         assert_same(batches_of(alone, epoch), batches_of(helped, epoch))
     assert_same(batches_of(alone, 3)[1:], batches_of(helped, 3, start_step=1))
+
+
+def test_a_loader_left_early_ends_its_workers_at_once(files, monkeypatch):
+    """They would finish the second batch, of 7.5 s, and torch would wait for 5 s of them."""
+
+    def slow(path):
+        if "/b/" in path:
+            time.sleep(1.5)
+        return open_image(path)
+
+    monkeypatch.setattr(stream, "open_image", slow)
+    loader = StreamLoader(files, 6, 16, seed=5, num_workers=1, is_train=False)
+    before = set(multiprocessing.active_children())
+    batches = loader.epoch(0)
+    next(batches)
+    (worker,) = set(multiprocessing.active_children()) - before
+    began = time.monotonic()
+    del loader, batches
+    assert time.monotonic() - began < 4
+    assert not worker.is_alive()
 
 
 def test_an_epoch_left_early_does_not_leak_into_the_next(files):

@@ -36,13 +36,15 @@ class Evaluate:
     """cpu, cuda, cuda:1, or auto: a GPU where there is one."""
 
     def __call__(self) -> None:
-        from alignmixup.experiments.scoring import evaluate, other_images
+        from alignmixup.experiments.scoring import evaluate, join_processes, other_images
         from alignmixup.registry import TASKS
 
+        team, device = join_processes(self.device)
         images = None
-        if self.dataset is not None:
-            images = other_images(self.run, self.dataset, self.data)
-        with Watch() as watch:
+        with team.leader_first():  # rank 0 decodes, the others read what it has decoded
+            if self.dataset is not None:
+                images = other_images(self.run, self.dataset, self.data)
+        with Watch(is_shown=team.is_leader) as watch:
             done = evaluate(
                 self.run,
                 images,
@@ -51,10 +53,13 @@ class Evaluate:
                 ood=[name for names in self.ood for name in names] or ["all"],
                 data_root=self.data,
                 seed=self.seed,
-                device=self.device,
+                device=device,
                 on_task=watch.task,
                 on_images=watch.images,
+                team=team,
             )
+        if not team.is_leader:
+            return
         table = Table("task", "metric", "value", "unit", "source", box=None)
         for result in done.results:
             source = str(result.settings.get("source", ""))

@@ -22,13 +22,17 @@ def page_width() -> int:
 
 
 class Watch:
-    """Says on stderr which task runs and how far it is: a bar on a terminal, elsewhere lines."""
+    """Says on stderr which task runs and how far it is: a bar on a terminal, elsewhere lines.
+
+    One that is not shown, as in all processes but rank 0, prints nothing.
+    """
 
     EVERY = 30.0  # seconds between two lines about one task
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_shown: bool = True) -> None:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-        self._console = Console(stderr=True)
+        self._console = Console(stderr=True, quiet=not is_shown)
+        self._is_shown = is_shown
         self._bar = Progress(*columns, TimeElapsedColumn(), console=self._console)
         self._name = ""
         self._said = 0.0
@@ -47,11 +51,12 @@ class Watch:
         for last in self._bar.task_ids:  # one that is left out would seem to run on
             self._bar.remove_task(last)
         self._bar.add_task(name, total=None)
-        if not self._console.is_terminal:
+        if self._is_shown and not self._console.is_terminal:
             print(f"{name} ...", file=sys.stderr)
 
     def images(self, done: int, total: int | None) -> None:
         self._bar.update(self._bar.task_ids[-1], completed=done, total=total)
-        if not self._console.is_terminal and time.monotonic() - self._said > self.EVERY:
+        is_due = self._is_shown and time.monotonic() - self._said > self.EVERY
+        if is_due and not self._console.is_terminal:
             self._said = time.monotonic()
             print(f"{self._name} {done}/{total or '?'} images", file=sys.stderr)

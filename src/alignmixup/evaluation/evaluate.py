@@ -2,6 +2,9 @@
 
 A task that these data or this model do not allow is skipped with the reason, and so is an
 out-of-distribution source that "all" stands for. If a task fails, the others' results are kept.
+
+Of several processes each has its share of the images, in tasks that take an argument ``team``; all
+other tasks run in rank 0 alone. Every process gets all results, and rank 0 saves them.
 """
 
 from __future__ import annotations
@@ -19,10 +22,19 @@ from torch import Tensor, nn
 from alignmixup.checking import check_kind
 from alignmixup.contracts import ImageSet, Result
 from alignmixup.datasets.folder import FileSet
-from alignmixup.evaluation.forward import Batches, Normalization, PixelBatches, Pixels, Skipped
+from alignmixup.evaluation.forward import (
+    ALONE,
+    Batches,
+    Normalization,
+    PixelBatches,
+    Pixels,
+    Skipped,
+)
 from alignmixup.evaluation.outliers import Outliers, find_outliers, sources_for
 from alignmixup.evaluation.subject import EvalImages, eval_images, open_subject
 from alignmixup.registry import TASKS, suggestion
+from alignmixup.training.distributed import Team
+from alignmixup.training.watch import RankLost, is_of_communication
 
 OnImages = Callable[[int, int | None], None]
 
@@ -82,6 +94,7 @@ def evaluate(
     amp_dtype: torch.dtype | None = None,
     on_task: Callable[[str], None] | None = None,
     on_images: OnImages | None = None,
+    team: Team | None = None,
 ) -> Scores:
     """Score a run, or any module that returns logits, by the named tasks.
 
@@ -103,6 +116,7 @@ def evaluate(
         amp_dtype: Run the module under autocast in this type.
         on_task: Called with the name of each task before it runs.
         on_images: Called with the number of images done and the total.
+        team: The processes that score together; each calls this, and all return the same.
 
     Returns:
         The results; ``value(task, metric)`` returns one of them. Tasks that the data do not allow
@@ -122,8 +136,15 @@ def evaluate(
     check_options(options, names)
     check_sources(ood, names)
     normalized_by = None if normalized_by is None else Pixels.of(normalized_by)
-    subject = open_subject(run, images, data_root, device, model)
-    shown = eval_images(subject, boxes, normalized_by, batch_size)
+    team = team or ALONE
+    with team.leader_first():  # rank 0 decodes, the others read what it has decoded
+        subject = open_subject(run, images, data_root, device, model)
+        shown = eval_images(subject, boxes, normalized_by, batch_size)
+    if team.size > 1 and shown.of is None:
+        raise ValueError(
+            f"{team.size} processes cannot share batches of a loader: pass an ImageSet, or score "
+            "in one process"
+        )
     scores = Scores([], {"detection": DETECTION} if "all" in tasks else {})
     needed: dict[str, Any] = {
         "seed": seed,
@@ -131,29 +152,59 @@ def evaluate(
         "normalized_by": normalized_by,
         "mixer": subject.mixer,
         "boxes": shown.boxes,
+        "team": team,
     }
-    if any("outliers" in _parameters(name) for name in names):
-        needed["outliers"] = _outliers(shown, ood, seed, data_root, scores.left_out)
-    for name in names:
-        if on_task:
-            on_task(name)
-        try:
-            results = _run_task(
-                name, subject.model, shown, needed, options.get(name, {}), on_images
-            )
-        except Skipped as why:
-            scores.left_out[name] = str(why)
-            continue
-        except Exception as error:
-            if not scores.results:
-                raise
-            scores.failed[name] = f"{type(error).__name__}: {error}"
-            continue
-        stamped = [_described(r, images).stamped(**subject.origin) for r in results]
-        scores.results.extend(stamped)
-        if subject.save:
-            subject.save(stamped)
+    with team.guarded():
+        if any("outliers" in _parameters(name) for name in names):
+            needed["outliers"] = _outliers(shown, ood, seed, data_root, scores.left_out, team)
+        for name in names:
+            if on_task:
+                on_task(name)
+            found = _attempt(name, subject.model, shown, needed, options.get(name, {}), on_images)
+            if found.error is not None and not scores.results:
+                raise found.error
+            scores.left_out.update(found.left_out)
+            scores.failed.update(found.failed)
+            stamped = [_described(r, images).stamped(**subject.origin) for r in found.results]
+            scores.results.extend(stamped)
+            if subject.save and team.is_leader:
+                subject.save(stamped)
     return scores
+
+
+@dataclass(frozen=True)
+class _Attempt(Scores):
+    """What came of one task: results, a reason why there are none, or an error."""
+
+    error: Exception | None = None
+
+
+def _attempt(
+    name: str,
+    model: nn.Module,
+    images: EvalImages,
+    needed: Mapping[str, Any],
+    options: Mapping[str, Any],
+    on_images: OnImages | None,
+) -> _Attempt:
+    """Run a task; every process returns what rank 0 has got."""
+    team: Team = needed["team"]
+    found = _Attempt([])
+    if team.is_leader or "team" in _parameters(name):
+        try:
+            found = _Attempt(_run_task(name, model, images, needed, options, on_images))
+        except Skipped as why:
+            found = _Attempt([], left_out={name: str(why)})
+        except Exception as error:
+            if isinstance(error, RankLost) or is_of_communication(error):
+                raise
+            text = f"{type(error).__name__}: {error}"
+            found = _Attempt([], failed={name: text}, error=error)
+    if team.size == 1:
+        return found
+    whole = team.from_leader(dataclasses.replace(found, error=None))
+    elsewhere = RuntimeError(whole.failed[name]) if whole.failed else None
+    return dataclasses.replace(whole, error=found.error or elsewhere)
 
 
 def task_names(tasks: Sequence[str]) -> list[str]:
@@ -171,7 +222,9 @@ def task_names(tasks: Sequence[str]) -> list[str]:
 
 
 # The arguments of a task that evaluate passes; all others are options.
-NEEDS = frozenset({"seed", "amp_dtype", "normalized_by", "mixer", "boxes", "outliers", "on_images"})
+NEEDS = frozenset(
+    {"seed", "amp_dtype", "normalized_by", "mixer", "boxes", "outliers", "on_images", "team"}
+)
 
 
 def task_options(name: str) -> dict[str, Any]:
@@ -182,9 +235,11 @@ def task_options(name: str) -> dict[str, Any]:
     hints = get_type_hints(TASKS[name].function)
     found: dict[str, Any] = {}
     for option, parameter in list(_parameters(name).items())[2:]:
+        if option in NEEDS:
+            continue
         if dataclasses.is_dataclass(parameter.default):
             found |= get_type_hints(type(parameter.default))
-        elif option not in NEEDS:
+        else:
             if parameter.default is parameter.empty:
                 raise ValueError(
                     f"the argument {option!r} of the task {name!r} needs a default; without one "
@@ -234,25 +289,30 @@ def _run_task(
     options: Mapping[str, Any],
     on_images: OnImages | None,
 ) -> list[Result]:
+    parameters, team = _parameters(name), needed["team"]
+    is_shared = team.size > 1 and "team" in parameters and images.of is not None
+    batches = images.of(team) if is_shared and images.of is not None else images.batches
+
     def progress(done: int) -> None:
         if on_images:
+            done = min(done * team.size, images.num_images or 0) if is_shared else done
             on_images(done, images.num_images)
 
     def counted() -> Iterator[tuple[Tensor, Tensor]]:
         done = 0
-        for batch in images.batches:
+        for batch in batches:
             yield batch
             done += len(batch[0])
             progress(done)
 
-    parameters = _parameters(name)
     arguments = {k: v for k, v in needed.items() if k in parameters}
     make: Callable[[], Iterator[Any]] = counted
     if "on_images" in parameters:  # the task reports its own progress
-        arguments["on_images"], make = progress, images.batches.__iter__
+        arguments["on_images"], make = progress, batches.__iter__
     left = dict(options)
     for argument, parameter in parameters.items():
-        if dataclasses.is_dataclass(default := parameter.default):
+        default = parameter.default
+        if argument not in NEEDS and dataclasses.is_dataclass(default):
             own = {f.name: left.pop(f.name) for f in dataclasses.fields(default) if f.name in left}
             arguments[argument] = dataclasses.replace(default, **own)  # type: ignore[type-var]
     return TASKS[name].function(model, PixelBatches(make), **arguments, **left)
@@ -272,29 +332,33 @@ def _outliers(
     seed: int,
     root: Path | str | None,
     left_out: dict[str, str],
+    team: Team,
 ) -> list[Outliers]:
     """Find the sources before anything is measured, so that a misspelt one costs no time."""
     named = [name for name in names if name != "all"]
     every = [n for n in sources_for(images.name) if "all" in names and n not in named]
     found = []
     for name in [*every, *named]:
+        how: dict[str, Any] = {"seed": seed, "root": root, "inside": images.batches, "team": team}
         try:
-            source = find_outliers(name, images.shape, seed=seed, root=root, inside=images.batches)
+            with team.agreed():
+                source = find_outliers(name, images.shape, **how)
         except (ValueError, OSError) as error:
             if name in named:
                 raise
             left_out[f"ood {name}"] = str(error)
         else:
-            found.append(source if name in named else _optional(source, left_out))
+            found.append(source if name in named else _optional(source, left_out, team))
     return found
 
 
-def _optional(source: Outliers, left_out: dict[str, str]) -> Outliers:
+def _optional(source: Outliers, left_out: dict[str, str], team: Team) -> Outliers:
     """The same source, skipped if it cannot be read."""
 
     def read(num_images: int) -> Any:
         try:
-            return source.read(num_images)
+            with team.agreed():
+                return source.read(num_images)
         except (ValueError, OSError) as error:
             left_out[f"ood {source.name}"] = str(error)
             return None

@@ -18,10 +18,19 @@ from torch import Tensor, nn
 
 from alignmixup.contracts import label_problem, widened
 from alignmixup.hooks import evaluating
+from alignmixup.training.distributed import Team
 
 Batches = Iterable[tuple[Tensor, Tensor]]
 ImageBatches = Iterable[Tensor] | Iterable[Sequence[Tensor]]
 Normalization = tuple[Sequence[float], Sequence[float]]
+
+# One process, which has all images.
+ALONE = Team()
+
+NO_IMAGES = (
+    "there are no images: the batches are empty; a generator can be read only once, so pass a list "
+    "or a loader"
+)
 
 # Undoing a normalization in float32 and resizing leave errors of this order.
 RANGE_TOLERANCE = 1e-4
@@ -139,20 +148,48 @@ def collect_logits(
     batches: Batches,
     normalized_by: Normalization | None = None,
     amp_dtype: torch.dtype | None = None,
+    team: Team = ALONE,
 ) -> Predictions:
     """Run the model in eval mode, without gradients, over all labeled images.
 
     The logits stay on the model's device. Labels out of range and logits that are not finite raise.
+    Each process of ``team`` passes the batches of its share; all get the logits of all images, in
+    the order of the whole set.
     """
-    forward = Forward(model, normalized_by, amp_dtype)
+    own = own_logits(model, batches, normalized_by, amp_dtype, team)
+    return Predictions(_join(own.logits, team), team.join_rows(own.labels))
+
+
+def own_logits(
+    model: nn.Module,
+    batches: Batches,
+    normalized_by: Normalization | None = None,
+    amp_dtype: torch.dtype | None = None,
+    team: Team = ALONE,
+) -> Predictions:
+    """The same for the images of this process, which may have none where there are several."""
+    forward, device = Forward(model, normalized_by, amp_dtype), model_device(model)
     logits, labels = [], []
-    with evaluating(model), torch.no_grad():
-        for x, y in labeled_pixels(batches, normalized_by, model_device(model)):
+    with team.agreed(), evaluating(model), torch.no_grad():
+        for x, y in labeled_pixels(batches, normalized_by, device, team):
             logits.append(forward(x))
             labels.append(y)
-    whole = Predictions(torch.cat(logits), torch.cat(labels))
-    check_finite(whole.logits)
-    check_labels(whole.labels, whole.logits.shape[1])
+        if not logits:
+            labels.append(torch.empty(0, dtype=torch.int64, device=device))
+            return Predictions(torch.empty(0, 0, device=device), labels[0])
+        own = Predictions(torch.cat(logits), torch.cat(labels))
+        check_finite(own.logits)
+        check_labels(own.labels, own.logits.shape[1])
+    return own
+
+
+def _join(logits: Float[Tensor, "m k"], team: Team) -> Float[Tensor, "n k"]:
+    """Return the logits of all processes, in float64 if there are several: one may have none."""
+    if team.size == 1:
+        return logits
+    whole = team.join_rows(logits.double())
+    if not len(whole):
+        raise ValueError(NO_IMAGES)
     return whole
 
 
@@ -161,21 +198,29 @@ def predict(
     batches: ImageBatches,
     normalized_by: Normalization | None = None,
     amp_dtype: torch.dtype | None = None,
+    team: Team = ALONE,
 ) -> Float[Tensor, "n k"]:
-    """Return the logits of images with or without labels; labels are ignored."""
-    forward = Forward(model, normalized_by, amp_dtype)
-    with evaluating(model), torch.no_grad():
-        images = pixel_batches(batches, normalized_by, model_device(model))
-        logits = torch.cat([forward(x) for x, _ in images])
-    check_finite(logits)
-    return logits
+    """Return the logits of images with or without labels; labels are ignored.
+
+    ``team`` is as in ``collect_logits``.
+    """
+    forward, device = Forward(model, normalized_by, amp_dtype), model_device(model)
+    with team.agreed(), evaluating(model), torch.no_grad():
+        images = pixel_batches(batches, normalized_by, device, team)
+        parts = [forward(x) for x, _ in images]
+        logits = torch.cat(parts) if parts else torch.empty(0, 0, device=device)
+        check_finite(logits)
+    return _join(logits, team)
 
 
 def labeled_pixels(
-    batches: Batches, normalized_by: Normalization | None, device: torch.device | None
+    batches: Batches,
+    normalized_by: Normalization | None,
+    device: torch.device | None,
+    team: Team = ALONE,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield (pixels, labels) on ``device``; raise for a batch without integer labels."""
-    for x, y in pixel_batches(batches, normalized_by, device):
+    for x, y in pixel_batches(batches, normalized_by, device, team):
         if y is None:
             raise ValueError("batches must be pairs (images, labels), got images alone")
         if y.shape != x.shape[:1] or y.is_floating_point():
@@ -190,11 +235,12 @@ def pixel_batches(
     batches: ImageBatches | Batches,
     normalized_by: Normalization | None,
     device: torch.device | None,
+    team: Team = ALONE,
 ) -> Iterator[tuple[Tensor, Tensor | None]]:
     """Yield each batch as pixels in [0, 1], in float32 or better, with its labels if it has any.
 
-    Without a ``device`` the images stay on theirs. Raises if there is no image, or if the images
-    are pixels although ``normalized_by`` is given.
+    Without a ``device`` the images stay on theirs. Raises if there is no image, unless several
+    processes share them, or if the images are pixels although ``normalized_by`` is given.
     """
     if isinstance(batches, Tensor):
         raise ValueError(
@@ -218,12 +264,9 @@ def pixel_batches(
         if undo is not None:
             ranges.append(torch.stack(torch.aminmax(x)))
         yield _checked_pixels(x, undo), y
-    if not num_images:
-        raise ValueError(
-            "there are no images: the batches are empty; a generator can be read only once, so "
-            "pass a list or a loader"
-        )
-    if undo is not None:
+    if not num_images and team.size == 1:
+        raise ValueError(NO_IMAGES)
+    if ranges and undo is not None:
         undo.check_normalized(torch.stack(ranges))
 
 

@@ -29,8 +29,10 @@ from torch.nn import functional as F
 
 from alignmixup import datasets
 from alignmixup.datasets.loading.layout import data_root
-from alignmixup.evaluation.forward import ImageBatches, PixelBatches, pixel_batches
+from alignmixup.evaluation.forward import ALONE, ImageBatches, PixelBatches, pixel_batches
+from alignmixup.evaluation.shares import own_rows
 from alignmixup.registry import suggestion
+from alignmixup.training.distributed import Team
 
 Read = Callable[[int], Iterable[Tensor] | None]
 Kind = Literal["uniform", "gaussian"]
@@ -42,8 +44,8 @@ NOISE_BATCH = 250
 class Outliers:
     """One source, found on disk but not yet decoded.
 
-    ``read(n)`` returns batches of pixels to compare with n test images, or None to skip the source.
-    ``seed`` is that of noise, None if nothing is random.
+    ``read(n)`` returns batches of pixels to compare with n test images, or None to skip the source;
+    of several processes each gets its share. ``seed`` is that of noise, None if nothing is random.
     """
 
     name: str
@@ -57,6 +59,7 @@ class _Wanted:
     seed: int
     root: Path | str | None
     inside: ImageBatches | None
+    team: Team = ALONE
 
     @property
     def size(self) -> tuple[int, int]:
@@ -92,13 +95,14 @@ def find_outliers(
     seed: int = 0,
     root: Path | str | None = None,
     inside: ImageBatches | None = None,
+    team: Team = ALONE,
 ) -> Outliers:
     """Find a source; raise if it is missing or has no image.
 
-    ``shape`` is that of the test images, channels first, and ``inside`` are these images as pixels,
-    for sources that add noise to them.
+    ``shape`` is that of the test images, channels first, and ``inside`` are all of these images as
+    pixels, for sources that add noise to them.
     """
-    wanted = _Wanted(shape, seed, root, inside)
+    wanted = _Wanted(shape, seed, root, inside, team)
     is_folder, is_noise = name.startswith("folder:"), name.startswith(("uniform", "gaussian"))
     if name not in SOURCES and not is_folder:
         hint = suggestion(name, [*SOURCES, "folder:PATH", "all"])
@@ -114,7 +118,10 @@ def find_outliers(
 
 
 def _from_files(files: Sequence[str], wanted: _Wanted, how: Literal["resize", "crop"]) -> Read:
-    return lambda _: _batches(datasets.load_images(files, wanted.side, how), wanted)
+    own = files[wanted.team.rows]
+    if not own:
+        return lambda _: iter(())
+    return lambda _: _batches(datasets.load_images(own, wanted.side, how), wanted)
 
 
 def _odin(places: Sequence[str], how: Literal["resize", "crop"], wanted: _Wanted) -> Read:
@@ -130,12 +137,17 @@ def _odin(places: Sequence[str], how: Literal["resize", "crop"], wanted: _Wanted
 
 def _tiny(make: Callable[[Tensor, int], Tensor], wanted: _Wanted) -> Read:
     datasets.list_tiny_val(wanted.root)
-    return lambda _: _batches(make(datasets.load_tiny_val(wanted.root), wanted.side), wanted)
+
+    def read(_: int) -> Iterator[Tensor]:
+        own = datasets.load_tiny_val(wanted.root)[wanted.team.rows]
+        return _batches(make(own, wanted.side), wanted)
+
+    return read
 
 
 def _other(name: str, wanted: _Wanted) -> Read:
     images = datasets.load(name, "test", wanted.root).images
-    return lambda _: _batches(resize(images, wanted.side), wanted)
+    return lambda _: _batches(resize(images[wanted.team.rows], wanted.side), wanted)
 
 
 def _batches(images: Tensor, wanted: _Wanted) -> Iterator[Tensor]:
@@ -144,14 +156,14 @@ def _batches(images: Tensor, wanted: _Wanted) -> Iterator[Tensor]:
 
 
 def _noise(kind: Kind, wanted: _Wanted) -> Read:
-    return lambda n: noise(kind, n, wanted.shape, wanted.seed)
+    return lambda n: own_rows(noise(kind, n, wanted.shape, wanted.seed), wanted.team)
 
 
 def _added(kind: Kind, wanted: _Wanted) -> Read:
     inside = wanted.inside
     if inside is None:
         raise ValueError(f"{kind}-added needs images to add noise to: pass them as inside=")
-    return lambda _: noisy_images(inside, kind, wanted.seed)
+    return lambda _: own_rows(noisy_images(inside, kind, wanted.seed), wanted.team)
 
 
 def noise(kind: Kind, num_images: int, shape: tuple[int, int, int], seed: int) -> PixelBatches:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from alignmixup import datasets
 from alignmixup.contracts import ImageSet, Mixer, Result
 from alignmixup.evaluation.forward import (
+    ALONE,
     Batches,
     Normalization,
     PixelBatches,
@@ -22,6 +23,8 @@ from alignmixup.evaluation.forward import (
     model_device,
 )
 from alignmixup.evaluation.heat import check_boxes
+from alignmixup.evaluation.shares import share_of
+from alignmixup.training.distributed import Team
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,8 @@ class EvalImages:
     """Images to score on: batches of pixels that can be read again, and what is known of them.
 
     ``shape`` is that of an image, channels first. ``num_images`` is None if only reading them all
-    would tell.
+    would tell. ``of`` returns the batches of one process among several; None if only reading all
+    images would tell which are its own.
     """
 
     batches: Batches
@@ -37,6 +41,7 @@ class EvalImages:
     shape: tuple[int, int, int]
     num_images: int | None = None
     boxes: Sequence[Tensor] | None = None
+    of: Callable[[Team], Batches] | None = None
 
 
 @dataclass(frozen=True)
@@ -79,9 +84,15 @@ def eval_images(
     if isinstance(images, EvalImages):
         return images
     if isinstance(images, ImageSet):
-        plain = datasets.eval_batches(images, batch_size, device)
+        whole = images
+
+        def of(team: Team) -> Batches:
+            own = share_of(whole, team)
+            return datasets.eval_batches(own, batch_size, device) if len(own) else ()
+
         known = images.boxes if boxes is None else boxes
-        return EvalImages(plain, images.name, _shape(images.images), len(images), known)
+        shape = _shape(images.images)
+        return EvalImages(of(ALONE), images.name, shape, len(images), known, of)
     if isinstance(images, Iterator):
         raise ValueError("batches are read once for each task: pass a list or a loader")
     first = next(iter(images), None)

@@ -11,8 +11,9 @@ from torch import nn
 from alignmixup.contracts import ImageSet, Result
 from alignmixup.datasets.folder import FileSet
 from alignmixup.device import compute_for
-from alignmixup.evaluation.tasks.accuracy import Hits, count_hits
-from alignmixup.experiments.batches import eval_batches, share_of
+from alignmixup.evaluation.shares import share_of
+from alignmixup.evaluation.tasks.accuracy import count_hits
+from alignmixup.experiments.batches import eval_batches
 from alignmixup.experiments.provenance import origin, provenance
 from alignmixup.experiments.run_folder import RESULTS, append_results, whole_lines
 from alignmixup.recipes.schema import Recipe
@@ -34,23 +35,15 @@ class Evaluator:
         device: torch.device,
         team: Team | None = None,
     ) -> None:
-        self._team, self._device = team or Team(), device
-        share = share_of(images, self._team)
-        # With fewer images than processes, some have none.
-        is_empty = self._team.rank and not len(share)
-        self._batches = None if is_empty else eval_batches(recipe.data, recipe.train, share, device)
+        self._team = team or Team()
+        share: ImageSet | FileSet = share_of(images, self._team)  # type: ignore[type-var]
+        self._batches = eval_batches(recipe.data, recipe.train, share, device)
         precision = compute_for(recipe.train, device).precision
         self._amp = torch.bfloat16 if precision == "bf16" else None
 
     def __call__(self, net: nn.Module) -> dict[str, float]:
-        hits = Hits(0, 0, 0, 0)
-        if self._batches is not None:
-            hits = count_hits(net, self._batches, amp_dtype=self._amp)
-        num_images, top1, top5 = self._team.total(
-            (hits.num_images, hits.top1, hits.top5), self._device
-        )
-        # Rank 0 has images, and what it returns is recorded.
-        whole = Hits(num_images, hits.num_classes, top1, top5).percentages()
+        hits = count_hits(net, self._batches, amp_dtype=self._amp, team=self._team)
+        whole = hits.percentages()
         return {name: value for name, value in whole.items() if name in ("top1", "top5")}
 
 

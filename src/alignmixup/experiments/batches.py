@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
 
 import torch
 from jaxtyping import Int
@@ -19,6 +18,7 @@ from alignmixup.datasets.loading.decode import decode_files
 from alignmixup.datasets.loading.device_loader import Batch
 from alignmixup.device import compute_for
 from alignmixup.evaluation.forward import PixelBatches
+from alignmixup.evaluation.shares import Images, subset
 from alignmixup.recipes.schema import DataSpec
 from alignmixup.training.distributed import Team
 from alignmixup.training.settings import TrainSettings
@@ -39,9 +39,6 @@ def load_split(spec: DataSpec, split: str, root: Path | str | None) -> ImageSet 
     return shortened(datasets.load(spec.name, split, root), spec.limit)
 
 
-Images = TypeVar("Images", ImageSet, FileSet)
-
-
 def shortened(images: Images, limit: int | None) -> Images:
     """At most ``limit`` images of a set, in their order, the same ones each time.
 
@@ -49,28 +46,7 @@ def shortened(images: Images, limit: int | None) -> Images:
     """
     if limit is None or len(images) <= limit:
         return images
-    return _subset(images, _equal_shares(images.labels, limit, seed=0).sort().values)
-
-
-def share_of(images: ImageSet | FileSet, team: Team) -> ImageSet | FileSet:
-    """Return the images of one process: each one is in one share, and shares may be uneven."""
-    if team.size == 1:
-        return images
-    rows = torch.arange(len(images))[team.rank :: team.size]
-    return _subset(images, rows)  # type: ignore[type-var]
-
-
-def _subset(images: Images, chosen: Int[Tensor, " m"]) -> Images:
-    rows = chosen.tolist()
-    kept: dict[str, Any] = {"labels": images.labels[chosen]}
-    if isinstance(images, ImageSet):
-        kept["images"] = images.images[chosen]
-    else:
-        kept["paths"] = tuple(images.paths[row] for row in rows)
-    boxes: Sequence[Tensor] | None = getattr(images, "boxes", None)
-    if boxes is not None:
-        kept["boxes"] = tuple(boxes[row] for row in rows)
-    return dataclasses.replace(images, **kept)
+    return subset(images, _equal_shares(images.labels, limit, seed=0).sort().values)
 
 
 def check_batch_size(settings: TrainSettings, images: ImageSet | FileSet) -> None:
@@ -150,7 +126,9 @@ def train_batches(
 def eval_batches(
     spec: DataSpec, settings: TrainSettings, images: ImageSet | FileSet, device: torch.device
 ) -> Iterable[Batch]:
-    """Batches of the test split, in order, as often as they are iterated."""
+    """Batches of the test split, in order, as often as they are iterated; a share may be empty."""
+    if not len(images):
+        return PixelBatches(lambda: iter(()))
     channels_last = compute_for(settings, device).channels_last
     if isinstance(images, ImageSet):
         return datasets.eval_batches(images, EVAL_BATCH, device, channels_last=channels_last)
@@ -176,8 +154,8 @@ def sample_images(images: ImageSet | FileSet, count: int, side: int, seed: int) 
     """
     chosen = _equal_shares(images.labels, count, seed)
     if isinstance(images, ImageSet):
-        return _subset(images, chosen)
-    files = _subset(images, chosen)
+        return subset(images, chosen)
+    files = subset(images, chosen)
     return files.in_memory(decode_files(files.paths, side))
 
 

@@ -16,7 +16,8 @@ from alignmixup.datasets.loading.box_lists import boxes_in_view
 from alignmixup.datasets.loading.stream import CENTER_FRACTION
 from alignmixup.device import pick_device
 from alignmixup.evaluation.evaluate import evaluate, task_names
-from alignmixup.evaluation.forward import model_device
+from alignmixup.evaluation.forward import ALONE, Batches, model_device
+from alignmixup.evaluation.shares import share_of
 from alignmixup.evaluation.subject import EvalImages, Subject, open_subject
 from alignmixup.experiments.batches import eval_batches, load_split, side_of
 from alignmixup.experiments.data_record import check_classes, own_test_set
@@ -25,8 +26,15 @@ from alignmixup.experiments.provenance import origin, provenance
 from alignmixup.experiments.run_folder import ADAIN, append_results, read_recipe, read_run
 from alignmixup.mixers.stylemix import StyleMixer
 from alignmixup.recipes.schema import Recipe, on_data
+from alignmixup.training import Team, join_team
 
-__all__ = ["evaluate", "other_images", "task_names"]
+__all__ = ["evaluate", "join_processes", "other_images", "task_names"]
+
+
+def join_processes(device: str) -> tuple[Team, str]:
+    """Return the processes that torchrun started, if it did, and the device of this one."""
+    team, own = join_team(pick_device(device))
+    return team, str(own)
 
 
 @open_subject.register(nn.Module)
@@ -92,8 +100,11 @@ def _streamed(recipe: Recipe, files: FileSet, device: torch.device) -> EvalImage
     if isinstance(files, BoxedFileSet):
         fraction = CENTER_FRACTION if spec.eval_resize is None else size / spec.eval_resize
         boxes = boxes_in_view(files.boxes, files.paths, size, fraction, squash=spec.squash)
-    batches = eval_batches(spec, recipe.train, files, device)
-    return EvalImages(batches, files.name, (3, size, size), len(files), boxes)
+
+    def of(team: Team) -> Batches:
+        return eval_batches(spec, recipe.train, share_of(files, team), device)
+
+    return EvalImages(of(ALONE), files.name, (3, size, size), len(files), boxes, of)
 
 
 def other_images(run: Path | str, dataset: str, root: Path | str | None) -> ImageSet | FileSet:

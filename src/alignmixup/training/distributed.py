@@ -8,12 +8,14 @@ samples of its own process. Each evaluates its share of the test images; rank 0 
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import cast
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -21,12 +23,14 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from alignmixup.device import is_gpu, own_gpu
-from alignmixup.training.watch import Watch, start_watch
+from alignmixup.training.watch import RankLost, Watch, is_of_communication, start_watch
 
 # The others wait while rank 0 decodes a data set. Nobody waits so long for a process that has died:
 # see ``watch``.
 PATIENCE = timedelta(hours=2)
 _watches: list[Watch] = []  # of this process, at most one
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,11 @@ class Team:
             )
         part = batch_size // self.size
         return slice(self.rank * part, (self.rank + 1) * part)
+
+    @property
+    def rows(self) -> slice:
+        """The rows of a set that this process evaluates; shares may be uneven."""
+        return slice(self.rank, None, self.size)
 
     def wrap(self, net: nn.Module, *, uses_all: bool) -> nn.Module:
         """Return the network with its gradients averaged over the processes.
@@ -102,6 +111,54 @@ class Team:
         values = [torch.empty_like(own) for _ in range(self.size)]
         dist.all_gather(values, own)
         return [each.cpu() for each in values]
+
+    def join_rows(self, own: Tensor) -> Tensor:
+        """Return the rows of a whole set from the share of each process, which ``rows`` chose."""
+        if self.size == 1:
+            return own
+        shapes = self._gather_objects(tuple(own.shape))
+        longest = max(shapes)
+        padded = own.new_zeros(longest)
+        if len(own):
+            padded[: len(own)] = own
+        parts = [torch.empty_like(padded) for _ in range(self.size)]
+        dist.all_gather(parts, padded)
+        whole = own.new_empty((sum(shape[0] for shape in shapes), *longest[1:]))
+        for rank, (part, shape) in enumerate(zip(parts, shapes, strict=True)):
+            whole[rank :: self.size] = part[: shape[0]]
+        return whole
+
+    def from_leader(self, value: T) -> T:
+        """Return the value that rank 0 has passed, in every process."""
+        if self.size == 1:
+            return value
+        box = [value]
+        dist.broadcast_object_list(box, src=0)
+        return box[0]
+
+    @contextmanager
+    def agreed(self) -> Iterator[None]:
+        """Raise in every process where this block raises in one; all enter it together."""
+        error: Exception | None = None
+        try:
+            yield
+        except Exception as raised:
+            if self.size == 1 or isinstance(raised, RankLost) or is_of_communication(raised):
+                raise
+            error = raised
+        if self.size == 1:
+            return
+        reasons = self._gather_objects("" if error is None else f"{type(error).__name__}: {error}")
+        if error is not None:
+            raise error
+        for rank, reason in enumerate(reasons):
+            if reason:
+                raise ValueError(f"rank {rank}: {reason}")
+
+    def _gather_objects(self, value: Any) -> list[Any]:
+        values = [None] * self.size
+        dist.all_gather_object(values, value)
+        return values
 
     def total(self, counts: Sequence[int], device: torch.device) -> list[int]:
         """Return the sums of whole numbers over the processes: exact in any order."""
@@ -168,4 +225,17 @@ def join_team(device: torch.device) -> tuple[Team, torch.device]:
         backend = "nccl" if is_gpu(device) else "gloo"
         dist.init_process_group(backend, timeout=PATIENCE)
         _watches.append(start_watch(dist.get_rank(), size))
+        atexit.register(leave_team)
     return Team(dist.get_rank(), dist.get_world_size()), device
+
+
+def leave_team() -> None:
+    """End the process group at exit, unless a wrapped network is still alive, as after an error.
+
+    The reducer of one that outlives its group waits for a thread of the group, which may wait for
+    the GIL.
+    """
+    gc.collect()
+    alive = (issubclass(type(each), DistributedDataParallel) for each in gc.get_objects())
+    if dist.is_initialized() and not any(alive):
+        dist.destroy_process_group()

@@ -7,8 +7,10 @@ The order of an epoch is a pure function of (seed, epoch), the augmentation of a
 from __future__ import annotations
 
 import math
+import multiprocessing
 import os
 import warnings
+import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -117,14 +119,18 @@ class StreamLoader:
         )
         chance = _Chance(seed, flip, jitter, lighting) if is_train else None
         self._named: set[str] = set()  # files that were skipped
+        # Shared with the workers, who would otherwise finish their batch before they end.
+        self._is_closed = multiprocessing.RawValue("b", 0)
+        num_substitutes = SUBSTITUTES if on_error == "skip" else 0
         self._loader: DataLoader[Any] = DataLoader(
-            _Files(file_set, view, chance, SUBSTITUTES if on_error == "skip" else 0),
+            _Files(file_set, view, chance, num_substitutes, self._is_closed),
             batch_sampler=self._order,
             num_workers=num_workers,
             collate_fn=_collate,
             pin_memory=is_gpu(self.device),
             persistent_workers=num_workers > 0,
         )
+        self._closing: weakref.finalize[Any, Any] | None = None
 
     def __len__(self) -> int:
         """Steps in an epoch."""
@@ -134,7 +140,10 @@ class StreamLoader:
         """Yield the batches of one epoch, from ``start_step`` on; one epoch at a time."""
         check_start(start_step, len(self))
         self._order.epoch, self._order.start_step = epoch, start_step
-        for images, labels, problems in _all_of(self._loader):
+        batches = iter(self._loader)
+        if self._closing is None:  # at exit it runs before torch waits for the workers
+            self._closing = weakref.finalize(self, setattr, self._is_closed, "value", 1)
+        for images, labels, problems in _all_of(batches):
             if images is None or labels is None:
                 raise ValueError("; ".join(problems))
             self._name(problems)
@@ -150,10 +159,10 @@ class StreamLoader:
                 warnings.warn(f"{problem}; skipped, another one takes its place", stacklevel=3)
 
 
-def _all_of(loader: DataLoader[Any]) -> Iterator[Any]:
-    """Yield its batches; what torch raises where a worker has died becomes one sentence."""
+def _all_of(batches: Iterator[Any]) -> Iterator[Any]:
+    """Yield the batches; what torch raises where a worker has died becomes one sentence."""
     try:
-        yield from loader
+        yield from batches
     except (OSError, EOFError, RuntimeError) as error:
         # The first two: it has died between a batch and the memory that the batch is in.
         if isinstance(error, RuntimeError) and "DataLoader worker" not in str(error):
@@ -235,7 +244,12 @@ class _Files(Dataset[_Item]):
     """
 
     def __init__(
-        self, file_set: FileSet, view: _View, chance: _Chance | None, num_substitutes: int
+        self,
+        file_set: FileSet,
+        view: _View,
+        chance: _Chance | None,
+        num_substitutes: int,
+        is_closed: Any,
     ) -> None:
         # One block of bytes: touching the reference counts of a million strings would copy them
         # into every worker.
@@ -243,11 +257,14 @@ class _Files(Dataset[_Item]):
         self.labels = file_set.labels
         self.view = view
         self.chance = chance
+        self.is_closed = is_closed
         self.num_substitutes = min(num_substitutes, len(file_set) - 1)
         is_sharded = shard_numbers(file_set.paths[:1]) is not None
         self.stride = max(len(file_set) // (SUBSTITUTES + 1), 1) if is_sharded else 1
 
     def __getitem__(self, key: Key) -> _Item:
+        if self.is_closed.value:
+            return _Item(None, self.labels[key.index], ("the loader is closed",))
         problems: list[str] = []
         for turn in range(1 + self.num_substitutes):
             index = (key.index + turn * self.stride) % len(self.paths)

@@ -12,8 +12,16 @@ import torch
 from torch import nn
 
 from alignmixup.contracts import Result
-from alignmixup.evaluation.forward import Batches, Normalization, amp_name, collect_logits
+from alignmixup.evaluation.forward import (
+    ALONE,
+    Batches,
+    Normalization,
+    Predictions,
+    amp_name,
+    own_logits,
+)
 from alignmixup.registry import register_task
+from alignmixup.training.distributed import Team
 
 
 @register_task("accuracy", about="top-1 and top-5 accuracy")
@@ -23,9 +31,10 @@ def accuracy(
     *,
     normalized_by: Normalization | None = None,
     amp_dtype: torch.dtype | None = None,
+    team: Team = ALONE,
 ) -> list[Result]:
     """Return ``top1``, ``top1_error`` and, for five or more classes, ``top5``, in percent."""
-    hits = count_hits(model, batches, normalized_by=normalized_by, amp_dtype=amp_dtype)
+    hits = count_hits(model, batches, normalized_by=normalized_by, amp_dtype=amp_dtype, team=team)
     settings = {
         "num_images": hits.num_images,
         "num_classes": hits.num_classes,
@@ -59,10 +68,19 @@ def count_hits(
     *,
     normalized_by: Normalization | None = None,
     amp_dtype: torch.dtype | None = None,
+    team: Team = ALONE,
 ) -> Hits:
-    """Count the images that a model labels right: counts of parts of a set add up."""
-    logits, labels = collect_logits(model, batches, normalized_by, amp_dtype)
-    n, k = logits.shape
-    num_right = int((logits.argmax(dim=1) == labels).sum())
-    best = logits.topk(min(k, 5), dim=1).indices
-    return Hits(n, k, num_right, int((best == labels.unsqueeze(1)).any(dim=1).sum()))
+    """Count the images that a model labels right, in the shares of all processes of ``team``."""
+    own = own_logits(model, batches, normalized_by, amp_dtype, team)
+    hits = _hits(own) if len(own.labels) else Hits(0, 0, 0, 0)
+    counts = (hits.num_images, hits.top1, hits.top5)
+    num_images, top1, top5 = team.total(counts, own.labels.device)
+    # Rank 0 has images if there are any.
+    return Hits(num_images, team.from_leader(hits.num_classes), top1, top5)
+
+
+def _hits(of: Predictions) -> Hits:
+    n, k = of.logits.shape
+    num_right = int((of.logits.argmax(dim=1) == of.labels).sum())
+    best = of.logits.topk(min(k, 5), dim=1).indices
+    return Hits(n, k, num_right, int((best == of.labels.unsqueeze(1)).any(dim=1).sum()))

@@ -27,6 +27,8 @@ from torch.nn import functional as F
 
 from alignmixup.contracts import Result
 from alignmixup.evaluation.forward import (
+    ALONE,
+    NO_IMAGES,
     Batches,
     Forward,
     Normalization,
@@ -38,6 +40,7 @@ from alignmixup.evaluation.forward import (
 )
 from alignmixup.hooks import evaluating
 from alignmixup.registry import register_task
+from alignmixup.training.distributed import Team
 
 Progress = Callable[[int], None]
 
@@ -89,11 +92,12 @@ def fgsm(
     amp_dtype: torch.dtype | None = None,
     chunk: int = 256,
     on_images: Progress | None = None,
+    team: Team = ALONE,
 ) -> list[Result]:
     """Return the error under one signed gradient step of length ``eps``, and the clean error."""
     attack = Attack(eps=eps, step=eps, num_steps=1, loss=loss)
     forward = Forward(model, normalized_by, amp_dtype)
-    return run_attack("fgsm", forward, batches, attack, chunk=chunk, on_images=on_images)
+    return run_attack("fgsm", forward, batches, attack, 0, chunk, on_images, team)
 
 
 @register_task("pgd", about="error under PGD, projected gradient ascent")
@@ -112,11 +116,12 @@ def pgd(
     amp_dtype: torch.dtype | None = None,
     chunk: int = 256,
     on_images: Progress | None = None,
+    team: Team = ALONE,
 ) -> list[Result]:
     """Return the error after the last step of projected gradient ascent, and the clean error."""
     attack = Attack(eps, step, num_steps, random_start, restarts, loss)
     forward = Forward(model, normalized_by, amp_dtype)
-    return run_attack("pgd", forward, batches, attack, seed, chunk, on_images)
+    return run_attack("pgd", forward, batches, attack, seed, chunk, on_images, team)
 
 
 @register_task(
@@ -135,6 +140,7 @@ def strong_attack(
     amp_dtype: torch.dtype | None = None,
     chunk: int = 256,
     on_images: Progress | None = None,
+    team: Team = ALONE,
 ) -> list[Result]:
     """Return the error under an attack that gradient masking does not easily pass.
 
@@ -145,7 +151,7 @@ def strong_attack(
     """
     attack = Attack(eps, eps / 4, num_steps, True, restarts, "margin", "any")
     forward = Forward(model, normalized_by, amp_dtype)
-    return run_attack("strong_attack", forward, batches, attack, seed, chunk, on_images)
+    return run_attack("strong_attack", forward, batches, attack, seed, chunk, on_images, team)
 
 
 def run_attack(
@@ -156,13 +162,15 @@ def run_attack(
     seed: int = 0,
     chunk: int = 256,
     on_images: Progress | None = None,
+    team: Team = ALONE,
 ) -> list[Result]:
     """Return ``top1_error`` under the attack and ``clean_error``, in percent.
 
     ``chunk`` images are attacked at a time. Random starts follow the order of the images: the same
     seed gives the same starts for any chunk and batch size. float16 loses small gradients, which
     makes an attack weaker; prefer bfloat16 or None. ``on_images`` is called after every step with
-    the number of images done, those under attack counted by their share of the steps.
+    the number of images done, those under attack counted by their share of the steps. A process of
+    ``team`` attacks its share, from the starts that one process would draw.
     """
     if chunk < 1:
         raise ValueError(f"chunk must be at least 1 image, got {chunk}")
@@ -173,19 +181,24 @@ def run_attack(
     model = forward.model
     starts = _start_generators(attack, seed)
     n, num_clean, num_broken = 0, 0, torch.zeros(attack.num_steps, dtype=torch.int64)
-    with evaluating(model):
-        for images, labels in labeled_pixels(batches, forward.normalized_by, model_device(model)):
+    device = model_device(model)
+    with team.agreed(), evaluating(model):
+        for images, labels in labeled_pixels(batches, forward.normalized_by, device, team):
             for x, y in zip(torch.split(images, chunk), torch.split(labels, chunk), strict=True):
                 with torch.no_grad():
                     clean = forward(x)
                 check_labels(y, clean.shape[1])
                 wrong = clean.argmax(dim=1) != y
                 on_steps = _by_steps(on_images, n, len(x), attack) if on_images else None
-                broken = _broken_by_step(forward, x, y, wrong, attack, starts, on_steps)
+                broken = _broken_by_step(forward, x, y, wrong, attack, starts, on_steps, team)
                 n += len(x)
                 num_clean += int(wrong.sum())
                 num_broken += broken.sum(dim=1).cpu()
-    errors = [100 * int(count) / n for count in num_broken]
+    counts = (n, num_clean, *num_broken.tolist())
+    n, num_clean, *all_broken = team.total(counts, device or torch.device("cpu"))
+    if not n:
+        raise ValueError(NO_IMAGES)
+    errors = [100 * count / n for count in all_broken]
     settings = {**asdict(attack), "seed": seed, "num_images": n}
     settings["amp_dtype"] = amp_name(forward.amp_dtype)
     return [
@@ -215,6 +228,7 @@ def _broken_by_step(
     attack: Attack,
     starts: list[torch.Generator],
     on_steps: Progress | None,
+    team: Team,
 ) -> Bool[Tensor, "t b"]:
     """Return which images are broken after each step, over all restarts.
 
@@ -223,10 +237,12 @@ def _broken_by_step(
     broken = torch.zeros(attack.num_steps, len(x), dtype=torch.bool, device=x.device)
     left = torch.ones(len(x), dtype=torch.bool, device=x.device)
     for restart, rng in enumerate(starts):
-        # Drawn for all images, also if none is left: a start depends only on their order.
+        # Drawn for all images, also if none is left: a start depends only on their order. Between
+        # two images of this process are those of the others.
         start = x
         if attack.random_start:
-            start = x + attack.eps * (2 * torch.rand(x.shape, generator=rng) - 1).to(x)
+            unit = torch.rand((team.size * len(x), *x.shape[1:]), generator=rng)[team.rows]
+            start = x + attack.eps * (2 * unit - 1).to(x)
         if not left.any():
             continue
         so_far = wrong[left]

@@ -23,8 +23,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from alignmixup.contracts import Result
-from alignmixup.evaluation.forward import Batches, Normalization, amp_name, collect_logits
+from alignmixup.evaluation.forward import (
+    ALONE,
+    Batches,
+    Normalization,
+    amp_name,
+    collect_logits,
+)
 from alignmixup.registry import register_task
+from alignmixup.training.distributed import Team
 
 TEMPERATURES = (0.01, 100.0)
 
@@ -81,9 +88,10 @@ def calibration(
     num_bins: int = 15,
     normalized_by: Normalization | None = None,
     amp_dtype: torch.dtype | None = None,
+    team: Team = ALONE,
 ) -> list[Result]:
     """Return all measures of calibration; the settings of ECE have the diagram."""
-    logits, labels = collect_logits(model, batches, normalized_by, amp_dtype)
+    logits, labels = collect_logits(model, batches, normalized_by, amp_dtype, team)
     values, diagram = calibration_metrics(logits, labels, num_bins)
     settings = {"num_bins": num_bins, "num_images": len(labels), "amp_dtype": amp_name(amp_dtype)}
     return _results("calibration", values, settings, diagram)
@@ -103,13 +111,14 @@ def temperature_scaling(
     num_bins: int = 15,
     normalized_by: Normalization | None = None,
     amp_dtype: torch.dtype | None = None,
+    team: Team = ALONE,
 ) -> list[Result]:
     """Fit one temperature on a random share of the images and measure on the rest.
 
     ``held_out`` is the share for the fit, drawn by ``seed``. Metrics are ``temperature``, those of
     ``calibration`` with it, and with the suffix ``_before`` without it, on the same images.
     """
-    logits, labels = collect_logits(model, batches, normalized_by, amp_dtype)
+    logits, labels = collect_logits(model, batches, normalized_by, amp_dtype, team)
     n = len(labels)
     num_fit = round(held_out * n)
     if not 0 < num_fit < n:

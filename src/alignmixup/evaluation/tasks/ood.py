@@ -29,6 +29,7 @@ from torch import Tensor, nn
 
 from alignmixup.contracts import Result
 from alignmixup.evaluation.forward import (
+    ALONE,
     ImageBatches,
     Normalization,
     PixelBatches,
@@ -38,6 +39,7 @@ from alignmixup.evaluation.forward import (
 )
 from alignmixup.evaluation.outliers import Outliers
 from alignmixup.registry import register_task
+from alignmixup.training.distributed import Team
 
 Prior = Literal["balanced", "empirical"]
 
@@ -52,19 +54,22 @@ def ood(
     prior: Prior = "balanced",
     normalized_by: Normalization | None = None,
     amp_dtype: torch.dtype | None = None,
+    team: Team = ALONE,
 ) -> list[Result]:
     """Return every metric for each source of outliers; one pass over the ID images serves all.
 
-    Outliers are pixels, whatever ``normalized_by`` says of the ID images.
+    Outliers are pixels, whatever ``normalized_by`` says of the ID images. A process of ``team``
+    gets its share of both.
     """
-    inside = predict(model, batches, normalized_by, amp_dtype)
+    inside = predict(model, batches, normalized_by, amp_dtype, team)
     results = []
     for source in outliers:
         images = source.read(len(inside))
         if images is None:
             continue
         try:
-            outside = predict(model, PixelBatches(images.__iter__), normalized_by, amp_dtype)
+            shown = PixelBatches(images.__iter__)
+            outside = predict(model, shown, normalized_by, amp_dtype, team)
         except ValueError as error:
             raise ValueError(f"out-of-distribution source {source.name!r}: {error}") from error
         amp, seed = amp_name(amp_dtype), source.seed

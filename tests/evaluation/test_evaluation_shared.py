@@ -1,0 +1,165 @@
+"""Evaluation by several processes is that of one: each has its share, rank 0 writes and prints."""
+
+import json
+import signal
+import time
+
+import pytest
+
+from alignmixup.experiments.run import train
+from alignmixup.recipes.catalog import find_recipe
+from alignmixup.recipes.schema import on_data
+from forked import finish, start_team
+
+# Metrics from logits differ by the rounding of batches of other sizes; counts do not.
+TASKS = """
+import torch
+from torch import nn
+import alignmixup as am
+from alignmixup.datasets import shapes
+from alignmixup.training import join_team
+
+torch.set_num_threads(1)
+team, device = join_team(torch.device("cpu"))
+torch.manual_seed(0)
+net = nn.Sequential(nn.Conv2d(3, 8, 5, 4), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 7 * 7, 10))
+names = ["accuracy", "calibration", "temperature", "fgsm", "pgd", "strong_attack", "ood", "cost"]
+options = {
+    "pgd": {"num_steps": 3, "chunk": 4},
+    "strong_attack": {"num_steps": 2, "restarts": 2, "chunk": 5},
+    "cost": {"num_steps": 1, "num_warmup": 0},
+}
+sources = ["uniform", "gaussian", "gaussian-added"]
+
+
+def numbers(scores):
+    keys = ((r.task, r.metric, r.settings.get("source")) for r in scores.results)
+    return dict(zip(keys, [(r.value, r.settings.get("num_images")) for r in scores.results]))
+
+
+for count, tasks in ((23, names), (2, ["accuracy", "fgsm"]), (1, ["accuracy", "calibration"])):
+    images = shapes("test", count)
+    how = {"tasks": tasks, "device": "cpu", "batch_size": 10}
+    how["options"] = {name: options[name] for name in tasks if name in options}
+    how["ood"] = sources if "ood" in tasks else ["all"]
+    found = numbers(am.evaluate(net, images, team=team, **how))
+    expected = numbers(am.evaluate(net, images, **how))
+    assert list(found) == list(expected)
+    for key, (value, num_images) in expected.items():
+        if key[1] in ("ms_forward", "ms_per_batch"):
+            continue
+        is_count = key[0] in ("accuracy", "fgsm", "pgd", "strong_attack")
+        tolerance = 0 if is_count else 1e-5 * max(abs(value), 1)
+        assert abs(found[key][0] - value) <= tolerance, (key, found[key], value)
+        assert found[key][1] == num_images, key
+print("equal", flush=True)
+"""
+
+FAILURES = """
+import torch
+from torch import nn
+import alignmixup as am
+from alignmixup.datasets import shapes
+from alignmixup.evaluation import collect_logits
+from alignmixup.training import join_team
+
+torch.set_num_threads(1)
+team, device = join_team(torch.device("cpu"))
+net, images = nn.Sequential(nn.AvgPool2d(8), nn.Flatten(), nn.Linear(48, 10)), shapes("test", 9)
+
+
+@am.register_task("alone")
+def alone(model, batches):
+    return [am.Result("alone", "images", sum(len(x) for x, _ in batches), {"rank": team.rank})]
+
+
+@am.register_task("fragile")
+def fragile(model, batches, *, team):
+    with team.agreed():
+        if team.rank == 1:
+            raise OSError("no such disk")
+    return []
+
+
+names = ["alone", "fragile", "accuracy"]
+scores = am.evaluate(net, images, tasks=names, device="cpu", team=team)
+assert [r.value for r in scores.results][0] == 9 and scores.results[0].settings["rank"] == 0
+assert scores.failed == {"fragile": "ValueError: rank 1: OSError: no such disk"}, scores.failed
+assert {r.task for r in scores.results} == {"alone", "accuracy"}
+try:
+    am.evaluate(net, [(torch.rand(4, 3, 32, 32), torch.zeros(4).long())], device="cpu", team=team)
+except ValueError as error:
+    print(error, flush=True)
+"""
+
+COMMAND = """
+import sys
+import torch
+from alignmixup.cli import main
+
+torch.set_num_threads(1)
+sys.exit(main(["evaluate", *sys.argv[1:]]))
+"""
+
+ENDLESS = """
+import sys
+import torch
+import alignmixup as am
+from alignmixup.experiments.scoring import join_processes
+from alignmixup.training import watch
+
+watch.PERIOD, watch.LIMIT, watch.GRACE = 0.5, 10.0, 2.0  # seconds
+torch.set_num_threads(1)
+team, device = join_processes("cpu")
+ready = lambda *where: print("ready", flush=True)
+options = {"pgd": {"num_steps": 10**6}}
+am.evaluate(
+    sys.argv[1], tasks=["pgd"], options=options, device=device, team=team, on_images=ready
+)
+"""
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("shared") / "run"
+    recipe = on_data(find_recipe("cifar10-r18-baseline-fast").shrunk(), "shapes")
+    small = {"train.epochs": 1, "train.batch_size": 8, "net.width": 4, "data.limit": 23}
+    train(recipe, folder, changes=small, quiet=True)
+    return folder
+
+
+@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_every_task_scores_as_in_one_process(size):
+    assert finish(start_team(TASKS, size=size)) == ["equal"] * size
+
+
+def test_a_failure_of_one_process_is_that_of_all():
+    message = "2 processes cannot share batches of a loader: pass an ImageSet, or score in one"
+    for line in finish(start_team(FAILURES)):
+        assert line.startswith(message)
+
+
+def test_rank_0_alone_writes_and_prints(run):
+    before = (run / "results.jsonl").read_text().splitlines()
+    processes = start_team(COMMAND, run, "--tasks", "accuracy", "fgsm")
+    first, second = (process.finish() for process in processes)
+    assert "accuracy" in "".join(first)
+    assert not second
+    assert [process.errors.read_text() for process in processes] == ["accuracy ...\nfgsm ...\n", ""]
+    added = (run / "results.jsonl").read_text().splitlines()[len(before) :]
+    metrics = [json.loads(line)["metric"] for line in added]
+    assert metrics == ["top1", "top1_error", "top5", "top1_error", "clean_error"]
+
+
+@pytest.mark.slow
+def test_a_process_that_is_killed_ends_the_others_with_its_rank(run):
+    processes = start_team(ENDLESS, run, size=3)
+    for process in processes:
+        process.wait_for("ready")
+    began = time.monotonic()
+    processes[1].send_signal(signal.SIGKILL)
+    for rank in (0, 2):
+        code, errors = processes[rank].fail()
+        assert code == 1
+        assert "rank 1 (pid " in errors
+    assert time.monotonic() - began < 60
