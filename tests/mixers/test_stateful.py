@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 
 import pytest
 import torch
@@ -138,6 +137,7 @@ def test_an_unknown_layer_is_named(row: Row) -> None:
 
 @pytest.mark.unchecked_shapes
 @pytest.mark.filterwarnings("ignore")  # the compiler's own
+@pytest.mark.usefixtures("traced")
 @pytest.mark.parametrize(
     "row",
     [
@@ -145,18 +145,13 @@ def test_an_unknown_layer_is_named(row: Row) -> None:
         for row in STATEFUL
     ],
 )
-def test_fused_steps_are_the_plain_steps(row: Row, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fused_steps_are_the_plain_steps(row: Row) -> None:
     """In a step that compiles, teacher, masks and losses are traced whole, without a break."""
-    traced = functools.partial(torch.compile, backend="eager", fullgraph=True)
-    monkeypatch.setattr(contracts, "_compiled", {})
-    monkeypatch.setattr(torch, "compile", traced)
-    torch.compiler.reset()
     found = []
     for is_fused in (False, True):
         net = TinyNet()
         mixer = row.attached(net, images(6))
-        # The check of shapes, though it is off, is one function around all of ours.
-        with fusing(is_fused), torch._dynamo.config.patch(recompile_limit=99):
+        with fusing(is_fused):
             found.append((steps(row, mixer, net, range(3)), state_of(mixer)))
     assert contracts._compiled
     (plain, before), (fused, after) = found
