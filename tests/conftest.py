@@ -8,6 +8,7 @@ first, or stand in the way of the tracer.
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 from collections.abc import Iterator
@@ -87,6 +88,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _forget_plugins() -> Iterator[None]:
     """What a test registers or imports as a plugin is unknown to the next test."""
     with kept_registries():
+        yield
+
+
+@pytest.fixture
+def traced(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What a step fuses is traced whole, or fails, and runs without generated code."""
+    trace = functools.partial(torch.compile, backend="eager", fullgraph=True)
+    monkeypatch.setattr("alignmixup.contracts._compiled", {})
+    monkeypatch.setattr(torch, "compile", trace)
+    torch.compiler.reset()
+    # The check of shapes, though it is off, is one function around all of ours.
+    with torch._dynamo.config.patch(recompile_limit=99):
         yield
 
 

@@ -52,21 +52,30 @@ R = TypeVar("R")
 _is_fusing: ContextVar[bool] = ContextVar("is_fusing", default=False)
 
 
-def fusible(function: Callable[P, R]) -> Callable[P, R]:
-    """Mark a function of tensors that runs beside the network, once a step.
+# What ``fusible`` has compiled, by the plain function.
+_compiled: dict[Callable[..., Any], Callable[..., Any]] = {}
+
+
+def fusible(function: Callable[P, R], *, combines: bool = False) -> Callable[P, R]:
+    """Mark a function of tensors and modules that runs beside the network, once a step.
 
     In a step that compiles its network (``fusing``) it is compiled as well: ten launches of a few
     microseconds become one. Anywhere else it is the plain function.
+
+    ``combines`` is for a function of many tensors, such as the weights of a network: on a GPU
+    independent operations of the same kind are one launch.
     """
-    compiled: Callable[P, R] | None = None
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        nonlocal compiled
         if torch.compiler.is_compiling() or not _is_fusing.get():
             return function(*args, **kwargs)
-        if compiled is None:
-            compiled = torch.compile(function, dynamic=False)
+        if function not in _compiled:
+            together = combines and torch.cuda.is_available()
+            _compiled[function] = torch.compile(
+                function, dynamic=False, options={"combo_kernels": True} if together else None
+            )
+        compiled: Callable[P, R] = _compiled[function]
         return compiled(*args, **kwargs)
 
     return call

@@ -83,13 +83,14 @@ class _Slot:
         self.args: tuple[Any, ...] = ()
         self.fired = 0
         self.part = Selection("")
+        self.reads_input = False
         self.has_backward = False
 
     def hook(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
         if self.action is None:
             return None  # keeps the output
         self.fired += 1
-        tensor = self.part.get(output)
+        tensor = inputs[0] if self.reads_input else self.part.get(output)
         if self.has_backward and not torch.compiler.is_compiling():
             _refuse_checkpointing(self.part.layer)
         return self.part.put(output, self.action(tensor, *self.args))
@@ -115,10 +116,20 @@ _installed: WeakKeyDictionary[nn.Module, _Slot] = WeakKeyDictionary()
 
 
 @contextmanager
-def tap(net: nn.Module, part: Selection | str, action: Action | None, *args: Any) -> Iterator[None]:
+def tap(
+    net: nn.Module,
+    part: Selection | str,
+    action: Action | None,
+    *args: Any,
+    reads_input: bool = False,
+    stays: bool = False,
+) -> Iterator[None]:
     """Replace the output of a layer by ``action(output, *args)`` in one forward pass of ``net``.
 
     ``part`` is the name of a layer that returns a tensor, or which tensor of its output is meant.
+    With ``reads_input`` the action gets the layer's input in place of its output. ``stays`` leaves
+    the hook installed, which does nothing outside of the block: for a plain module that runs inside
+    a compiled function.
 
     With ``action=None`` the forward pass is unchanged. ``action`` should be a function with a fixed
     identity and ``args`` the tensors that change between steps: a compiled module is then compiled
@@ -126,27 +137,29 @@ def tap(net: nn.Module, part: Selection | str, action: Action | None, *args: Any
     """
     part = part if isinstance(part, Selection) else Selection(part)
     target, is_compiled = find_layer(net, part.layer)
+    stays = stays or is_compiled
     if action is not None and isinstance(net, Around):
         action = net.around(action)
-    if action is None and not is_compiled:
+    if action is None and not stays:
         yield
         return
-    slot = _installed.get(target) if is_compiled else None
+    slot = _installed.get(target) if stays else None
     if slot is None:
         slot = _Slot()
         handle = target.register_forward_hook(slot.hook)
-        if is_compiled:
+        if stays:
             _installed[target] = slot
     slot.action, slot.args, slot.fired, slot.part = action, args, 0, part
+    slot.reads_input = reads_input
     # The backward pass of a compiled module recomputes what was traced, including the action.
-    slot.has_backward = torch.is_grad_enabled() and not is_compiled
+    slot.has_backward = torch.is_grad_enabled() and not stays
     try:
         yield
     except WrongOutput as error:
         raise ValueError(f"{error}; {_list_layers(net)}") from None
     finally:
         slot.action, slot.args = None, ()
-        if not is_compiled:
+        if not stays:
             handle.remove()
     if action is not None and slot.fired != 1:
         raise ValueError(_misfire(net, part.layer, slot.fired, is_compiled))
@@ -167,11 +180,12 @@ def peek(net: nn.Module, layer: str) -> Iterator[Peeked]:
     features = peeked.output
     """
     peeked = Peeked()
-    with tap(net, layer, _keep, peeked):
+    with tap(net, layer, keep, peeked):
         yield peeked
 
 
-def _keep(output: Tensor, peeked: Peeked) -> Tensor:
+def keep(output: Tensor, peeked: Peeked) -> Tensor:
+    """Keep the output of a layer in ``peeked``: the action of ``peek``."""
     peeked.output = output
     return output
 

@@ -126,6 +126,9 @@ def test_ties_leave_the_number_exact() -> None:
     mask = largest(torch.zeros(6, 6), torch.tensor(0.25), torch.tensor(0.0))
     assert int(mask.sum()) == 9
     assert mask.flatten()[:9].all()
+    image = torch.randint(4, (6, 6), generator=torch.Generator().manual_seed(0)).float()
+    rank = image.flatten().argsort(descending=True, stable=True).argsort().view(6, 6)
+    assert torch.equal(largest(image, torch.tensor(0.5), torch.tensor(0.0)), rank < 18)
 
 
 @pytest.mark.parametrize(("mixer", "label"), [(FMix(), 96 / 256), (FMix.released(), 0.377)])

@@ -18,38 +18,12 @@ from alignmixup.mixers.learned import Learned, attend
 from alignmixup.mixers.samix import SAMix, emphasis
 from alignmixup.mixers.stateful import follow, run_to
 from cases import NUM_CLASSES, TinyNet, images, labels, with_lam
+from learned_cases import METHODS, attached, drawn, maps
 
-METHODS = {
-    "automix": AutoMix("layer2"),
-    "automix-channel": AutoMix("layer2", lam_channel=True),
-    "samix": SAMix("layer2"),
-    "adautomix": AdAutoMix("layer2"),
-    "adautomix-pairs": AdAutoMix("layer2", num_images=2, mixup_share=0.0, lam_channel=True),
-}
 every_method = pytest.mark.parametrize("mixer", METHODS.values(), ids=METHODS)
 every_pair_method = pytest.mark.parametrize(
     "mixer", [METHODS[name] for name in ("automix", "automix-channel", "samix")]
 )
-
-
-def attached(mixer: Learned, *, noise: float = 0.5) -> tuple[Learned, TinyNet]:
-    """An attached mixer; its block far from the first, almost constant, masks."""
-    net = TinyNet()
-    torch.manual_seed(0)
-    mixer = mixer.attach(net, images(6))
-    with torch.no_grad():
-        for parameter in mixer.learner.block.parameters():
-            parameter.add_(noise * torch.randn_like(parameter))
-    return mixer, net
-
-
-def drawn(mixer: Learned, lam: float | None = 0.4, seed: int = 0, progress: float = 0.0) -> Draw:
-    draw = mixer.draw(6, torch.Generator().manual_seed(seed), progress)
-    return draw if lam is None else with_lam(draw, lam)
-
-
-def maps(mixer: Learned) -> Tensor:
-    return run_to(mixer.learner.teacher, images(6), "layer2")
 
 
 # ---- blocks --------------------------------------------------------------------------------------
@@ -389,6 +363,13 @@ def test_presets_have_the_published_rates() -> None:
         (lambda: AutoMix(mask_weight=-1.0), "mask_weight must be >= 0 and finite, got -1.0"),
         (lambda: AutoMix(layer=3), "a layer is the name of a sub-module"),
         (lambda: SAMix(rescale_prob=1.5), r"rescale_prob must lie in \[0, 1\], got 1.5"),
+        (lambda: AutoMix(heads=3), "heads must be 1 or 2, got 3"),
+        (
+            lambda: AutoMix("layer2", heads=2, classifier="layer4").attach(TinyNet(), images(4)),
+            "classifier 'layer4' is a Sequential; two heads need the name of the linear layer",
+        ),
+        (lambda: SAMix(global_eta=-1.0), "global_eta must be >= 0 and finite, got -1.0"),
+        (lambda: SAMix(global_eta=0.1, loss="bce"), "set loss='ce', got 'bce'"),
         (lambda: AdAutoMix(num_images=1), "num_images must be an integer >= 2, got 1"),
         (lambda: AdAutoMix(beta=1.1), r"beta must lie in \[0, 1\], got 1.1"),
         (lambda: AdAutoMix(cos_sign=0), "cos_sign must be 1 or -1, got 0"),

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from alignmixup.contracts import soft_cross_entropy, soft_targets
+from alignmixup.contracts import fusing, soft_cross_entropy, soft_targets
 from alignmixup.hooks import peek
 from alignmixup.mixers.multimix import (
     DenseMultiMix,
@@ -12,6 +12,7 @@ from alignmixup.mixers.multimix import (
     attend,
     mix_columns,
     mix_positions,
+    similarity,
 )
 from alignmixup.ops.philox import dirichlet
 from cases import NUM_CLASSES, TinyNet, draw_case, images, labels
@@ -116,13 +117,15 @@ def test_a_column_without_attention_keeps_its_weights() -> None:
     targets = torch.eye(6)
     _, labels_of = mix_positions(torch.randn(1, 6, 6), targets, torch.zeros(6, 1), weights)
     torch.testing.assert_close(labels_of, weights[0].T)
-    assert torch.equal(attend(-torch.ones(2, 3, 4), torch.ones(2, 3)), torch.full((2, 4), 0.25))
+    away = similarity(-torch.ones(2, 3, 4), torch.ones(2, 3))
+    assert torch.equal(away, torch.full((2, 4), 0.25))
 
 
 def test_no_gradient_reaches_the_attention() -> None:
     """With every position equal but for attention, only the classifier's inputs get a gradient."""
-    z = torch.randn(6, 3, 4, requires_grad=True)
-    assert not attend(z.detach(), z.detach().mean(2)).requires_grad
+    z, weight = (torch.randn(shape, requires_grad=True) for shape in ((6, 3, 2, 2), (6, 3)))
+    for kind in ("gap", "cam", "uniform"):
+        assert not attend(z, torch.eye(6), weight, kind).requires_grad
     x, y = batch()
     x.requires_grad_()
     model, draw = net().eval(), draw_case(DENSE, "all", 6)
@@ -162,3 +165,20 @@ def test_the_loss_is_the_mean_over_mixes() -> None:
         for z, t in zip(mixed.logits, mixed.targets, strict=True)
     ]
     torch.testing.assert_close(mixed.loss(), torch.stack(each).mean())
+
+
+@pytest.mark.slow
+@pytest.mark.unchecked_shapes
+@pytest.mark.filterwarnings("ignore")  # the compiler's own
+@pytest.mark.usefixtures("traced")
+@pytest.mark.parametrize("attention", ["gap", "cam"])
+def test_a_fused_step_is_the_plain_step(attention: str) -> None:
+    mixer = DenseMultiMix(num_mixes=7, classifier="fc", attention=attention)
+    draw, found = draw_case(mixer, "all", 6), []
+    for is_fused in (False, True):
+        model, (x, y) = net(), batch()
+        with fusing(is_fused):
+            loss = mixer.apply(model, x, y, draw).loss()
+        loss.backward()
+        found.append([loss, *(p.grad for p in model.parameters())])
+    torch.testing.assert_close(found[1], found[0])

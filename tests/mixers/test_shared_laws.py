@@ -10,9 +10,19 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from alignmixup.contracts import Draw, fusing
-from cases import NUM_CLASSES, ROWS, Row, TinyNet, case_params, draw_case, images, labels
+from alignmixup.contracts import Draw, Mixer, fusing
+from alignmixup.mixers.automix import AutoMix
+from alignmixup.mixers.input_mixup import InputMixup
+from alignmixup.mixers.multimix import DenseMultiMix
+from alignmixup.mixers.samix import SAMix
+from alignmixup.mixers.snapmix import SnapMix
+from alignmixup.mixers.tokenmix import TokenMix
+from alignmixup.mixers.transmix import TransMix
+from cases import NUM_CLASSES, ROWS, VARIANTS, Row, TinyNet, case_params, draw_case, images, labels
+from tiny_transformer import TinyTransformer
 
 # One box for the batch, at the peak of the first partner.
 BY_THE_FIRST_SAMPLE = ("saliencymix",)
@@ -53,15 +63,77 @@ def test_the_order_of_the_batch_does_not_matter(row: Row, case: str) -> None:
     torch.testing.assert_close(other.loss(), one.loss(), atol=1e-5, rtol=1e-5)
 
 
+class OnDevice(TorchDispatchMode):
+    """Fails where a tensor on the host is made, read or copied: a GPU would wait for it.
+
+    Single numbers are arguments of a kernel.
+    """
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        made = func(*args, **(kwargs or {}))
+        host = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor) and not t.is_meta]
+        host += [t for t in tree_leaves(made) if isinstance(t, Tensor) and not t.is_meta and t.ndim]
+        copies = func.overloadpacket in (torch.ops.aten._to_copy, torch.ops.aten.copy_)
+        assert not any(t.ndim or copies for t in host), f"{func} with a tensor on the host"
+        return made
+
+
+def pooled() -> TinyNet:
+    return TinyNet("pool")
+
+
+# The style network reads its weights from a file, in the first step.
+IN_PLACE = [
+    (row.name, row.mixer, TinyNet, row.name in VARIANTS) for row in ROWS if row.name not in STYLED
+]
+# Methods for networks that end in pooling, and for transformers.
+IN_PLACE += [
+    ("snapmix", SnapMix(classifier="fc"), pooled, False),
+    ("snapmix-released", SnapMix.released(classifier="fc"), pooled, True),
+    ("densemultimix", DenseMultiMix(num_mixes=5, classifier="fc"), pooled, False),
+    ("automix-heads", AutoMix("layer2", heads=2, classifier="fc"), pooled, False),
+    ("samix-eta", SAMix("layer2", global_eta=0.5), pooled, True),
+    ("transmix", TransMix.released(), TinyTransformer, False),
+    ("tokenmix-attention", TokenMix(grid=8), TinyTransformer, False),
+    ("tokenmix-random", TokenMix(grid=8, mask="random"), TinyTransformer, True),
+]
+
+
 @pytest.mark.unchecked_shapes
-@rows(*STYLED)
-def test_a_step_reads_no_value(row: Row, case: str) -> None:
-    """Without values (on torch's meta device) all runs: nothing would wait for a GPU."""
-    net, x, y = TinyNet().to("meta"), images(6).to("meta"), labels(6).to("meta")
-    mixed = row.apply(net, x, y, draw_case(row.mixer, case, 6))
-    mixed.loss().backward()
+@pytest.mark.parametrize(
+    ("mixer", "make_net", "case"),
+    [
+        pytest.param(mixer, make, case, id=f"{name}-{case}", marks=[pytest.mark.slow] * is_variant)
+        for name, mixer, make, is_variant in IN_PLACE
+        for case in mixer.cases
+    ],
+)
+def test_a_step_needs_no_value_on_the_host(mixer: Mixer, make_net: type, case: str) -> None:
+    """Without values (on torch's meta device) all runs: a CUDA graph can hold the step."""
+    net, x, y = make_net(), images(6), labels(6)
+    mixer = mixer.attach(net, x)
+    for module in (net, mixer.module):
+        if module is not None:
+            module.to("meta")
+    x, y, draw = x.to("meta"), y.to("meta"), draw_case(mixer, case, 6).to("meta")
+    with OnDevice():
+        mixed = mixer.apply(net, x, y, draw)
+        mixed.loss().backward()
     assert mixed.logits.is_meta
-    assert mixed.targets.shape == (6, NUM_CLASSES)
+    assert mixed.targets.shape == (len(mixed.logits), NUM_CLASSES)
+
+
+def test_a_value_on_the_host_is_found() -> None:
+    class Waits(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.flatten(1)[:, :NUM_CLASSES] * torch.ones(NUM_CLASSES).to(x.device)
+
+    x, y = images(6).to("meta"), labels(6).to("meta")
+    draw = draw_case(InputMixup(), "input", 6).to("meta")
+    with OnDevice(), pytest.raises(AssertionError, match="with a tensor on the host"):
+        InputMixup().apply(Waits(), x, y, draw)
+    with pytest.raises(RuntimeError, match="meta tensors"), OnDevice():
+        float(x.sum())
 
 
 class Recorder(nn.Module):

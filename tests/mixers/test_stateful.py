@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from alignmixup.contracts import Mixer
-from alignmixup.mixers.stateful import follow, make_teacher, run_and_keep, run_to
+from alignmixup import contracts
+from alignmixup.contracts import Mixer, fusing
+from alignmixup.mixers.stateful import follow, make_teacher, run, run_and_keep, run_to
 from cases import ROWS, Row, TinyNet, images, labels
 
 STATEFUL = [row for row in ROWS if row.mixer.attach(TinyNet(), images(6)).module is not None]
@@ -131,6 +132,33 @@ def test_an_unknown_layer_is_named(row: Row) -> None:
         mixer.attach(TinyNet(), images(6))
 
 
+# ---- compiled ------------------------------------------------------------------------------------
+
+
+@pytest.mark.unchecked_shapes
+@pytest.mark.filterwarnings("ignore")  # the compiler's own
+@pytest.mark.usefixtures("traced")
+@pytest.mark.parametrize(
+    "row",
+    [
+        pytest.param(row, id=row.name, marks=[pytest.mark.slow] * (row.name != "automix"))
+        for row in STATEFUL
+    ],
+)
+def test_fused_steps_are_the_plain_steps(row: Row) -> None:
+    """In a step that compiles, teacher, masks and losses are traced whole, without a break."""
+    found = []
+    for is_fused in (False, True):
+        net = TinyNet()
+        mixer = row.attached(net, images(6))
+        with fusing(is_fused):
+            found.append((steps(row, mixer, net, range(3)), state_of(mixer)))
+    assert contracts._compiled
+    (plain, before), (fused, after) = found
+    torch.testing.assert_close(fused, plain)
+    torch.testing.assert_close(after, before)
+
+
 # ---- teacher -------------------------------------------------------------------------------------
 
 
@@ -160,7 +188,8 @@ def test_a_pass_can_stop_at_a_layer() -> None:
     assert torch.equal(features, expected)
     assert logits.shape == (3, 5)
     assert ran == ["layer4"]
-    assert len(net.layer2._forward_hooks) == 0
+    assert torch.equal(net(x), run(net, x))  # the hook that stays does nothing by itself
+    assert ran == ["layer4"] * 3
 
 
 def test_a_layer_that_does_not_run_once_is_named() -> None:
@@ -169,5 +198,5 @@ def test_a_layer_that_does_not_run_once_is_named() -> None:
             self.layer1(x)
             return super().forward(x)
 
-    with pytest.raises(ValueError, match=r"layer 'layer1' must run once .* ran 2 times"):
+    with pytest.raises(ValueError, match=r"layer 'layer1' ran 2 times in one forward pass"):
         run_and_keep(Twice(), images(3), "layer1")

@@ -48,7 +48,8 @@ MIXERS = [
     # With parameters and state of their own.
     RecursiveMix(),
     AutoMix(),
-    SAMix(),
+    AutoMix.released(),
+    SAMix(global_eta=0.1),
     AdAutoMix(),
 ]
 # Vectors and tensors, both with their decoder: five and six cases.

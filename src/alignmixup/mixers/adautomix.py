@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from alignmixup.contracts import Draw, Mixed
+from alignmixup.contracts import Draw, Mixed, fusible
 from alignmixup.mixers.base import (
     LOSSES,
     check_integers,
@@ -38,7 +38,7 @@ from alignmixup.mixers.learned import (
     upsampled,
     with_share,
 )
-from alignmixup.mixers.stateful import follow, run_and_keep
+from alignmixup.mixers.stateful import run, run_and_keep
 from alignmixup.ops.blend import check_logits, without_autocast
 from alignmixup.registry import register_mixer
 
@@ -156,19 +156,14 @@ class AdAutoMix(Learned):
 
     def _mix(self, net: nn.Module, x: Tensor, y: Tensor, draw: Draw) -> Mixed:
         draw, state, criterion = require(draw, GroupDraw, self), self.learner, LOSSES[self.loss]
-        follow(state.teacher, net, draw.ema_share)
-        shares, block_shares = (
-            torch.cat([lam.view(1), (1 - lam) * others])
-            for lam, others in zip((draw.lam, draw.block_lam), draw.others, strict=True)
-        )
-        groups = torch.cat([torch.arange(len(x), device=x.device).expand(2, 1, -1), draw.perms], 1)
+        state.follow(net, draw.ema_share)
+        groups = with_anchors(draw.perms)
+        shares, block_shares = group_shares(draw.lam, draw.block_lam, draw.others)
         with torch.no_grad():
             output, sources = run_and_keep(state.teacher, x, self.layer)
             h = self._maps(state.teacher, output)
             masks = self.masks(h, groups[0], shares, image_size(x))
-            is_near = torch.minimum(draw.lam, 1 - draw.lam) <= self.switch
-            flat = shares.to(masks.dtype).view(-1, 1, 1, 1, 1)
-            masks = torch.where(is_near, flat, masks)
+            masks = shown_masks(masks, shares, self.switch)
         clean = net(x)
         check_logits(clean, len(x))
         rows = self._rows(y, clean.shape[1])
@@ -178,12 +173,11 @@ class AdAutoMix(Learned):
         if self.mixup_share:
             mixup = net(combined(x, groups[0], shares))
             extra["mixup"] = self.mixup_share * criterion(mixup, targets)
-        hard = combined(x, groups[1], self.masks(h, groups[1], block_shares, image_size(x)))
-        taught = state.teacher(hard)
+        masks = self.masks(h, groups[1], block_shares, image_size(x))
+        taught = run(state.teacher, combined(x, groups[1], masks))
         loss = criterion(taught, combined(rows, groups[1], block_shares))
-        near = nearness(taught, sources, groups[1], block_shares)
-        even = -self.beta * loss + (1 - self.beta) * self.cos_sign * near
-        extra["block"] = torch.where(state.turn == 0, even, loss)
+        near = self.cos_sign * nearness(taught, sources, groups[1], block_shares)
+        extra["block"] = turned(state.turn, loss, near, self.beta)
         state.turn.copy_(1 - state.turn)
         return Mixed(logits, targets, extra, criterion)
 
@@ -191,12 +185,49 @@ class AdAutoMix(Learned):
         self, h: Float[Tensor, "b c h w"], group: Tensor, shares: Tensor, size: tuple[int, int]
     ) -> Float[Tensor, "n b 1 h2 w2"]:
         """Return the share of each image of the group at each pixel; they sum to 1."""
-        with without_autocast(h):
-            scores = self.learner.block(h[group], shares.to(h.dtype))
-            large = upsampled(scores.flatten(0, 1), size, "bilinear")
-            return large.view(*scores.shape[:3], *size).softmax(0)
+        return group_masks(self.learner.block, h, group, shares, size)
 
 
+@fusible
+def with_anchors(perms: Int[Tensor, "2 others b"]) -> Int[Tensor, "2 n b"]:
+    """Return both groups of images, each sample the first of its own."""
+    anchors = torch.arange(perms.shape[2], device=perms.device).expand(2, 1, -1)
+    return torch.cat([anchors, perms], dim=1)
+
+
+@fusible
+def group_shares(
+    lam: Float[Tensor, ""], block_lam: Float[Tensor, ""], others: Float[Tensor, "2 others"]
+) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
+    """Return the shares of the images for the network and for the block."""
+    shares, block_shares = (
+        torch.cat([first.view(1), (1 - first) * rest])
+        for first, rest in zip((lam, block_lam), others, strict=True)
+    )
+    return shares, block_shares
+
+
+@fusible
+def group_masks(
+    block: nn.Module, h: Tensor, group: Tensor, shares: Tensor, size: tuple[int, int]
+) -> Float[Tensor, "n b 1 h2 w2"]:
+    """Return the masks that ``block`` makes for the maps of each image of the group."""
+    with without_autocast(h):
+        scores = block(h[group], shares.to(h.dtype))
+        large = upsampled(scores.flatten(0, 1), size, "bilinear")
+        return large.view(*scores.shape[:3], *size).softmax(0)
+
+
+@fusible
+def shown_masks(
+    masks: Float[Tensor, "n b 1 h w"], shares: Float[Tensor, " n"], switch: float
+) -> Float[Tensor, "n b 1 h w"]:
+    """The masks that the network sees: input mixup where the anchor's share is near an end."""
+    is_near = torch.minimum(shares[0], 1 - shares[0]) <= switch
+    return torch.where(is_near, shares.to(masks.dtype).view(-1, 1, 1, 1, 1), masks)
+
+
+@fusible
 def combined(rows: Tensor, group: Int[Tensor, "n b"], shares: Tensor) -> Tensor:
     """Return sum_i shares_i rows[group_i]; a share is a number or one per sample and pixel."""
     dtype = torch.promote_types(rows.dtype, torch.float32)
@@ -207,6 +238,7 @@ def combined(rows: Tensor, group: Int[Tensor, "n b"], shares: Tensor) -> Tensor:
     return total.to(rows.dtype)
 
 
+@fusible
 def nearness(
     logits: Float[Tensor, "b k"], sources: Tensor, group: Tensor, shares: Tensor
 ) -> Float[Tensor, ""]:
@@ -215,6 +247,14 @@ def nearness(
         [F.cosine_similarity(logits.float(), sources[index].float(), dim=1) for index in group]
     )
     return (shares.view(-1, 1) * cosines).sum(0).mean()
+
+
+@fusible
+def turned(
+    turn: Int[Tensor, ""], loss: Float[Tensor, ""], near: Float[Tensor, ""], beta: float
+) -> Float[Tensor, ""]:
+    """Return the loss of the block: in even steps the adversarial one."""
+    return torch.where(turn == 0, -beta * loss + (1 - beta) * near, loss)
 
 
 class AdAutoMixBlock(nn.Module):

@@ -10,14 +10,17 @@ x~2, t2, m2: of the second draw, which trains the block. Labels are mixed by lam
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from alignmixup.contracts import Draw, Mixed
+from alignmixup.contracts import Criterion, Draw, Mixed, fusible
+from alignmixup.hooks import check_layer_name, tap
 from alignmixup.mixers.base import (
     LOSSES,
     check_nonnegative,
@@ -28,17 +31,21 @@ from alignmixup.mixers.base import (
     sample_unit,
 )
 from alignmixup.mixers.learned import (
+    FrozenLearner,
     Learned,
+    Learner,
     attend,
     blend_pixels,
     check_unit,
     conv1x1,
     cosine,
+    load_pretrained,
+    second_head,
     upsampled,
     with_share,
 )
-from alignmixup.mixers.stateful import follow, run_to
-from alignmixup.ops.blend import blend, check_logits, without_autocast
+from alignmixup.mixers.stateful import make_teacher, run, run_to
+from alignmixup.ops.blend import check_logits, mixed_targets, without_autocast
 from alignmixup.registry import register_mixer
 
 
@@ -62,11 +69,18 @@ class PairLearned(Learned):
     mask_margin: float = 0.1
     mask_decay: bool = False
     block_prob: float = 1.0
+    heads: Literal[1, 2] = 1
+    classifier: str = "head.linear"
+    pretrained: str = ""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        object.__setattr__(self, "pretrained", str(self.pretrained))  # JSON has no Path
         check_nonnegative(self, "mask_weight", "mask_margin")
         check_unit(self, "block_prob")
+        check_layer_name(self.classifier)
+        if self.heads not in (1, 2):
+            raise ValueError(f"heads must be 1 or 2, got {self.heads!r}")
 
     @property
     def cases(self) -> Mapping[str, float]:
@@ -76,6 +90,17 @@ class PairLearned(Learned):
     def rescale_prob(self) -> float:
         """Probability that the network's mask is rescaled to the share of the labels."""
         return 0.0
+
+    def tapped(self, net: nn.Module) -> Sequence[str]:
+        return (self.classifier,) if self.heads == 2 else ()
+
+    def _learner(self, block: nn.Module, net: nn.Module) -> nn.Module:
+        head = second_head(net, self.classifier) if self.heads == 2 else None
+        if not self.pretrained:
+            return Learner(block, make_teacher(net), head)
+        encoder = make_teacher(net)
+        load_pretrained(self.pretrained, block, encoder)
+        return FrozenLearner(block, encoder, head)
 
     def draw(self, batch_size: int, rng: torch.Generator, progress: float = 0.0) -> Draw:
         weight = self.mask_weight * (cosine(progress) if self.mask_decay else 1.0)
@@ -92,48 +117,101 @@ class PairLearned(Learned):
         )
 
     def _mix(self, net: nn.Module, x: Tensor, y: Tensor, draw: Draw) -> Mixed:
-        draw, state, criterion = require(draw, LearnedDraw, self), self.learner, LOSSES[self.loss]
-        follow(state.teacher, net, draw.ema_share)
+        draw, state, criterion = require(draw, LearnedDraw, self), self.module, LOSSES[self.loss]
+        assert isinstance(state, Learner | FrozenLearner)
+        if isinstance(state, Learner):
+            state.follow(net, draw.ema_share)
+        reader = state.teacher if isinstance(state, Learner) else state.encoder
         with torch.no_grad():
-            h = self._maps(state.teacher, run_to(state.teacher, x, self.layer))
-            shown = self._shown(h, x, draw)
-        clean = net(x)
+            h = self._maps(reader, run_to(reader, x, self.layer))
+            mask = self.mask(h, draw.perm, draw.lam, image_size(x))
+            mask = shown_mask(mask, draw.lam, draw.rescales, self.switch)
+        with self._tap(net, None):
+            clean = net(x)
         check_logits(clean, len(x))
-        logits = net(blend_pixels(x, x[draw.perm], shown))
-        mask = self.mask(h, draw.block_perm, draw.block_lam, image_size(x))
-        taught = state.teacher(blend_pixels(x, x[draw.block_perm], mask))
-        rows = self._rows(y, logits.shape[1])
-        taught_rows = blend(rows, rows[draw.block_perm], draw.block_lam)
-        penalty = draw.mask_weight * self._penalty(mask, draw.block_lam)
-        extra = {
-            "clean": criterion(clean, rows),
-            "block": draw.trains_block * criterion(taught, taught_rows),
-            "mask": draw.trains_block * penalty,
-        }
-        targets = blend(rows, rows[draw.perm], draw.lam)
-        return Mixed(logits, targets, extra, criterion)
+        with self._tap(net, state.head):
+            logits = net(blend_pixels(x, draw.perm, mask))
+        extra = {"clean": criterion(clean, self._rows(y, clean.shape[1]))}
+        if isinstance(state, Learner):
+            extra |= self._block_losses(state, h, x, y, draw)
+        return self._mixed(logits, y, draw, extra=extra)
 
-    def _shown(self, h: Tensor, x: Tensor, draw: LearnedDraw) -> Float[Tensor, "b 1 h w"]:
-        """The mask that the network sees: without gradient, input mixup near both ends."""
-        mask = self.mask(h, draw.perm, draw.lam, image_size(x))
-        mask = torch.where(draw.rescales, rescaled(mask, draw.lam), mask)
-        is_near = torch.minimum(draw.lam, 1 - draw.lam) <= self.switch
-        return torch.where(is_near, draw.lam.to(mask.dtype), mask)
+    def _block_losses(
+        self, state: Learner, h: Tensor, x: Tensor, y: Tensor, draw: LearnedDraw
+    ) -> dict[str, Tensor]:
+        """Return the losses of the block, of the teacher on the second draw and of the mask."""
+        perm, lam = draw.block_perm, draw.block_lam
+        mask = self.mask(h, perm, lam, image_size(x))
+        with self._tap(state.teacher, state.teacher_head, stays=True):
+            logits = run(state.teacher, blend_pixels(x, perm, mask))
+        targets = mixed_targets(y, perm, lam, logits.shape[1], self.is_multi_label)
+        penalty = self._penalty(mask, lam, draw.mask_weight)
+        loss = self._block_criterion(logits, targets)
+        return {"block": draw.trains_block * loss, "mask": draw.trains_block * penalty}
+
+    @property
+    def _block_criterion(self) -> Criterion:
+        """The loss that trains the block."""
+        return LOSSES[self.loss]
+
+    def _tap(
+        self, net: nn.Module, head: nn.Module | None, *, stays: bool = False
+    ) -> AbstractContextManager[None]:
+        """Let a network end in ``head`` for one pass; None: in its own.
+
+        In every pass where there are two: torch.compile ignores hooks added later.
+        """
+        if self.heads == 1:
+            return nullcontext()
+        action = None if head is None else in_place
+        return tap(net, self.classifier, action, head, reads_input=True, stays=stays)
 
     def mask(
         self, h: Float[Tensor, "b c h w"], perm: Tensor, lam: Tensor, size: tuple[int, int]
     ) -> Float[Tensor, "b 1 h2 w2"]:
         """Return the share of the anchor at each pixel, from the maps of an attached mixer."""
-        with without_autocast(h):
-            return self._mask(h, h[perm], lam.to(h.dtype), size)
+        assert self.module is not None
+        return self._mask(self.module.get_submodule("block"), h, perm, lam, size)
 
     @abstractmethod
-    def _mask(self, h: Tensor, other: Tensor, lam: Tensor, size: tuple[int, int]) -> Tensor:
-        """Return the mask for maps of anchors and partners, in their precision."""
+    def _mask(
+        self, block: nn.Module, h: Tensor, perm: Tensor, lam: Tensor, size: tuple[int, int]
+    ) -> Tensor:
+        """Return the mask, in the precision of the maps ``h``."""
 
-    def _penalty(self, mask: Tensor, lam: Tensor) -> Tensor:
-        """How far the mean share of the anchors is from ``lam``, beyond the margin."""
-        return ((mask.mean() - lam).abs() - self.mask_margin).clamp(min=0)
+    def _penalty(self, mask: Tensor, lam: Tensor, weight: Tensor) -> Tensor:
+        """The loss of the mask."""
+        return mean_penalty(mask, lam, weight, self.mask_margin)
+
+
+def in_place(features: Tensor, head: nn.Module) -> Tensor:
+    """Return the logits of ``head``: a tap that puts it in the place of a classifier."""
+    logits: Tensor = head(features)
+    return logits
+
+
+@fusible
+def mean_penalty(
+    mask: Float[Tensor, "b 1 h w"],
+    lam: Float[Tensor, ""],
+    weight: Float[Tensor, ""],
+    margin: float,
+) -> Float[Tensor, ""]:
+    """How far the mean share of the anchors is from ``lam``, beyond the margin, weighted."""
+    return weight * ((mask.mean() - lam).abs() - margin).clamp(min=0)
+
+
+@fusible
+def shown_mask(
+    mask: Float[Tensor, "b 1 h w"],
+    lam: Float[Tensor, ""],
+    rescales: Bool[Tensor, ""],
+    switch: float,
+) -> Float[Tensor, "b 1 h w"]:
+    """The mask that the network sees: rescaled if so drawn, input mixup near both ends."""
+    mask = torch.where(rescales, rescaled(mask, lam), mask)
+    is_near = torch.minimum(lam, 1 - lam) <= switch
+    return torch.where(is_near, lam.to(mask.dtype), mask)
 
 
 def rescaled(mask: Float[Tensor, "b 1 h w"], lam: Tensor) -> Float[Tensor, "b 1 h w"]:
@@ -167,10 +245,16 @@ class AutoMix(PairLearned):
         mask_margin: Distance from ``lam`` that costs nothing.
         mask_decay: Let this weight fall to 0 by a cosine.
         block_prob: Probability that a step trains the block.
+        heads: 2 gives network and teacher a second linear layer, for mixed images; the network's
+            own is then trained on clean images alone.
+        classifier: Name of the network's linear layer, for two heads.
+        pretrained: Folder of a run of this method whose block and teacher make the masks; they are
+            frozen, and nothing but the network is trained. Empty: a new block is trained.
         lam_channel: Append ``lam`` to the maps as a channel.
 
     Raises:
-        ValueError: If a setting is out of range.
+        ValueError: If a setting is out of range; in ``attach``, if ``pretrained`` has no block for
+            this network.
 
     Example:
         ```python
@@ -181,6 +265,11 @@ class AutoMix(PairLearned):
     """
 
     lam_channel: bool = False
+
+    @classmethod
+    def released(cls, classifier: str = "head.linear") -> AutoMix:
+        """Return OpenMixup's CIFAR settings: a linear layer each for clean and mixed images."""
+        return cls(heads=2, classifier=classifier)
 
     @classmethod
     def tiny_imagenet(cls) -> AutoMix:
@@ -214,8 +303,19 @@ class AutoMix(PairLearned):
     def _block(self, num_channels: int) -> nn.Module:
         return AutoMixBlock(num_channels, self.lam_channel)
 
-    def _mask(self, h: Tensor, other: Tensor, lam: Tensor, size: tuple[int, int]) -> Tensor:
-        scores = self.learner.block(h, other, lam)
+    def _mask(
+        self, block: nn.Module, h: Tensor, perm: Tensor, lam: Tensor, size: tuple[int, int]
+    ) -> Tensor:
+        return automix_mask(block, h, perm, lam, size)
+
+
+@fusible
+def automix_mask(
+    block: nn.Module, h: Tensor, perm: Tensor, lam: Tensor, size: tuple[int, int]
+) -> Tensor:
+    """Return the share of the anchor by the block, each score repeated over its pixels."""
+    with without_autocast(h):
+        scores = block(h, h[perm], lam.to(h.dtype))
         return torch.sigmoid(-upsampled(scores, size, "nearest"))
 
 

@@ -162,14 +162,21 @@ def _amplitude(squared: Tensor, decay: float, size: tuple[int, int]) -> Tensor:
 
 def low_frequency_image(spectrum: Float[Tensor, "h half 2"], width: int) -> Float[Tensor, "h w"]:
     """Return irfft2 of a spectrum that need not be Hermitian, equal on every device."""
-    half = torch.view_as_real(torch.fft.ifft(torch.view_as_complex(spectrum), dim=0)).clone()
-    # Columns that are their own mirror image are real. numpy and torch drop the rest on a CPU; for
-    # cuFFT the result would be undefined.
-    half[:, 0, 1] = 0
-    if width % 2 == 0:
-        half[:, -1, 1] = 0
-    image: Tensor = torch.fft.irfft(torch.view_as_complex(half), n=width, dim=1)
+    half = torch.view_as_real(torch.fft.ifft(torch.view_as_complex(spectrum), dim=0))
+    image: Tensor = torch.fft.irfft(torch.view_as_complex(real_edges(half, width)), n=width, dim=1)
     return image
+
+
+@fusible
+def real_edges(half: Float[Tensor, "h half 2"], width: int) -> Float[Tensor, "h half 2"]:
+    """Return columns that are their own mirror image without imaginary part.
+
+    numpy and torch drop it on a CPU; for cuFFT the result would be undefined.
+    """
+    column = torch.arange(half.shape[1], device=half.device).unsqueeze(1)
+    is_edge = (column == 0) | (2 * column == width)
+    is_imaginary = torch.arange(2, device=half.device) == 1
+    return torch.where(is_edge & is_imaginary, 0.0, half)
 
 
 @fusible
@@ -179,5 +186,6 @@ def largest(
     """Return where the lam h w largest values are, a number rounded up or down by the coin."""
     wanted = lam * image.numel()
     num = torch.where(coin < 0.5, wanted.floor(), wanted.ceil())
-    rank = image.flatten().argsort(descending=True, stable=True).argsort()
-    return (rank < num).view(image.shape)
+    order = image.flatten().argsort(descending=True, stable=True)
+    is_shown = torch.arange(image.numel(), device=image.device) < num
+    return torch.empty_like(is_shown).scatter(0, order, is_shown).view(image.shape)

@@ -10,33 +10,66 @@ through the teacher, whose parameters take no gradient. So one backward pass of 
 
 from __future__ import annotations
 
+import copy
 import math
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Float, Int
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from alignmixup.contracts import Mixer
-from alignmixup.hooks import attribute_around, check_layer_name
+from alignmixup.contracts import Mixer, fusible
+from alignmixup.hooks import attribute_around, check_layer_name, find_layer
 from alignmixup.mixers.base import Loss
-from alignmixup.mixers.stateful import Stateful, make_teacher, probe
+from alignmixup.mixers.stateful import Stateful, follow, make_teacher, probe
 
+CHECKPOINT = "checkpoint.safetensors"  # of a run, in its folder
 GROUP = {"block_lr": "lr", "block_min_lr": "min_lr", "block_momentum": "momentum"}
 
 
 class Learner(nn.Module):
-    """The block that makes masks, and the teacher that it reads and is trained through."""
+    """The block that makes masks, and the teacher that it reads and is trained through.
+
+    With a second head both networks have one for mixed images: ``head`` is the network's.
+    """
 
     turn: Tensor
 
-    def __init__(self, block: nn.Module, teacher: nn.Module) -> None:
+    def __init__(self, block: nn.Module, teacher: nn.Module, head: nn.Linear | None = None) -> None:
         super().__init__()
         self.block, self.teacher = block, teacher
         self.register_buffer("turn", torch.tensor(0))  # which loss of AdAutoMix is next
+        self.head, self.teacher_head = head, copy.deepcopy(head)
+        if self.teacher_head is not None:
+            self.teacher_head.requires_grad_(False)
+
+    def follow(self, net: nn.Module, share: Tensor) -> None:
+        """Take ``share`` of the network and of its second head into the teacher."""
+        follow(self.teacher, net, share)
+        if self.head is not None and self.teacher_head is not None:
+            follow(self.teacher_head, self.head, share)
+
+
+class FrozenLearner(nn.Module):
+    """A block that is trained already and the network that it reads; neither changes."""
+
+    def __init__(self, block: nn.Module, encoder: nn.Module, head: nn.Linear | None = None) -> None:
+        super().__init__()
+        self.block, self.encoder = block.requires_grad_(False), encoder.requires_grad_(False)
+        self.head = head
+        self.train()
+
+    def train(self, mode: bool = True) -> FrozenLearner:
+        """Set the mode of the head; block and encoder stay in evaluation mode."""
+        super().train(mode)
+        self.block.eval()
+        self.encoder.eval()
+        return self
 
 
 @dataclass(frozen=True)
@@ -75,6 +108,10 @@ class Learned(Stateful):
         output, _ = probe(net, x, self.layer)
         maps = self._maps(net, output)
         block = self._block(maps.shape[1]).to(maps.dtype)
+        return self._learner(block, net)
+
+    def _learner(self, block: nn.Module, net: nn.Module) -> nn.Module:
+        """Return the module of an attached mixer."""
         return Learner(block, make_teacher(net))
 
     @abstractmethod
@@ -101,6 +138,58 @@ class Learned(Stateful):
         if progress < self.ema_hold:
             return torch.tensor(first)
         return torch.tensor(last + (first - last) * cosine(progress))
+
+
+def second_head(net: nn.Module, classifier: str) -> nn.Linear:
+    """Return a copy of the linear layer that ends the network."""
+    linear, _ = find_layer(net, classifier)
+    if not isinstance(linear, nn.Linear):
+        raise ValueError(
+            f"classifier {classifier!r} is a {type(linear).__name__}; two heads need the name of "
+            "the linear layer that returns the logits"
+        )
+    return copy.deepcopy(linear)
+
+
+def load_pretrained(folder: str, block: nn.Module, encoder: nn.Module) -> None:
+    """Load the block and the teacher of a run; a classifier for other classes is left out."""
+    file = Path(folder) / CHECKPOINT
+    try:
+        with safe_open(file, framework="pt") as tensors:
+            state = {name: tensors.get_tensor(name) for name in tensors.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        raise ValueError(
+            f"pretrained must be the folder of a run, got {folder!r}: {CHECKPOINT} cannot be read "
+            f"there ({error})"
+        ) from None
+    parts = {
+        part: {
+            name.removeprefix(prefix): value
+            for name, value in state.items()
+            if name.startswith(prefix)
+        }
+        for part, prefix in (("block", "mixer.block."), ("teacher", "mixer.teacher."))
+    }
+    if not all(parts.values()):
+        raise ValueError(
+            f"pretrained={folder!r} has no block that makes masks: use a run of the same method"
+        )
+    last = [name for name, part in encoder.named_modules() if isinstance(part, nn.Linear)][-1:]
+    for module, own, apart in ((block, parts["block"], []), (encoder, parts["teacher"], last)):
+        expected = module.state_dict()
+        apart = [name for name in own if name.rpartition(".")[0] in apart]
+        wrong = [
+            name
+            for name in sorted({*own, *expected} - {*apart})
+            if name not in own or name not in expected or own[name].shape != expected[name].shape
+        ]
+        if wrong:
+            raise ValueError(
+                f"pretrained={folder!r} is of another method or network ({wrong[0]} differs): use "
+                "a run with the same network, layer and mixer settings"
+            )
+        fits = {name: own[name] for name in own if own[name].shape == expected[name].shape}
+        module.load_state_dict(fits, strict=False)
 
 
 def check_unit(mixer: Mixer, *names: str) -> None:
@@ -146,9 +235,10 @@ def upsampled(
     return F.interpolate(scores, size, mode=mode, align_corners=corners)
 
 
+@fusible
 def blend_pixels(
-    x: Float[Tensor, "b c h w"], other: Float[Tensor, "b c h w"], mask: Tensor
+    x: Float[Tensor, "b c h w"], perm: Int[Tensor, " b"], mask: Tensor
 ) -> Float[Tensor, "b c h w"]:
-    """Return ``mask`` x + (1 - ``mask``) other, exact where the mask is 0 or 1."""
+    """Return ``mask`` x + (1 - ``mask``) x[perm], exact where the mask is 0 or 1."""
     dtype = torch.promote_types(x.dtype, torch.float32)
-    return torch.lerp(other.to(dtype), x.to(dtype), mask.to(dtype)).to(x.dtype)
+    return torch.lerp(x[perm].to(dtype), x.to(dtype), mask.to(dtype)).to(x.dtype)

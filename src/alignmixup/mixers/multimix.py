@@ -42,6 +42,8 @@ from alignmixup.ops.blend import blend_with_partner, check_logits, without_autoc
 from alignmixup.ops.philox import dirichlet
 from alignmixup.registry import register_mixer
 
+Attention = Literal["gap", "cam", "uniform"]
+
 
 @dataclass(frozen=True, slots=True)
 class SeedDraw(Draw):
@@ -161,7 +163,7 @@ class DenseMultiMix(MultiMix):
 
     layer: str = "layer4"
     classifier: str = "head.linear"
-    attention: Literal["gap", "cam", "uniform"] = "gap"
+    attention: Attention = "gap"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -187,27 +189,43 @@ class DenseMultiMix(MultiMix):
         linear = find_classifier(net, self.classifier, self.layer, peeked.output)
         targets = self._rows(y, logits.shape[1])
         draw = require(draw, SeedDraw, self)
-        embeddings = peeked.output.flatten(2)  # [b, c, r]
-        shape = (embeddings.shape[2], len(x), self.num_mixes)
+        shape = (peeked.output.shape[2:].numel(), len(x), self.num_mixes)
         weights = dirichlet(draw.seed, draw.concentration, shape, dim=1)
-        attention = self._attention(embeddings.detach(), targets, linear.weight.detach())
-        rows = embeddings.permute(2, 0, 1).to(linear.weight.dtype)
-        mixed = mix_positions(linear(rows), targets, attention, weights)
+        attention = attend(peeked.output, targets, linear.weight, self.attention)
+        at_positions = classify(linear, peeked.output)
+        mixed = mix_positions(at_positions, targets, attention, weights)
         return Mixed(*mixed, {}, LOSSES[self.loss])
 
-    def _attention(self, embeddings: Tensor, targets: Tensor, weight: Tensor) -> Tensor:
-        if self.attention == "uniform":
-            return torch.full_like(embeddings[:, 0], 1 / embeddings.shape[2])
-        if self.attention == "gap":
-            return attend(embeddings, embeddings.float().mean(2))
-        return attend(embeddings, targets.to(weight.dtype) @ weight)
+
+@fusible
+def classify(linear: nn.Linear, features: Float[Tensor, "b c h w"]) -> Float[Tensor, "r b k"]:
+    """Return the logits of each position of a map."""
+    logits: Tensor = linear(features.flatten(2).permute(2, 0, 1).to(linear.weight.dtype))
+    return logits
 
 
-def attend(embeddings: Float[Tensor, "b c r"], guide: Float[Tensor, "b c"]) -> Float[Tensor, "b r"]:
+@fusible
+def attend(
+    features: Float[Tensor, "b c h w"],
+    targets: Float[Tensor, "b k"],
+    weight: Float[Tensor, "k c"],
+    attention: Attention,
+) -> Float[Tensor, "b r"]:
+    """Return the attention of each image over its positions, without gradient."""
+    dtype = torch.promote_types(features.dtype, torch.float32)
+    embeddings = features.detach().flatten(2).to(dtype)
+    if attention == "uniform":
+        return torch.full_like(embeddings[:, 0], 1 / embeddings.shape[2])
+    if attention == "gap":
+        return similarity(embeddings, embeddings.mean(2))
+    return similarity(embeddings, targets.to(dtype) @ weight.detach().to(dtype))
+
+
+def similarity(
+    embeddings: Float[Tensor, "b c r"], guide: Float[Tensor, "b c"]
+) -> Float[Tensor, "b r"]:
     """Return relu(z_ij . u_i) over its sum over positions; uniform where all are zero."""
-    dtype = torch.promote_types(embeddings.dtype, torch.float32)
-    with without_autocast(embeddings):
-        scores = torch.einsum("bcr,bc->br", embeddings.to(dtype), guide.to(dtype)).relu()
+    scores = (embeddings * guide.unsqueeze(2)).sum(1).relu()
     total = scores.sum(1, keepdim=True)
     return torch.where(total > 0, scores / total, 1 / scores.shape[1])
 

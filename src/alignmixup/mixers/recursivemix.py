@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from alignmixup.contracts import Draw, Mixed, soft_cross_entropy
+from alignmixup.contracts import Draw, Mixed, fusible, soft_cross_entropy
 from alignmixup.hooks import check_layer_name, peek
 from alignmixup.mixers.base import (
     LOSSES,
@@ -31,7 +31,7 @@ from alignmixup.mixers.base import (
     shown_share,
 )
 from alignmixup.mixers.stateful import Stateful, probe
-from alignmixup.ops.blend import blend, check_logits, without_autocast
+from alignmixup.ops.blend import blend, check_logits
 from alignmixup.registry import register_mixer
 
 HISTORY_LIMIT = 64 * 2**20  # bytes; a larger history is not saved with a run
@@ -120,22 +120,21 @@ class RecursiveMix(Stateful):
         rows, columns = box_bounds(draw.center, draw.lam, image_size(x))
         is_same_size = x.shape == state.images.shape
         targets = self._rows(y, state.targets.shape[1])
-        images, lam = x, torch.ones_like(draw.lam)
+        images, lam, before = x, torch.ones_like(draw.lam), torch.zeros_like(targets)
         if is_same_size:
-            box = inside(rows, x.shape[2]).unsqueeze(1) & inside(columns, x.shape[3])
-            box = box & state.is_valid(draw.restart)
-            images, lam = paste(x, shrunk(state.images, rows, columns), box), shown_share(box)
-            targets = blend(targets, state.targets, lam)
+            is_valid = state.restart == draw.restart
+            images, lam = paste_history(x, state.images, rows, columns, is_valid)
+            targets, before = blend(targets, state.targets, lam), state.logits
         with peek(net, self.layer) as peeked:
             logits = net(images)
         check_logits(logits, len(x))
-        region = region_mean(peeked.output, rows, columns, image_size(x))
-        head = state.roi_head(region.to(state.roi_head.weight.dtype))
-        before = state.logits if is_same_size else torch.zeros_like(logits)
-        loss = soft_cross_entropy(head, before.softmax(1).to(head.dtype))
+        loss = (
+            self.omega
+            * (1 - lam)
+            * region_loss(state.roi_head, peeked.output, rows, columns, image_size(x), before)
+        )
         state.write(images, targets, logits, draw.restart, is_valid=is_same_size)
-        extra = {"region": self.omega * (1 - lam) * loss}
-        return Mixed(logits, targets, extra, LOSSES[self.loss])
+        return Mixed(logits, targets, {"region": loss}, LOSSES[self.loss])
 
 
 class History(nn.Module):
@@ -159,9 +158,6 @@ class History(nn.Module):
         ):
             self.register_buffer(name, value, persistent=is_saved)
 
-    def is_valid(self, restart: Tensor) -> Tensor:
-        return self.restart == restart
-
     @torch.no_grad()
     def write(
         self, images: Tensor, targets: Tensor, logits: Tensor, restart: Tensor, *, is_valid: bool
@@ -170,10 +166,10 @@ class History(nn.Module):
         if not is_valid:
             self.restart.fill_(-1)
             return
-        self.images.copy_(images)
-        self.targets.copy_(targets)
-        self.logits.copy_(logits)
-        self.restart.copy_(restart)
+        _write(
+            (self.images, self.targets, self.logits, self.restart),
+            (images, targets, logits, restart),
+        )
 
     def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *args: Any) -> None:
         """Load the history if it has the size of the batches, as in all but another phase."""
@@ -186,9 +182,17 @@ class History(nn.Module):
         super()._load_from_state_dict(state, prefix, *args)
 
 
+def _copy(places: tuple[Tensor, ...], values: tuple[Tensor, ...]) -> None:
+    for place, value in zip(places, values, strict=True):
+        place.copy_(value)
+
+
+_write = fusible(_copy, combines=True)
+
 Bounds = tuple[Tensor, Tensor]
 
 
+@fusible
 def box_bounds(
     center: Float[Tensor, "2"], lam: Float[Tensor, ""], size: tuple[int, int]
 ) -> tuple[Bounds, Bounds]:
@@ -208,6 +212,20 @@ def inside(bounds: Bounds, length: int) -> Tensor:
     return (position >= bounds[0]) & (position < bounds[1])
 
 
+@fusible
+def paste_history(
+    x: Float[Tensor, "b c h w"],
+    history: Float[Tensor, "b c h w"],
+    rows: Bounds,
+    columns: Bounds,
+    is_valid: Bool[Tensor, ""],
+) -> tuple[Float[Tensor, "b c h w"], Float[Tensor, ""]]:
+    """Return the batch with the whole history in the box, and the share of the batch itself."""
+    box = inside(rows, x.shape[2]).unsqueeze(1) & inside(columns, x.shape[3])
+    box = box & is_valid
+    return paste(x, shrunk(history, rows, columns), box), shown_share(box)
+
+
 def shrunk(
     images: Float[Tensor, "b c h w"], rows: Bounds, columns: Bounds
 ) -> Float[Tensor, "b c h w"]:
@@ -221,17 +239,31 @@ def shrunk(
     return images
 
 
+@fusible
+def region_loss(
+    head: nn.Linear,
+    features: Float[Tensor, "b c h w"],
+    rows: Bounds,
+    columns: Bounds,
+    size: tuple[int, int],
+    before: Float[Tensor, "b k"],
+) -> Float[Tensor, ""]:
+    """Return the cross-entropy of ``head`` on the region against the logits ``before``."""
+    logits = head(region_mean(features, rows, columns, size).to(head.weight.dtype))
+    return soft_cross_entropy(logits, before.softmax(1).to(logits.dtype))
+
+
 def region_mean(
     features: Float[Tensor, "b c h w"], rows: Bounds, columns: Bounds, size: tuple[int, int]
 ) -> Float[Tensor, "b c"]:
     """RoIAlign of one box to 1 x 1 (aligned, adaptive sampling) as w_y' F w_x, in fixed shapes."""
     wide = features if features.dtype == torch.float64 else features.float()
-    weights = [
+    down, across = (
         cell_weights(bounds, length, cells).to(wide.dtype)
         for bounds, length, cells in zip((rows, columns), size, features.shape[2:], strict=True)
-    ]
-    with without_autocast(features):
-        return torch.einsum("bchw,h,w->bc", wide, *weights)
+    )
+    # A weighted sum, not a product of matrices: one pass over the map where it is compiled.
+    return (wide * (down.unsqueeze(1) * across)).sum((2, 3))
 
 
 def cell_weights(bounds: Bounds, length: int, cells: int) -> Float[Tensor, " cells"]:

@@ -8,14 +8,19 @@ mask loss = w (max(0, |mean m - lam| - margin) - 2 Var m)
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from alignmixup.mixers.automix import PairLearned
+from alignmixup.contracts import Criterion, fusible
+from alignmixup.mixers.automix import PairLearned, mean_penalty
+from alignmixup.mixers.base import check_nonnegative
+from alignmixup.mixers.decoupled import decoupled_cross_entropy
 from alignmixup.mixers.learned import attend, check_unit, conv1x1, upsampled
+from alignmixup.ops.blend import without_autocast
 from alignmixup.registry import register_mixer
 
 
@@ -24,27 +29,17 @@ from alignmixup.registry import register_mixer
 class SAMix(PairLearned):
     """SAMix (Li et al. 2021): AutoMix with a block that sees both images, by the released code.
 
-    Training is that of AutoMix: a teacher, a clean and a mixed batch. The released code's weight of
-    a global loss has no effect (it multiplies terms of labels that are 0), so there is none here.
+    Training is that of AutoMix: a teacher, a clean and a mixed batch. The loss of the mask also
+    rewards its variance. The settings that are not listed here are those of ``AutoMix``; with
+    ``pretrained`` this is SAMix^P.
 
     Args:
-        layer: Layer of the teacher that the block reads, by default stage 3: maps
-            ``[b, c, h, w]``, or tokens of a square grid.
-        alpha: ``lam`` is drawn from Beta(alpha, alpha).
-        switch: Where the smaller share is at most this, the network gets input mixup.
-        ema: Momentum of the teacher at the start and at the end of training.
-        ema_hold: Share of training in which it stays at the first; then it follows a cosine.
-        block_lr: Learning rate of the block; None: the network's.
-        block_min_lr: Where that ends; None: as the network's.
-        block_momentum: Momentum of the block; None: the network's.
-        loss: ``"ce"`` for cross-entropy, ``"bce"`` for binary cross-entropy of the softmax.
-        mask_weight: Weight of the loss of the mask: its mean near ``lam``, its variance large.
-        mask_margin: Distance from ``lam`` that costs nothing.
-        mask_decay: Let this weight fall to 0 by a cosine.
-        block_prob: Probability that a step trains the block.
         curve: k above, at least 1 (1.25 on CIFAR): how ``lam`` scales the maps; None: g = lam.
         dropout: Dropout in the values of the block.
         rescale_prob: Probability that the network's mask is rescaled to the mean ``lam``.
+        global_eta: Weight of a global loss of the block, in which the two classes of a sample
+            compete with all others but not with each other. 0 is the released code, whose weight of
+            such a loss has no effect: it multiplies terms of labels that are 0.
 
     Raises:
         ValueError: If a setting is out of range.
@@ -60,10 +55,14 @@ class SAMix(PairLearned):
     curve: float | None = 1.25
     dropout: float = 0.0
     rescale_prob: float = 0.0
+    global_eta: float = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_unit(self, "dropout", "rescale_prob")
+        check_nonnegative(self, "global_eta")
+        if self.global_eta and self.loss != "ce":
+            raise ValueError(f"global_eta extends cross-entropy: set loss='ce', got {self.loss!r}")
         if self.curve is not None and self.curve < 1:
             raise ValueError(
                 f"curve must be at least 1, below which g falls and then rises, got {self.curve}"
@@ -94,13 +93,47 @@ class SAMix(PairLearned):
     def _block(self, num_channels: int) -> nn.Module:
         return SAMixBlock(num_channels, self.dropout)
 
-    def _mask(self, h: Tensor, other: Tensor, lam: Tensor, size: tuple[int, int]) -> Tensor:
-        g = lam if self.curve is None else emphasis(lam, self.curve)
-        scores = self.learner.block(h * (1 + g), other * (2 - g))
+    @property
+    def _block_criterion(self) -> Criterion:
+        if not self.global_eta:
+            return super()._block_criterion
+        return functools.partial(decoupled_cross_entropy, eta=self.global_eta, by_label=True)
+
+    def _mask(
+        self, block: nn.Module, h: Tensor, perm: Tensor, lam: Tensor, size: tuple[int, int]
+    ) -> Tensor:
+        return samix_mask(block, h, perm, lam, size, self.curve)
+
+    def _penalty(self, mask: Tensor, lam: Tensor, weight: Tensor) -> Tensor:
+        return variance_penalty(mask, lam, weight, self.mask_margin)
+
+
+@fusible
+def samix_mask(
+    block: nn.Module,
+    h: Tensor,
+    perm: Tensor,
+    lam: Tensor,
+    size: tuple[int, int],
+    curve: float | None,
+) -> Tensor:
+    """Return the share of the anchor by the block, its scores interpolated between cells."""
+    lam = lam.to(h.dtype)
+    g = lam if curve is None else emphasis(lam, curve)
+    with without_autocast(h):
+        scores = block(h * (1 + g), h[perm] * (2 - g))
         return torch.sigmoid(-upsampled(scores, size, "bilinear"))
 
-    def _penalty(self, mask: Tensor, lam: Tensor) -> Tensor:
-        return super()._penalty(mask, lam) - 2 * mask.var(correction=0)
+
+@fusible
+def variance_penalty(
+    mask: Float[Tensor, "b 1 h w"],
+    lam: Float[Tensor, ""],
+    weight: Float[Tensor, ""],
+    margin: float,
+) -> Float[Tensor, ""]:
+    """The penalty of AutoMix minus twice the variance of the mask, weighted."""
+    return mean_penalty(mask, lam, weight, margin) - 2 * weight * mask.var(correction=0)
 
 
 def emphasis(lam: Float[Tensor, "*b"], curve: float) -> Float[Tensor, "*b"]:

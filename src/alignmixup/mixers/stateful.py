@@ -15,8 +15,8 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from alignmixup.contracts import Draw, Mixed
-from alignmixup.hooks import find_layer, plain_module
+from alignmixup.contracts import Draw, Mixed, fusible
+from alignmixup.hooks import Peeked, keep, plain_module, tap
 from alignmixup.mixers.base import Method, check_images
 from alignmixup.ops.blend import check_logits
 
@@ -76,14 +76,11 @@ def probe(net: nn.Module, x: Tensor, layer: str) -> tuple[Tensor, Tensor]:
 
 
 def run_and_keep(net: nn.Module, x: Tensor, layer: str) -> tuple[Tensor, Tensor]:
-    """Return the output of ``layer`` and of the network, which runs eagerly."""
-    kept: list[Tensor] = []
-    handle = find_layer(net, layer)[0].register_forward_hook(lambda *call: kept.append(call[2]))
-    try:
-        logits = net(x)
-    finally:
-        handle.remove()
-    return _only(kept, layer), logits
+    """Return the output of ``layer`` and of the network, without gradient through the layer."""
+    peeked = Peeked()
+    with tap(net, layer, keep, peeked, stays=True):
+        logits = run(net, x)
+    return peeked.output, logits
 
 
 class _Reached(Exception):
@@ -92,29 +89,27 @@ class _Reached(Exception):
 
 def run_to(net: nn.Module, x: Tensor, layer: str) -> Tensor:
     """Return the output of ``layer``; nothing after it runs."""
-    kept: list[Tensor] = []
+    peeked = Peeked()
+    with tap(net, layer, _stop, peeked, stays=True):
+        run(net, x)
+    return peeked.output
 
-    def stop(module: nn.Module, inputs: Any, output: Tensor) -> None:
-        kept.append(output)
-        raise _Reached
 
-    handle = find_layer(net, layer)[0].register_forward_hook(stop)
+def _stop(output: Tensor, peeked: Peeked) -> Tensor:
+    peeked.output = output
+    raise _Reached
+
+
+def _run(net: nn.Module, x: Tensor) -> Any:
+    """Return net(x), or None where a tap ends the pass."""
     try:
-        net(x)
+        return net(x)
     except _Reached:
-        pass
-    finally:
-        handle.remove()
-    return _only(kept, layer)
+        return None
 
 
-def _only(kept: list[Tensor], layer: str) -> Tensor:
-    if len(kept) != 1 or not isinstance(kept[0], Tensor):
-        raise ValueError(
-            f"layer {layer!r} must run once and return a tensor, ran {len(kept)} times; choose "
-            "another layer"
-        )
-    return kept[0]
+# A network beside that of the step, such as a teacher, compiled as that is.
+run = fusible(_run, combines=True)
 
 
 def make_teacher(net: nn.Module) -> nn.Module:
@@ -129,6 +124,12 @@ def follow(teacher: nn.Module, net: nn.Module, share: Tensor) -> None:
     Exact at both ends. Batch statistics are the teacher's own.
     """
     ours = [p.data for p in teacher.parameters()]
-    theirs = torch._foreach_mul([p.data for p in plain_module(net).parameters()], share)
+    _move([*ours], [p.data for p in plain_module(net).parameters()], share)
+
+
+def _approach(ours: list[Tensor], theirs: list[Tensor], share: Tensor) -> None:
     torch._foreach_mul_(ours, 1 - share)
-    torch._foreach_add_(ours, theirs)
+    torch._foreach_add_(ours, torch._foreach_mul(theirs, share))
+
+
+_move = fusible(_approach, combines=True)

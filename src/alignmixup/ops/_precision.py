@@ -7,7 +7,7 @@ are process-wide, so they are changed for these products only and then restored.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -20,11 +20,18 @@ def full_float32(device: torch.device) -> Iterator[None]:
     for owner, name, value in _switches():
         setattr(owner, name, value)
     try:
-        with torch.autocast(device.type, enabled=False):
+        with no_autocast(device):
             yield
     finally:
         for owner, name, value in switches:
             setattr(owner, name, value)
+
+
+def no_autocast(device: torch.device) -> AbstractContextManager[None]:
+    """Return a block in which operators on ``device`` keep their types."""
+    if torch.amp.is_autocast_available(device.type):
+        return torch.autocast(device.type, enabled=False)
+    return nullcontext()
 
 
 def _switches() -> list[tuple[Any, str, object]]:

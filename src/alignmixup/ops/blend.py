@@ -5,7 +5,7 @@ mix_lam(a, a') = lam a + (1 - lam) a'          (paper, eq. for the standard mixu
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from alignmixup.contracts import fusible, soft_targets
+from alignmixup.ops._precision import no_autocast
 
 
 def blend(
@@ -63,9 +64,7 @@ def check_logits(logits: Any, batch_size: int) -> None:
 
 def without_autocast(x: Tensor) -> AbstractContextManager[None]:
     """Return a block in which operators on the device of ``x`` keep their types."""
-    if torch.amp.is_autocast_available(x.device.type):
-        return torch.autocast(x.device.type, enabled=False)
-    return nullcontext()
+    return no_autocast(x.device)
 
 
 def channel_values(

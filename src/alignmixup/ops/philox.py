@@ -82,6 +82,7 @@ def gammas(
     return d * value * boost ** (1 / alpha)
 
 
+@fusible
 def dirichlet(
     seed: Int[Tensor, ""], alpha: Float[Tensor, ""], shape: tuple[int, ...], dim: int
 ) -> Float[Tensor, "..."]:
