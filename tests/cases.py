@@ -79,6 +79,7 @@ ROWS = [
     Row("cutout", am.Cutout(length=6), recovers={"cut": None}),
     Row("cutmix", am.CutMix()),
     Row("cutmix-always", am.CutMix(prob=1.0, correct_lam=False)),
+    Row("cutmix-per-sample", am.CutMix(lam_per_sample=True)),
     Row("manifold", am.ManifoldMixup()),
     Row("manifold-per-sample", am.ManifoldMixup(("layer2", "layer4"), lam_per_sample=True)),
     Row("align", am.AlignMixup(), recovers=ALIGNED),
@@ -108,6 +109,8 @@ ROWS = [
     Row("regmixup", am.RegMixup(), is_beside=True),
     Row("oneof", am.OneOf((am.InputMixup(), am.CutMix()), weights=(1.0, 3.0), prob=0.75)),
     Row("oneof-deit", am.OneOf.deit(), smoothing=0.1),
+    Row("oneof-elem", am.OneOf((am.InputMixup(), am.CutMix(prob=0.8)), mode="elem", prob=0.75)),
+    Row("oneof-pair", am.OneOf(mode="pair", pairing="reverse", smoothing=0.1), smoothing=0.1),
     Row("smoothed", am.LabelSmoothing(am.CutMix(), 0.2), smoothing=0.2),
     Row("decoupled", am.Decoupled(am.InputMixup(lam_per_sample=True))),
     Row("puzzle", am.PuzzleMix(), is_guided=True),
@@ -133,7 +136,8 @@ VARIANTS = {
     *("none-bce", "input-bce", "input-per-sample", "cutmix-always", "manifold-per-sample"),
     *("align-per-sample", "align-early", "align-attention", "align-tol", "align-bce"),
     *("saliencymix-per-sample", "puzzle-clean", "automix-imagenet", "adautomix-pairs"),
-    *("resizemix-openmixup", "fmix-released", "gridmix-cells", "oneof-deit"),
+    *("resizemix-openmixup", "fmix-released", "gridmix-cells", "oneof-deit", "oneof-pair"),
+    *("cutmix-per-sample",),
 }
 
 

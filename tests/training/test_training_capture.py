@@ -17,6 +17,7 @@ from alignmixup.mixers.cutout import Cutout
 from alignmixup.mixers.input_mixup import InputMixup
 from alignmixup.mixers.manifold_mixup import ManifoldMixup
 from alignmixup.mixers.nomix import NoMix
+from alignmixup.mixers.oneof import OneOf
 from alignmixup.mixers.recursivemix import RecursiveMix
 from alignmixup.mixers.samix import SAMix
 from alignmixup.mixers.snapmix import SnapMix
@@ -39,6 +40,8 @@ MIXERS = [
     InputMixup(),
     Cutout(),
     CutMix(),
+    OneOf(mode="elem", prob=0.8),
+    OneOf(mode="pair"),
     ManifoldMixup(),
     AlignMixup(),
     AlignMixup(lam_per_sample=True, aligned=False),

@@ -110,6 +110,25 @@ class Method(Mixer):
         return Mixed(logits, targets, extra or {}, LOSSES[self.loss])
 
 
+class ImageMethod(Method):
+    """Base class of methods that mix images alone, by one ``lam`` per batch or per sample.
+
+    With ``lam_per_sample`` every tensor of a draw has one row per sample.
+    """
+
+    needs_network = False
+
+    lam_per_sample: bool
+
+    @abstractmethod
+    def mix_images(self, x: Tensor, draw: Draw) -> tuple[Tensor, Float[Tensor, "*b"]]:
+        """Return the mixed images and the share of the anchor in the labels."""
+
+    def _mix(self, net: nn.Module, x: Tensor, y: Tensor, draw: Draw) -> Mixed:
+        images, lam = self.mix_images(x, draw)
+        return self._mixed(net(images), y, draw, lam)
+
+
 # ---- checks --------------------------------------------------------------------------------------
 
 
@@ -301,7 +320,7 @@ def _span(center: Tensor, length: Tensor | int, side: int) -> Tensor:
 
 
 def share_mask(
-    center: Float[Tensor, "*b 2"], lam: Float[Tensor, ""], size: tuple[int, int]
+    center: Float[Tensor, "*b 2"], lam: Float[Tensor, "*lam"], size: tuple[int, int]
 ) -> Bool[Tensor, "*b h w"]:
     """Return the box of CutMix: 1 - lam of the image before clipping, in its aspect ratio."""
     side = (1 - lam).sqrt()
