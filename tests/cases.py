@@ -102,8 +102,10 @@ ROWS = [
     Row("smoothmix", am.SmoothMix()),
     Row("fmix", am.FMix()),
     Row("fmix-released", am.FMix.released()),
+    Row("fmix-soft", am.FMix(max_soft=0.2)),
     Row("gridmix", am.GridMix()),
     Row("gridmix-cells", am.GridMix("cells")),
+    Row("gridmix-local", am.GridMix("cells", local_weight=1.0)),
     Row("attentivemix", am.AttentiveMix(min_cells=0)),
     Row("tokenmix", am.TokenMix(grid=8, score="area", loss="ce")),
     Row("regmixup", am.RegMixup(), is_beside=True),
@@ -137,7 +139,7 @@ VARIANTS = {
     *("align-per-sample", "align-early", "align-attention", "align-tol", "align-bce"),
     *("saliencymix-per-sample", "puzzle-clean", "automix-imagenet", "adautomix-pairs"),
     *("resizemix-openmixup", "fmix-released", "gridmix-cells", "oneof-deit", "oneof-pair"),
-    *("cutmix-per-sample",),
+    *("cutmix-per-sample", "fmix-soft"),
 }
 
 

@@ -248,7 +248,7 @@ TRACED_ALIKE = {
     *("oneof-deit", "smoothed", "decoupled", "tokenmix", "automix", "adautomix", "multimix"),
     *("resizemix", "regmixup", "align-resolution", "align-unaligned", "recursive", "oneof"),
     *("none", "input", "cutout", "cutmix", "stylemix", "attentivemix", "align-ae-xA"),
-    *("cutmix-per-sample", "oneof-elem", "oneof-pair"),
+    *("cutmix-per-sample", "oneof-elem", "oneof-pair", "fmix-soft", "gridmix-local"),
 }
 every_traced_row = pytest.mark.parametrize(
     "row",

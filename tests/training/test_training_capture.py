@@ -14,6 +14,7 @@ from alignmixup.mixers.attentivemix import AttentiveMix
 from alignmixup.mixers.automix import AutoMix
 from alignmixup.mixers.cutmix import CutMix
 from alignmixup.mixers.cutout import Cutout
+from alignmixup.mixers.gridmix import GridMix
 from alignmixup.mixers.input_mixup import InputMixup
 from alignmixup.mixers.manifold_mixup import ManifoldMixup
 from alignmixup.mixers.nomix import NoMix
@@ -50,6 +51,7 @@ MIXERS = [
     TokenMix(grid=8, score="area"),
     # With parameters and state of their own.
     RecursiveMix(),
+    GridMix("cells", local_weight=1.0),
     AutoMix(),
     SAMix(),
     AdAutoMix(),

@@ -250,12 +250,15 @@ def sample_perm(batch_size: int, rng: torch.Generator) -> Tensor:
     return torch.randperm(batch_size, generator=rng, device=rng.device)
 
 
-def sample_share(alpha: float, size: int | None, rng: torch.Generator) -> Tensor:
-    """Draw shares of the anchor from Beta(alpha, alpha): a scalar, or ``size`` of them."""
+def sample_share(
+    alpha: float, size: int | None, rng: torch.Generator, *, ahead: float = 0.0
+) -> Tensor:
+    """Draw shares of the anchor from Beta(alpha + ahead, alpha): a scalar, or ``size`` of them."""
     shape = (2,) if size is None else (2, size)
     # Two gammas make a beta; torch.distributions.Beta takes no generator, hence the private op.
     # In float64: with a small alpha both gammas underflow float32, and 0 / 0 is NaN.
     concentration = torch.full(shape, alpha, dtype=torch.float64, device=rng.device)
+    concentration[0] += ahead
     g = torch._standard_gamma(concentration, generator=rng)
     return (g[0] / g.sum(0)).float()
 
