@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import scipy.stats
 import torch
 from hypothesis import given, strategies as st
 from torch import Tensor, nn
@@ -15,6 +16,7 @@ from alignmixup.mixers.fmix import (
     largest,
     low_frequency_image,
     released_spectrum,
+    soft_largest,
 )
 
 SIZES = [(32, 32), (16, 16), (7, 9), (5, 12), (12, 5), (1, 1), (2, 3)]
@@ -169,6 +171,69 @@ def test_higher_frequencies_than_drawn_hardly_matter() -> None:
     assert max(moved) < 0.005
 
 
+# ---- soft masks and the reformulated objective ---------------------------------------------------
+
+thirty_seconds = st.integers(0, 32).map(lambda k: k / 32)
+
+
+@given(lam=thirty_seconds, soft=st.sampled_from([0.0, 0.02, 0.1, 0.5]), seed=st.integers(0, 20))
+def test_a_soft_mask_is_a_ramp_over_the_ranks(lam: float, soft: float, seed: int) -> None:
+    """Sort the pixels; lay down ones, numpy's linspace from 1 to 0, and zeros."""
+    image = torch.randn(8, 12, generator=torch.Generator().manual_seed(seed))
+    mask = soft_largest(image, torch.tensor(lam), torch.tensor(0.0), soft)
+    num, size = int(lam * 96), int(96 * min(soft, lam, 1 - lam))
+    ramp = [1.0] * (num - size) + np.linspace(1, 0, 2 * size).tolist() + [0.0] * (96 - num - size)
+    expected = torch.zeros(96)
+    expected[image.flatten().argsort(descending=True)] = torch.tensor(ramp)
+    torch.testing.assert_close(mask.flatten(), expected)
+    assert float(mask.mean()) == pytest.approx(num / 96, abs=1e-6)  # the ramp moves no mass
+
+
+@given(lam=st.floats(0, 1, width=32), coin=st.sampled_from([0.0, 0.9]))
+def test_without_softness_the_mask_is_sharp(lam: float, coin: float) -> None:
+    image = low_frequency_image(isotropic_spectrum(noise_of(2), 3.0, (9, 7)), 7)
+    share, heads = torch.tensor(lam), torch.tensor(coin)
+    sharp = largest(image, share, heads)
+    assert torch.equal(soft_largest(image, share, heads, 0.0), sharp.float())
+    soft = soft_largest(image, share, heads, 0.3)
+    assert float(soft.mean()) == pytest.approx(float(sharp.float().mean()), abs=1e-6)
+    assert ((soft >= 0) & (soft <= 1)).all()
+
+
+def test_soft_masks_blend_images_in_the_share_of_the_labels() -> None:
+    x = torch.eye(2, 3)[:, :, None, None].expand(2, 3, 16, 16).contiguous()
+    draw = FourierDraw(
+        "cut", torch.tensor([1, 0]), torch.tensor(0.6), noise_of(4), torch.tensor(0.2)
+    )
+    net = Recorder()
+    mixed = FMix(max_soft=0.25).apply(net, x, torch.arange(2), draw)
+    torch.testing.assert_close(mixed.logits, mixed.targets, atol=1e-6, rtol=1e-6)
+    assert ((net.seen > 0.01) & (net.seen < 0.99)).any()
+
+
+@pytest.mark.parametrize("alpha", [0.5, 1.0])
+def test_the_reformulated_objective_has_one_label_and_a_larger_share(alpha: float) -> None:
+    mixer, rng = FMix(alpha=alpha, reformulate=True), torch.Generator().manual_seed(0)
+    lams = torch.stack([mixer.draw(2, rng).lam for _ in range(600)])
+    cdf = scipy.stats.beta(alpha + 1, alpha).cdf
+    assert scipy.stats.kstest(lams.double().numpy(), cdf).pvalue > 1e-3
+    draw, net, twin = mixer.draw(2, rng), Recorder(), Recorder()
+    x, y = torch.rand(2, 3, 16, 16), torch.arange(2)
+    mixed = mixer.apply(net, x, y, draw)
+    assert torch.equal(mixed.targets, torch.eye(2, 3))
+    FMix(alpha=alpha).apply(twin, x, y, draw)
+    assert torch.equal(net.seen, twin.seen)  # the images are those of the other objective
+
+
+def test_both_objectives_are_equal_in_expectation() -> None:
+    """Integrals over lam of l(lam) t: the weight of each label, by both densities."""
+    lam = torch.linspace(0.0005, 0.9995, 1000, dtype=torch.float64)
+    symmetric = torch.from_numpy(scipy.stats.beta(1.5, 1.5).pdf(lam))
+    ahead = torch.from_numpy(scipy.stats.beta(2.5, 1.5).pdf(lam))
+    # A pair is drawn in both orders: what the anchor's label gets at lam, the partner's at 1 - lam.
+    torch.testing.assert_close(2 * lam * symmetric, ahead)
+
+
 @pytest.mark.unchecked_shapes
 @pytest.mark.parametrize(
     ("settings", "message"),
@@ -176,6 +241,7 @@ def test_higher_frequencies_than_drawn_hardly_matter() -> None:
         ({"alpha": 0.0}, "alpha must be positive and finite, got 0.0"),
         ({"decay": -1.0}, "decay must be >= 0 and finite, got -1.0"),
         ({"spectrum": "pink"}, "unknown spectrum 'pink'; choose from"),
+        ({"max_soft": 0.6}, r"max_soft must lie in \[0, 0.5\], got 0.6"),
     ],
 )
 def test_bad_settings_are_named(settings: dict, message: str) -> None:

@@ -6,10 +6,13 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, strategies as st
 from torch import Tensor, nn
 
-from alignmixup.mixers.gridmix import CellsDraw, GridMix, HolesDraw, cells, holes
+from alignmixup.contracts import soft_cross_entropy
+from alignmixup.mixers.gridmix import CellsDraw, GridMix, HolesDraw, cell_means, cells, holes
+from cases import TinyNet, images, labels
 
 sixty_fourths = st.integers(0, 63).map(lambda k: k / 64)
 numbers = st.tuples(*[sixty_fourths] * 5)
@@ -117,12 +120,104 @@ def test_shares_are_uniform_or_beta() -> None:
     assert GridMix.openmixup().alpha == 0.2
 
 
+# ---- local loss ----------------------------------------------------------------------------------
+
+
+def attached(mixer: GridMix, net: nn.Module) -> GridMix:
+    torch.manual_seed(0)
+    return mixer.attach(net, images(6))
+
+
+class Colors(nn.Module):
+    """A network whose last map is the image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer4 = nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer4(x).flatten(2).mean(2)
+
+
+@pytest.mark.parametrize("num_own", [0, 3, 9])
+def test_a_cell_is_asked_for_the_image_it_is_from(num_own: int) -> None:
+    """A head that reads colors off has no loss: cells are neither transposed nor exchanged."""
+    x = torch.eye(3)[:, :, None, None].expand(3, 3, 12, 12).contiguous()
+    order = torch.tensor([1, 2, 5, 0, 8, 4, 3, 7, 6])
+    draw = CellsDraw("cut", torch.tensor([1, 2, 0]), torch.tensor(num_own / 9), order)
+    mixer = GridMix("cells", num_cells=3, local_weight=2.0).attach(Colors(), x)
+    with torch.no_grad():
+        mixer.module.head.weight.copy_(100 * torch.eye(3))
+        mixer.module.head.bias.zero_()
+    mixed = mixer.apply(Colors(), x, torch.arange(3), draw)
+    assert mixed.extra["local"] < 1e-6
+    wrong = mixer.apply(Colors(), x, torch.tensor([1, 2, 0]), draw)
+    assert wrong.extra["local"] > 50
+
+
+def test_the_local_loss_is_a_loop_over_cells() -> None:
+    net, x, y = TinyNet(), images(6), labels(6)
+    mixer = attached(GridMix("cells", num_cells=2, local_weight=0.7), net)
+    draw = mixer.draw(6, torch.Generator().manual_seed(1))
+    draw = CellsDraw(draw.case, draw.perm, torch.tensor(0.5), draw.order)
+    kept: list[Tensor] = []
+    handle = net.layer4.register_forward_hook(lambda *call: kept.append(call[2]))
+    mixed = mixer.apply(net, x, y, draw)
+    handle.remove()
+    own, losses = set(draw.order[:2].tolist()), []
+    for i in range(6):
+        for cell in range(4):
+            row, column = divmod(cell, 2)
+            part = kept[0][i, :, 2 * row : 2 * row + 2, 2 * column : 2 * column + 2]
+            label = y[i] if cell in own else y[draw.perm[i]]
+            losses.append(F.cross_entropy(mixer.module.head(part.mean((1, 2))), label))
+    torch.testing.assert_close(mixed.extra["local"], 0.7 * torch.stack(losses).mean())
+    plain = GridMix("cells", num_cells=2).apply(TinyNet(), x, y, draw)
+    assert torch.equal(mixed.logits, plain.logits)
+    assert torch.equal(mixed.targets, plain.targets)
+    expected = soft_cross_entropy(plain.logits, plain.targets) + mixed.extra["local"]
+    torch.testing.assert_close(mixed.loss(), expected)
+
+
+def test_the_local_loss_reaches_the_layer_and_its_own_head() -> None:
+    net = TinyNet()
+    mixer = attached(GridMix("cells", local_weight=1.0), net)
+    mixed = mixer(net, images(6), labels(6), torch.Generator().manual_seed(0))
+    mixed.extra["local"].backward()
+    assert net.fc.weight.grad is None
+    assert net.layer1[0].weight.grad.abs().max() > 0
+    assert all(p.grad.abs().max() > 0 for p in mixer.module.parameters())
+    assert mixer.trains_all
+    assert list(mixer.tapped(net)) == ["layer4"]
+
+
+def test_without_a_local_loss_nothing_is_attached() -> None:
+    mixer = GridMix("cells")
+    assert mixer.attach(TinyNet(), images(2)) is mixer
+    assert not mixer.needs_network
+    assert not mixer.tapped(TinyNet())
+    assert GridMix("cells", local_weight=0.5).needs_network
+
+
+@pytest.mark.parametrize("size", [(8, 4), (7, 7), (2, 3), (1, 1), (5, 9)])
+def test_cells_of_a_map_are_means_by_area(size: tuple[int, int]) -> None:
+    """Each position, divided into n x n parts, and the mean of the parts of each cell."""
+    features = torch.rand(2, 3, *size, dtype=torch.float64)
+    means = cell_means(features, 4)
+    fine = features.repeat_interleave(4, 2).repeat_interleave(4, 3)
+    expected = F.avg_pool2d(fine, size).flatten(2).transpose(1, 2)
+    torch.testing.assert_close(means, expected)
+
+
 @pytest.mark.unchecked_shapes
 def test_bad_input_is_named() -> None:
     for settings, message in (
         ({"grid": "stripes"}, "unknown grid 'stripes'; choose from"),
         ({"num_cells": 0}, "num_cells must be an integer >= 1, got 0"),
         ({"alpha": 0.0}, "alpha must be positive and finite, got 0.0"),
+        ({"local_weight": 1.0}, "local_weight=1.0 is for grid='cells', got grid='holes'"),
+        ({"grid": "cells", "local_weight": -1.0}, "local_weight must be >= 0 and finite"),
+        ({"layer": 4}, "a layer is the name of a sub-module"),
     ):
         with pytest.raises(ValueError, match=message):
             GridMix(**settings)
@@ -133,3 +228,8 @@ def test_bad_input_is_named() -> None:
     other = GridMix("cells", num_cells=3).draw(2, torch.Generator().manual_seed(0))
     with pytest.raises(ValueError, match="the draw is for 9 cells, but this mixer has 16"):
         GridMix("cells").apply(Recorder(), x, y, other)
+    local = GridMix("cells", local_weight=1.0)
+    with pytest.raises(ValueError, match="GridMix has parameters or state: call mixer = mixer"):
+        local(TinyNet(), images(2), labels(2))
+    with pytest.raises(ValueError, match=r"layer 'fc' returns \[2, 5\]; the local loss"):
+        GridMix("cells", local_weight=1.0, layer="fc").attach(TinyNet(), images(2))

@@ -91,7 +91,7 @@ def test_a_share_in_between_mixes(row: Row, case: str) -> None:
     mixed = row.apply(net, x, labels(6), draw)
     kind = case.rpartition("/")[2]
     assert torch.equal(mixed.logits, net(x)) == (kind == "clean" or row.mixes == "history")
-    if kind not in ("clean", "cut") and row.mixes == "pairs":
+    if kind not in ("clean", "cut", "elem", "pair") and row.mixes == "pairs":
         share = 1.0 if row.is_beside else 0.4
         expected = torch.eye(NUM_CLASSES)[labels(6)]
         expected = share * expected + (1 - share) * expected[draw.perm]
@@ -248,6 +248,7 @@ TRACED_ALIKE = {
     *("oneof-deit", "smoothed", "decoupled", "tokenmix", "automix", "adautomix", "multimix"),
     *("resizemix", "regmixup", "align-resolution", "align-unaligned", "recursive", "oneof"),
     *("none", "input", "cutout", "cutmix", "stylemix", "attentivemix", "align-ae-xA"),
+    *("cutmix-per-sample", "oneof-elem", "oneof-pair", "fmix-soft", "gridmix-local"),
 }
 every_traced_row = pytest.mark.parametrize(
     "row",

@@ -175,7 +175,10 @@ def test_labels_have_the_share_of_the_pixels(row: Row, size: tuple[int, int]) ->
 @pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None, reason="no C++ compiler")
 @pytest.mark.parametrize(
     "name",
-    ["resizemix", "smoothmix", "fmix", "fmix-released", "gridmix", "gridmix-cells", "tokenmix"],
+    [
+        *("resizemix", "smoothmix", "fmix", "fmix-released", "fmix-soft", "gridmix"),
+        *("gridmix-cells", "tokenmix"),
+    ],
 )
 def test_fused_masks_are_the_plain_ones(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -8,6 +8,7 @@ from alignmixup.datasets import shapes
 from alignmixup.experiments.load import load_run
 from alignmixup.experiments.run import Sets, train
 from alignmixup.mixers.fmix import FMix
+from alignmixup.mixers.gridmix import GridMix
 from alignmixup.mixers.nomix import NoMix
 from alignmixup.recipes.catalog import find_recipe, recipe_names
 from alignmixup.recipes.mixups import METHODS, Entry, mixups
@@ -39,6 +40,13 @@ def test_settings_are_those_of_the_data():
 def test_the_dense_form_has_no_figures_of_the_other():
     assert quoted_beside(find_recipe("cifar100-r18-multimix").key)[0].top1 == 81.82
     assert not quoted_beside(find_recipe("cifar100-r18-densemultimix").key)
+
+
+def test_gridmix_of_cells_has_its_local_loss_and_no_figures_of_holes():
+    recipe = find_recipe("cifar100-r18-gridmix-cells")
+    assert recipe.mixer == GridMix("cells", local_weight=1.0)
+    assert not quoted_beside(recipe.key)
+    assert quoted_beside(find_recipe("cifar100-r18-gridmix").key)
 
 
 def test_presets_that_repeat_a_defect_are_variants():

@@ -14,9 +14,11 @@ from alignmixup.mixers.attentivemix import AttentiveMix
 from alignmixup.mixers.automix import AutoMix
 from alignmixup.mixers.cutmix import CutMix
 from alignmixup.mixers.cutout import Cutout
+from alignmixup.mixers.gridmix import GridMix
 from alignmixup.mixers.input_mixup import InputMixup
 from alignmixup.mixers.manifold_mixup import ManifoldMixup
 from alignmixup.mixers.nomix import NoMix
+from alignmixup.mixers.oneof import OneOf
 from alignmixup.mixers.recursivemix import RecursiveMix
 from alignmixup.mixers.samix import SAMix
 from alignmixup.mixers.snapmix import SnapMix
@@ -39,6 +41,8 @@ MIXERS = [
     InputMixup(),
     Cutout(),
     CutMix(),
+    OneOf(mode="elem", prob=0.8),
+    OneOf(mode="pair"),
     ManifoldMixup(),
     AlignMixup(),
     AlignMixup(lam_per_sample=True, aligned=False),
@@ -47,6 +51,7 @@ MIXERS = [
     TokenMix(grid=8, score="area"),
     # With parameters and state of their own.
     RecursiveMix(),
+    GridMix("cells", local_weight=1.0),
     AutoMix(),
     AutoMix.released(),
     SAMix(global_eta=0.1),

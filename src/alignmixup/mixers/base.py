@@ -110,6 +110,25 @@ class Method(Mixer):
         return Mixed(logits, targets, extra or {}, LOSSES[self.loss])
 
 
+class ImageMethod(Method):
+    """Base class of methods that mix images alone, by one ``lam`` per batch or per sample.
+
+    With ``lam_per_sample`` every tensor of a draw has one row per sample.
+    """
+
+    needs_network = False
+
+    lam_per_sample: bool
+
+    @abstractmethod
+    def mix_images(self, x: Tensor, draw: Draw) -> tuple[Tensor, Float[Tensor, "*b"]]:
+        """Return the mixed images and the share of the anchor in the labels."""
+
+    def _mix(self, net: nn.Module, x: Tensor, y: Tensor, draw: Draw) -> Mixed:
+        images, lam = self.mix_images(x, draw)
+        return self._mixed(net(images), y, draw, lam)
+
+
 # ---- checks --------------------------------------------------------------------------------------
 
 
@@ -231,12 +250,15 @@ def sample_perm(batch_size: int, rng: torch.Generator) -> Tensor:
     return torch.randperm(batch_size, generator=rng, device=rng.device)
 
 
-def sample_share(alpha: float, size: int | None, rng: torch.Generator) -> Tensor:
-    """Draw shares of the anchor from Beta(alpha, alpha): a scalar, or ``size`` of them."""
+def sample_share(
+    alpha: float, size: int | None, rng: torch.Generator, *, ahead: float = 0.0
+) -> Tensor:
+    """Draw shares of the anchor from Beta(alpha + ahead, alpha): a scalar, or ``size`` of them."""
     shape = (2,) if size is None else (2, size)
     # Two gammas make a beta; torch.distributions.Beta takes no generator, hence the private op.
     # In float64: with a small alpha both gammas underflow float32, and 0 / 0 is NaN.
     concentration = torch.full(shape, alpha, dtype=torch.float64, device=rng.device)
+    concentration[0] += ahead
     g = torch._standard_gamma(concentration, generator=rng)
     return (g[0] / g.sum(0)).float()
 
@@ -301,7 +323,7 @@ def _span(center: Tensor, length: Tensor | int, side: int) -> Tensor:
 
 
 def share_mask(
-    center: Float[Tensor, "*b 2"], lam: Float[Tensor, ""], size: tuple[int, int]
+    center: Float[Tensor, "*b 2"], lam: Float[Tensor, "*lam"], size: tuple[int, int]
 ) -> Bool[Tensor, "*b h w"]:
     """Return the box of CutMix: 1 - lam of the image before clipping, in its aspect ratio."""
     side = (1 - lam).sqrt()

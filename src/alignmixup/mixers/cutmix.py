@@ -10,14 +10,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from alignmixup.contracts import Draw, Mixed
+from alignmixup.contracts import Draw
 from alignmixup.mixers.base import (
     CLEAN,
     BoxDraw,
+    ImageMethod,
     Loss,
-    Method,
     image_size,
     mixed_or_clean,
     paste,
@@ -34,10 +34,8 @@ from alignmixup.registry import register_mixer
 
 @register_mixer
 @dataclass(frozen=True)
-class CutMix(Method):
+class CutMix(ImageMethod):
     """CutMix (Yun et al. 2019): paste a box of the partner into the image; labels by area.
-
-    There is one box per batch.
 
     Args:
         alpha: The area of the box is 1 - lam with ``lam`` from Beta(alpha, alpha).
@@ -46,6 +44,7 @@ class CutMix(Method):
             takes it before.
         loss: ``"ce"`` for cross-entropy, ``"bce"`` for binary cross-entropy of the softmax,
             ``"sigmoid_bce"`` for that of the sigmoid, with multi-label targets ``[b, k]``.
+        lam_per_sample: Draw one box per sample instead of one per batch.
 
     Raises:
         ValueError: If a setting is out of range.
@@ -58,24 +57,25 @@ class CutMix(Method):
     """
 
     known_cases = ("cut", CLEAN)
-    needs_network = False
 
     alpha: float = 1.0
     prob: float = 0.5
     correct_lam: bool = True
     loss: Loss = "ce"
+    lam_per_sample: bool = False
 
     @property
     def cases(self) -> Mapping[str, float]:
         return mixed_or_clean("cut", self.prob)
 
     def draw(self, batch_size: int, rng: torch.Generator, progress: float = 0.0) -> Draw:
-        case = sample_case(self.cases, rng)
-        lam = sample_share(self.alpha, None, rng)
-        return BoxDraw(case, sample_perm(batch_size, rng), lam, center=sample_unit((2,), rng))
+        case, boxes = sample_case(self.cases, rng), (batch_size,) if self.lam_per_sample else ()
+        lam = sample_share(self.alpha, batch_size if self.lam_per_sample else None, rng)
+        perm = sample_perm(batch_size, rng)
+        return BoxDraw(case, perm, lam, center=sample_unit((*boxes, 2), rng))
 
-    def _mix(self, net: nn.Module, x: Tensor, y: Tensor, draw: Draw) -> Mixed:
+    def mix_images(self, x: Tensor, draw: Draw) -> tuple[Tensor, Tensor]:
         draw = require(draw, BoxDraw, self)
         box = share_mask(draw.center, draw.lam, image_size(x))
         lam = shown_share(box) if self.correct_lam else draw.lam
-        return self._mixed(net(paste(x, x[draw.perm], box)), y, draw, lam)
+        return paste(x, x[draw.perm], box), lam

@@ -6,6 +6,10 @@
 a, b ~ N(0, 1) and num is lam0 H W, rounded up or down by a coin. The draw has noise for
 ky = -16..15 and kx = 0..16, which is exact up to 32 x 32 pixels; in larger images the frequencies
 above are zero, which changes less than 0.5 % of the pixels of a mask.
+
+A soft mask falls linearly from 1 to 0 over 2 s ranks around num, s at most max_soft H W; its mean
+is num / (H W) as well. The reformulated objective has lam0 ~ Beta(alpha + 1, alpha) and the label y
+alone: in expectation the same loss.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from alignmixup.contracts import Draw, Mixed, fusible
@@ -62,6 +66,9 @@ class FMix(Method):
         correct_lam: Take the share of the labels from the mask; False takes the drawn ``lam``,
             which differs by less than one pixel.
         loss: ``"ce"`` for cross-entropy, ``"bce"`` for binary cross-entropy of the softmax.
+        max_soft: Share of the pixels over which the mask falls on each side of its border; 0 is a
+            sharp mask.
+        reformulate: Train on the anchor's label alone, with ``lam`` from Beta(alpha + 1, alpha).
 
     Raises:
         ValueError: If a setting is out of range.
@@ -80,10 +87,14 @@ class FMix(Method):
     spectrum: Spectrum = "isotropic"
     correct_lam: bool = True
     loss: Loss = "ce"
+    max_soft: float = 0.0
+    reformulate: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_nonnegative(self, "decay")
+        if not 0 <= self.max_soft <= 0.5:
+            raise ValueError(f"max_soft must lie in [0, 0.5], got {self.max_soft}")
         if self.spectrum not in SPECTRA:
             raise ValueError(f"unknown spectrum {self.spectrum!r}; choose from {list(SPECTRA)}")
 
@@ -103,7 +114,7 @@ class FMix(Method):
 
     def draw(self, batch_size: int, rng: torch.Generator, progress: float = 0.0) -> Draw:
         perm = sample_perm(batch_size, rng)
-        lam = sample_share(self.alpha, None, rng)
+        lam = sample_share(self.alpha, None, rng, ahead=float(self.reformulate))
         shape = (2 * LOWEST, LOWEST + 1, 2)
         noise = torch.randn(shape, generator=rng, device=rng.device)
         return FourierDraw("cut", perm, lam, noise, sample_unit((), rng))
@@ -112,9 +123,14 @@ class FMix(Method):
         draw = require(draw, FourierDraw, self)
         make = isotropic_spectrum if self.spectrum == "isotropic" else released_spectrum
         spectrum = make(draw.noise, self.decay, image_size(x))
-        shown = largest(low_frequency_image(spectrum, x.shape[3]), draw.lam, draw.coin)
-        mixed, lam = paste_partner(x, draw.perm, ~shown)
-        return self._mixed(net(mixed), y, draw, lam if self.correct_lam else draw.lam)
+        image = low_frequency_image(spectrum, x.shape[3])
+        if self.max_soft:
+            mask = soft_largest(image, draw.lam, draw.coin, self.max_soft)
+            mixed, lam = blend_by_mask(x, draw.perm, mask)
+        else:
+            mixed, lam = paste_partner(x, draw.perm, ~largest(image, draw.lam, draw.coin))
+        lam = lam if self.correct_lam else draw.lam
+        return self._mixed(net(mixed), y, draw, torch.ones_like(lam) if self.reformulate else lam)
 
 
 @fusible
@@ -184,8 +200,43 @@ def largest(
     image: Float[Tensor, "h w"], lam: Float[Tensor, ""], coin: Float[Tensor, ""]
 ) -> Bool[Tensor, "h w"]:
     """Return where the lam h w largest values are, a number rounded up or down by the coin."""
+    rank, num = _ranked(image, lam, coin)
+    return rank < num
+
+
+@fusible
+def soft_largest(
+    image: Float[Tensor, "h w"], lam: Float[Tensor, ""], coin: Float[Tensor, ""], max_soft: float
+) -> Float[Tensor, "h w"]:
+    """Return weights that fall from 1 to 0 over the ranks around the number of ``largest``.
+
+    The ramp has 2 s ranks, symmetric about the number: it does not change the mean. Near lam = 0
+    and 1 it is shorter, so that it does not leave the image.
+    """
+    rank, num = _ranked(image, lam, coin)
+    s = torch.minimum(lam, 1 - lam).clamp(max=max_soft) * image.numel()
+    s = torch.minimum(s.floor(), torch.minimum(num, image.numel() - num))
+    ramp = 1 - (rank - (num - s)) / (2 * s - 1).clamp(min=1)
+    return torch.where(s > 0, ramp.clamp(0, 1), (rank < num).to(ramp.dtype))
+
+
+def _ranked(
+    image: Float[Tensor, "h w"], lam: Float[Tensor, ""], coin: Float[Tensor, ""]
+) -> tuple[Int[Tensor, "h w"], Float[Tensor, ""]]:
+    """Return the rank of each pixel, the largest first, and the number of pixels to show."""
     wanted = lam * image.numel()
     num = torch.where(coin < 0.5, wanted.floor(), wanted.ceil())
     order = image.flatten().argsort(descending=True, stable=True)
-    is_shown = torch.arange(image.numel(), device=image.device) < num
-    return torch.empty_like(is_shown).scatter(0, order, is_shown).view(image.shape)
+    ranks = torch.arange(image.numel(), device=image.device)
+    rank = torch.empty_like(order).scatter(0, order, ranks)
+    return rank.view(image.shape), num
+
+
+@fusible
+def blend_by_mask(
+    x: Float[Tensor, "b c h w"], perm: Int[Tensor, " b"], mask: Float[Tensor, "h w"]
+) -> tuple[Float[Tensor, "b c h w"], Float[Tensor, ""]]:
+    """Return the images blended pixel by pixel, and the mean weight of the anchor."""
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    mixed = torch.lerp(wide[perm], wide, mask.to(wide.dtype))  # exact at both ends
+    return mixed.to(x.dtype), mask.mean()

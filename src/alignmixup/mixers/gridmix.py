@@ -5,14 +5,17 @@ share A ~ U(1/2, 1) and aspect q ~ U(1/2, 2), a lattice of nx ~ U{2..6} squares 
 each with a hole of pw sqrt(1 - lam0) pixels that shows the partner.
 
 cells (Baek, Bang, Shim 2021): an n x n grid, each cell from one of the two images; lam is the share
-of cells of the anchor.
+of cells of the anchor. A second linear layer f reads the mean feature of each cell and predicts the
+label of the image that the cell is from:
+
+    L = CE(z, t) + w mean_cells CE(f(h_cell), y_cell)
 
 Labels are mixed by area, which is exact in both.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -21,10 +24,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from alignmixup.contracts import Draw, Mixed, fusible
+from alignmixup.hooks import check_layer_name, peek
 from alignmixup.mixers.base import (
+    LOSSES,
     Loss,
-    Method,
     check_integers,
+    check_nonnegative,
     image_size,
     paste_partner,
     require,
@@ -32,6 +37,8 @@ from alignmixup.mixers.base import (
     sample_share,
     sample_unit,
 )
+from alignmixup.mixers.stateful import Stateful, probe
+from alignmixup.ops.blend import without_autocast
 from alignmixup.registry import register_mixer
 
 Grid = Literal["holes", "cells"]
@@ -56,18 +63,20 @@ class CellsDraw(Draw):
 
 @register_mixer
 @dataclass(frozen=True)
-class GridMix(Method):
+class GridMix(Stateful):
     """GridMix: show the partner in a grid of holes or of cells; labels by area.
 
     There is one grid per batch.
 
     Args:
         grid: ``"holes"`` is GridMixup (Dobrynin), which tables of other papers call GridMix;
-            ``"cells"`` is GridMix (Baek et al. 2021), without its local loss.
+            ``"cells"`` is GridMix (Baek et al. 2021).
         alpha: ``lam`` is drawn from Beta(alpha, alpha); None: uniformly, from 0.1 to 0.9 for holes,
             as the author does, and from 0 to 1 for cells.
         num_cells: Cells along a side, for ``grid="cells"``.
         loss: ``"ce"`` for cross-entropy, ``"bce"`` for binary cross-entropy of the softmax.
+        local_weight: Weight of the local loss of cells; 0 is without, and needs no ``attach``.
+        layer: Layer whose output ``[b, c, h, w]`` the local loss reads: the last map.
 
     Raises:
         ValueError: If a setting is out of range.
@@ -79,18 +88,24 @@ class GridMix(Method):
         ```
     """
 
-    needs_network = False
-
     grid: Grid = "holes"
     alpha: float | None = None
     num_cells: int = 4
     loss: Loss = "ce"
+    local_weight: float = 0.0
+    layer: str = "layer4"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_integers(self, 1, "num_cells")
         if self.grid not in GRIDS:
             raise ValueError(f"unknown grid {self.grid!r}; choose from {list(GRIDS)}")
+        check_layer_name(self.layer)
+        check_nonnegative(self, "local_weight")
+        if self.local_weight and self.grid != "cells":
+            raise ValueError(
+                f"local_weight={self.local_weight} is for grid='cells', got grid={self.grid!r}"
+            )
 
     @classmethod
     def openmixup(cls) -> GridMix:
@@ -100,6 +115,17 @@ class GridMix(Method):
         image loses holes.
         """
         return cls(alpha=0.2)
+
+    @property
+    def has_module(self) -> bool:
+        return self.local_weight > 0
+
+    @property
+    def needs_network(self) -> bool:
+        return self.has_module
+
+    def tapped(self, net: nn.Module) -> Sequence[str]:
+        return (self.layer,) if self.has_module else ()
 
     @property
     def cases(self) -> Mapping[str, float]:
@@ -116,19 +142,50 @@ class GridMix(Method):
             return HolesDraw("cut", perm, lam, sample_unit((5,), rng))
         return CellsDraw("cut", perm, lam, sample_perm(self.num_cells**2, rng))
 
+    def _build(self, net: nn.Module, x: Tensor) -> nn.Module:
+        features, logits = probe(net, x, self.layer)
+        if features.ndim != 4:
+            raise ValueError(
+                f"layer {self.layer!r} returns {list(features.shape)}; the local loss of GridMix "
+                "needs maps [b, c, h, w]: choose a layer that returns them"
+            )
+        return LocalHead(features.shape[1], logits)
+
     def _mix(self, net: nn.Module, x: Tensor, y: Tensor, draw: Draw) -> Mixed:
         if self.grid == "holes":
             mask = holes(require(draw, HolesDraw, self).crop, draw.lam, image_size(x))
-        else:
-            order = require(draw, CellsDraw, self).order
-            if len(order) != self.num_cells**2:
-                raise ValueError(
-                    f"the draw is for {len(order)} cells, but this mixer has {self.num_cells**2}: "
-                    "use its own draw()"
-                )
-            mask = cells(order, draw.lam, self.num_cells, image_size(x))
+            mixed, lam = paste_partner(x, draw.perm, mask)
+            return self._mixed(net(mixed), y, draw, lam)
+        order = require(draw, CellsDraw, self).order
+        if len(order) != self.num_cells**2:
+            raise ValueError(
+                f"the draw is for {len(order)} cells, but this mixer has {self.num_cells**2}: "
+                "use its own draw()"
+            )
+        mask = cells(order, draw.lam, self.num_cells, image_size(x))
         mixed, lam = paste_partner(x, draw.perm, mask)
-        return self._mixed(net(mixed), y, draw, lam)
+        if self.module is None:
+            return self._mixed(net(mixed), y, draw, lam)
+        with peek(net, self.layer) as peeked:
+            logits = net(mixed)
+        local = self.module(cell_means(peeked.output, self.num_cells))
+        rows = self._rows(y, local.shape[2])
+        is_partner = partner_cells(order, draw.lam).view(-1, 1)
+        targets = torch.where(is_partner, rows[draw.perm].unsqueeze(1), rows.unsqueeze(1))
+        loss = LOSSES[self.loss](local.flatten(0, 1), targets.flatten(0, 1))
+        return self._mixed(logits, y, draw, lam, {"local": self.local_weight * loss})
+
+
+class LocalHead(nn.Module):
+    """The second classifier, which reads cells."""
+
+    def __init__(self, num_channels: int, logits: Tensor) -> None:
+        super().__init__()
+        self.head = nn.Linear(num_channels, logits.shape[1], dtype=logits.dtype)
+
+    def forward(self, features: Float[Tensor, "b n c"]) -> Float[Tensor, "b n k"]:
+        logits: Tensor = self.head(features.to(self.head.weight.dtype))
+        return logits
 
 
 @fusible
@@ -161,8 +218,28 @@ def _lattice(
 def cells(
     order: Int[Tensor, " cells"], lam: Float[Tensor, ""], num_cells: int, size: tuple[int, int]
 ) -> Bool[Tensor, "h w"]:
-    """Return the partner's cells of an n x n grid: the last of ``order``, to the nearest number."""
-    own = (lam * len(order)).round()
-    is_partner = (order.argsort() >= own).view(num_cells, num_cells)
+    """Return the pixels of the partner's cells of an n x n grid."""
+    is_partner = partner_cells(order, lam).view(num_cells, num_cells)
     rows, columns = (torch.arange(side, device=order.device) * num_cells // side for side in size)
     return is_partner[rows][:, columns]
+
+
+def partner_cells(order: Int[Tensor, " cells"], lam: Float[Tensor, ""]) -> Bool[Tensor, " cells"]:
+    """Return which cells are the partner's: the last of ``order``, to the nearest number."""
+    return order.argsort() >= (lam * len(order)).round()
+
+
+def cell_means(features: Float[Tensor, "b c h w"], num_cells: int) -> Float[Tensor, "b n c"]:
+    """Return the mean feature of each cell; a position on a border counts by its parts."""
+    wide = features if features.dtype == torch.float64 else features.float()
+    with without_autocast(features):
+        weights = [_shares(side, num_cells, wide) for side in features.shape[2:]]
+        return torch.einsum("bchw,rh,sw->brsc", wide, *weights).flatten(1, 2)
+
+
+def _shares(side: int, num_cells: int, like: Tensor) -> Float[Tensor, "n side"]:
+    """Return the share of each position along a side in the mean of each cell."""
+    at = torch.arange(side, device=like.device, dtype=like.dtype) / side
+    cell = torch.arange(num_cells, device=like.device, dtype=like.dtype).unsqueeze(1) / num_cells
+    end = torch.minimum(at + 1 / side, cell + 1 / num_cells)
+    return num_cells * (end - torch.maximum(at, cell)).clamp(min=0)

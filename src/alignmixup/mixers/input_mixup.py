@@ -6,17 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from alignmixup.contracts import Draw, Mixed
-from alignmixup.mixers.base import Loss, Method, sample_pairs
+from alignmixup.contracts import Draw
+from alignmixup.mixers.base import ImageMethod, Loss, sample_pairs
 from alignmixup.ops.blend import blend_with_partner
 from alignmixup.registry import register_mixer
 
 
 @register_mixer
 @dataclass(frozen=True)
-class InputMixup(Method):
+class InputMixup(ImageMethod):
     """Input mixup (Zhang et al. 2018): interpolate two images and their labels.
 
     Args:
@@ -35,8 +35,6 @@ class InputMixup(Method):
         ```
     """
 
-    needs_network = False
-
     alpha: float = 1.0
     lam_per_sample: bool = False
     loss: Loss = "ce"
@@ -48,5 +46,5 @@ class InputMixup(Method):
     def draw(self, batch_size: int, rng: torch.Generator, progress: float = 0.0) -> Draw:
         return sample_pairs(self.cases, self.alpha, self.lam_per_sample, batch_size, rng)
 
-    def _mix(self, net: nn.Module, x: Tensor, y: Tensor, draw: Draw) -> Mixed:
-        return self._mixed(net(blend_with_partner(x, draw.perm, draw.lam)), y, draw)
+    def mix_images(self, x: Tensor, draw: Draw) -> tuple[Tensor, Tensor]:
+        return blend_with_partner(x, draw.perm, draw.lam), draw.lam

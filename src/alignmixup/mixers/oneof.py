@@ -1,11 +1,11 @@
 """OneOf: mix each batch by one of several methods, as DeiT and timm switch input mixup and CutMix.
 
 With probability ``prob`` a batch is mixed, by method m with a probability in proportion to its
-weight. Labels are smoothed in every case. After the share ``until`` of training nothing is mixed;
-labels are smoothed as before.
+weight; or a pair of samples, or a sample (``mode``). Labels are smoothed in every case. After the
+share ``until`` of training nothing is mixed; labels are smoothed as before.
 
 A case is named ``NAME/INNER``, with the name of the method's class, such as ``CutMix/cut``; a
-second method of the same class is ``CutMix2``.
+second method of the same class is ``CutMix2``. Chosen per sample or pair, all methods are one case.
 """
 
 from __future__ import annotations
@@ -22,11 +22,18 @@ from torch import Tensor, nn
 
 from alignmixup.contracts import Draw, Mixed, Mixer
 from alignmixup.hooks import tap
-from alignmixup.mixers.base import CLEAN, clean_draw, probabilities, sample_case
+from alignmixup.mixers.base import CLEAN, ImageMethod, clean_draw, probabilities, sample_case
 from alignmixup.mixers.cutmix import CutMix
 from alignmixup.mixers.input_mixup import InputMixup
 from alignmixup.mixers.label_smoothing import check_smoothing, smoothed
 from alignmixup.mixers.nomix import NoMix
+from alignmixup.mixers.per_sample import (
+    Mode,
+    apply_each,
+    check_mode,
+    mixing_share,
+    sample_each,
+)
 from alignmixup.mixers.wrapper import check_mixers
 from alignmixup.registry import register_mixer
 
@@ -47,6 +54,9 @@ class OneOf(Mixer):
         until: Share of training after which nothing is mixed any more; 1 for never.
         pairing: ``"random"`` leaves the partners to the methods; ``"reverse"`` pairs sample i with
             sample b - 1 - i of a batch of b, as timm does.
+        mode: ``"batch"`` chooses a method for the batch; ``"pair"`` and ``"elem"`` choose one, a
+            share and a box for each pair and each sample, with methods that mix images alone by one
+            ``lam`` per sample: InputMixup and CutMix.
 
     Raises:
         ValueError: If a setting is out of range.
@@ -64,6 +74,7 @@ class OneOf(Mixer):
     smoothing: float = 0.0
     until: float = 1.0
     pairing: Pairing = "random"
+    mode: Mode = "batch"
 
     def __post_init__(self) -> None:
         check_mixers(self.mixers)
@@ -79,6 +90,7 @@ class OneOf(Mixer):
                 raise ValueError(f"{name} must lie in [0, 1], got {getattr(self, name)}")
         if self.pairing not in PAIRINGS:
             raise ValueError(f"unknown pairing {self.pairing!r}; choose from {list(PAIRINGS)}")
+        check_mode(self.mode, self.mixers)
 
     @classmethod
     def deit(cls) -> OneOf:
@@ -88,6 +100,9 @@ class OneOf(Mixer):
     @property
     def cases(self) -> Mapping[str, float]:
         """Every case with its probability, as an average over training."""
+        if self.mode != "batch":
+            share = self.until if self._per_sample() else 0.0
+            return probabilities({self.mode: share, CLEAN: 1 - share})
         inner = {
             f"{name}/{case}": self.until * share * probability
             for name, share in self._choices().items()
@@ -127,6 +142,9 @@ class OneOf(Mixer):
         return dataclasses.replace(self, mixers=mixers)
 
     def draw(self, batch_size: int, rng: torch.Generator, progress: float = 0.0) -> Draw:
+        if progress < self.until and (mixers := self._per_sample()):
+            is_reversed = self.pairing == "reverse"
+            return sample_each(mixers, self.mode, is_reversed, batch_size, rng)
         choices = self._choices() if progress < self.until else {CLEAN: 1.0}
         # A single choice draws nothing: OneOf of one mixer is that mixer.
         name = sample_case(choices, rng) if len(choices) > 1 else next(iter(choices))
@@ -143,7 +161,10 @@ class OneOf(Mixer):
         if draw.case == CLEAN:
             mixer: Mixer = NoMix(loss=getattr(self.mixers[0], "loss", "ce"))
             case = CLEAN
-        elif case and name in self._named():
+        elif draw.case == self.mode and (mixers := self._per_sample()):
+            mixed = apply_each([mixer for mixer, _ in mixers], net, x, y, draw)
+            return smoothed(mixed, self.smoothing)
+        elif case and name in self._named() and self.mode == "batch":
             mixer = self._named()[name]
         else:
             raise ValueError(
@@ -174,6 +195,17 @@ class OneOf(Mixer):
             for name, weight in zip(self._named(), weights, strict=True)
         }
         return probabilities({**shares, CLEAN: 1 - self.prob})
+
+    def _per_sample(self) -> list[tuple[ImageMethod, float]]:
+        """Return the methods chosen per sample or pair, and the share of samples each mixes."""
+        if self.mode == "batch":
+            return []
+        choices = self._choices()
+        return [
+            (mixer, choices[name] * mixing_share(mixer))
+            for name, mixer in self._named().items()
+            if isinstance(mixer, ImageMethod) and choices.get(name, 0) * mixing_share(mixer) > 0
+        ]
 
     def _stateful(self) -> Mixer:
         """Return the method that has parameters or state, else the first."""

@@ -29,7 +29,14 @@ class Stateful(Method):
         module: nn.Module | None = vars(self).get("_module")
         return module
 
+    @property
+    def has_module(self) -> bool:
+        """Whether the method has parameters or state with these settings."""
+        return True
+
     def attach(self, net: nn.Module, x: Tensor) -> Self:
+        if not self.has_module:
+            return self
         check_images(x)
         attached = copy.copy(self)
         module = self._build(plain_module(net), x).to(x.device)
@@ -41,13 +48,13 @@ class Stateful(Method):
         """Return the module for a network without wrappers and images of this size and number."""
 
     def apply(self, net: nn.Module, x: Tensor, y: Tensor, draw: Draw) -> Mixed:
-        if self.module is None:
+        if self.module is None and self.has_module:
             name = type(self).__name__
             raise ValueError(
                 f"{name} has parameters or state: call mixer = mixer.attach(model, x) first, and "
                 "give mixer.module.parameters() to the optimizer"
             )
-        if torch.is_grad_enabled():
+        if self.module is None or torch.is_grad_enabled():
             return super().apply(net, x, y, draw)
         with _unchanged(self.module):
             return super().apply(net, x, y, draw)

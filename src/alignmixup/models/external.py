@@ -19,11 +19,19 @@ IMAGENET_SCALE: tuple[Rgb, Rgb] = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def build_external(
-    name: str, num_classes: int, mean: Rgb, std: Rgb, image_size: int, *, pretrained: bool
+    name: str,
+    num_classes: int,
+    mean: Rgb,
+    std: Rgb,
+    image_size: int,
+    *,
+    pretrained: bool,
+    drop_path: float = 0.0,
 ) -> nn.Module:
     """Return ``timm:NAME`` or ``torchvision:NAME`` with its own initialization."""
     source, _, rest = name.partition(":")
-    model = EXTERNAL[source](rest, num_classes, image_size, pretrained)
+    options = {"drop_path_rate": drop_path} if drop_path else {}
+    model = EXTERNAL[source](rest, num_classes, image_size, pretrained, **options)
     if pretrained:
         mean, std = _pretrained_scale(model)
     return Wrapped(Normalize(mean, std), model)
@@ -79,16 +87,23 @@ def _pretrained_scale(model: nn.Module) -> tuple[Rgb, Rgb]:
     return tuple(config.get("mean", mean)), tuple(config.get("std", std))
 
 
-def _from_timm(name: str, num_classes: int, image_size: int, pretrained: bool) -> nn.Module:
+def _from_timm(
+    name: str, num_classes: int, image_size: int, pretrained: bool, **options: float
+) -> nn.Module:
     timm = import_extra("timm")
     if not timm.is_model(name):
         raise _unknown(f"timm:{name}", [f"timm:{n}" for n in timm.list_models()])
     # A model with position embeddings has a fixed size; the others have no such argument.
     fixed = timm.get_pretrained_cfg(name).fixed_input_size
     sized = {"img_size": image_size} if fixed else {}
-    model: nn.Module = timm.create_model(
-        name, pretrained=pretrained, num_classes=num_classes, **sized
-    )
+    try:
+        model: nn.Module = timm.create_model(
+            name, pretrained=pretrained, num_classes=num_classes, **sized, **options
+        )
+    except TypeError as error:
+        if "drop_path_rate" not in str(error):
+            raise
+        raise ValueError(f"timm:{name} has no stochastic depth: leave drop_path out") from None
     return model
 
 
@@ -104,7 +119,7 @@ def _from_torchvision(name: str, num_classes: int, image_size: int, pretrained: 
     return model
 
 
-EXTERNAL: Mapping[str, Callable[[str, int, int, bool], nn.Module]] = {
+EXTERNAL: Mapping[str, Callable[..., nn.Module]] = {
     "timm": _from_timm,
     "torchvision": _from_torchvision,
 }

@@ -51,6 +51,8 @@ class NetSpec:
         variational: Whether the autoencoder is variational.
         decoder: Whether the autoencoder has its decoder.
         map_size: Side the map is averaged down to before the embedding; None: its own.
+        drop_path: Stochastic depth of a model of timm: largest probability that a sample skips a
+            block in training; in a ViT it rises linearly from 0 in the first block.
 
     Example:
         ```python
@@ -71,11 +73,14 @@ class NetSpec:
     variational: bool = False
     decoder: bool = True
     map_size: int | None = None
+    drop_path: float = 0.0
 
     def __post_init__(self) -> None:
         if self.width is not None and self.width < 1:
             raise ValueError(f"width must be at least 1, got {self.width}")
         check_block(self.block)
+        if not 0 <= self.drop_path < 1:
+            raise ValueError(f"drop_path must be from 0 to below 1, got {self.drop_path}")
         for option in ("stem_stride", "last_stride"):
             if getattr(self, option) not in (1, 2, None):
                 raise ValueError(f"{option} must be 1 or 2, got {getattr(self, option)}")
@@ -93,7 +98,13 @@ def build(
     if _is_external(spec.name):
         with fork_rng(cpu, seed):
             return build_external(
-                spec.name, num_classes, mean, std, image_size, pretrained=spec.pretrained
+                spec.name,
+                num_classes,
+                mean,
+                std,
+                image_size,
+                pretrained=spec.pretrained,
+                drop_path=spec.drop_path,
             )
     entry = _find(spec.name)
     if spec.pretrained:
@@ -141,7 +152,7 @@ _AUTOENCODER = {"autoencoder", "variational", "decoder", "map_size"}
 def options_of(name: str) -> set[str]:
     """Return the fields of ``NetSpec`` that apply to a model."""
     if _is_external(name):
-        return {"pretrained"}
+        return {"pretrained", "drop_path"} if name.startswith("timm:") else {"pretrained"}
     entry = _find(name)
     fields = {field.name for field in dataclasses.fields(NetSpec)}
     options = fields & set(inspect.signature(entry.function).parameters)

@@ -61,6 +61,8 @@ METHODS: dict[tuple[str, str], Entry] = {
     ("smoothmix", ""): Entry(lambda data: SmoothMix()),
     ("smoothmix", "openmixup"): Entry(lambda data: SmoothMix.openmixup()),
     ("gridmix", ""): Entry(lambda data: GridMix()),
+    # The method of that name's paper, which states neither the grid nor the weight.
+    ("gridmix", "cells"): Entry(lambda data: GridMix("cells", local_weight=1.0)),
     # Guided by the network itself: the published figures are of a frozen ImageNet network.
     ("attentivemix", "self"): Entry(lambda data: AttentiveMix()),
     ("multimix", ""): Entry(lambda data: MultiMix()),

@@ -17,6 +17,7 @@ from typing import Any, Literal, Self, get_type_hints
 from alignmixup.checking import check_kind
 from alignmixup.contracts import Mixer, RecipeKey
 from alignmixup.datasets.loading.layout import PATH_PREFIXES, absolute
+from alignmixup.datasets.loading.rand_augment import check_augmentation
 from alignmixup.models.zoo import NetSpec, options_of
 from alignmixup.recipes.records import default_of, plain, read_mixer, read_record, with_block
 from alignmixup.registry import suggestion
@@ -61,6 +62,11 @@ class DataSpec:
             it. In evaluation it always raises.
         reduced: Decode a streamed training JPEG at 1/2, 1/4 or 1/8 of its size where the part
             shown has ``image_size`` pixels still.
+        rand_augment: Magnitude of RandAugment of streamed training images, from 0 (none) to 10;
+            DeiT has 9.
+        erasing: Probability that a rectangle of a streamed training image is erased.
+        repeats: Copies of a streamed training image in a batch, augmented differently; an epoch
+            then has that part of the images.
 
     Example:
         ```python
@@ -82,6 +88,9 @@ class DataSpec:
     limit: int | None = None
     on_error: Literal["raise", "skip"] = "raise"
     reduced: bool = False
+    rand_augment: float = 0.0
+    erasing: float = 0.0
+    repeats: int = 1
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", absolute(self.name))
@@ -89,6 +98,7 @@ class DataSpec:
             raise ValueError(f"limit must be at least 1, or None for all images, got {self.limit}")
         if self.on_error not in ("raise", "skip"):
             raise ValueError(f"on_error must be 'raise' or 'skip', got {self.on_error!r}")
+        check_augmentation(self.rand_augment, self.erasing, self.repeats)
 
 
 @dataclass(frozen=True)

@@ -168,9 +168,10 @@ QUOTED: Sequence[Quoted] = [
 def quoted_beside(key: RecipeKey) -> list[Quoted]:
     """Return what others published for the data, network and method of this recipe.
 
-    The variant is ignored, except that an unaligned one has no figures.
+    The variant is ignored, except that an unaligned one has no figures, and neither has GridMix of
+    cells: those are of holes.
     """
-    if "unaligned" in key.labels:
+    if {"unaligned", "cells"} & set(key.labels):
         return []
     place = (key.data, key.network, key.method)
     return [figure for figure in QUOTED if (figure.data, figure.network, figure.method) == place]

@@ -3,6 +3,9 @@
 Files come in any order. Images in shards come in windows of ``WINDOW`` shards: the shards are
 shuffled, then all images of the first ones, of the next ones, and so on. What is read within some
 time is then in a few files, which a disk, a network or the page cache likes.
+
+With repeated augmentation (Hoffer et al. 2020) an image comes ``repeats`` times in a row, and an
+epoch, which has as many batches as without, ends before the last images of the order.
 """
 
 from __future__ import annotations
@@ -23,10 +26,11 @@ WINDOW = 16
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """What a worker gets: which image, in which epoch."""
+    """What a worker gets: which image, in which epoch, and which of its copies."""
 
     epoch: int
     index: int
+    copy: int = 0
 
 
 @dataclass
@@ -40,6 +44,7 @@ class EpochOrder(Sampler[list[Key]]):
     is_shuffled: bool
     share: slice
     shards: Tensor | None = None  # the number of the shard of each image
+    repeats: int = 1
     epoch: int = 0
     start_step: int = 0
 
@@ -56,9 +61,13 @@ class EpochOrder(Sampler[list[Key]]):
                 places = torch.randperm(int(self.shards.max()) + 1, generator=rng)
                 windows = places[self.shards] // WINDOW
                 order = order[windows[order].argsort(stable=True)]
+        keys = torch.stack([order, torch.zeros_like(order)], dim=1)
+        if self.repeats > 1:
+            keys = keys.repeat_interleave(self.repeats, dim=0)[: self.num_images]
+            keys[:, 1] = torch.arange(self.num_images) % self.repeats
         for step in range(start_step, self.num_steps):
-            chosen = order[step * self.batch_size : (step + 1) * self.batch_size]
-            yield [Key(epoch, index) for index in chosen[self.share].tolist()]
+            chosen = keys[step * self.batch_size : (step + 1) * self.batch_size]
+            yield [Key(epoch, index, copy) for index, copy in chosen[self.share].tolist()]
 
 
 def shard_numbers(paths: Sequence[str]) -> Tensor | None:

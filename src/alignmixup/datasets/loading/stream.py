@@ -1,7 +1,8 @@
 """Batches of a set that does not fit in memory, decoded by worker processes.
 
 The order of an epoch is a pure function of (seed, epoch), the augmentation of an image one of
-(seed, epoch, index): neither depends on the number of workers or on the step where an epoch starts.
+(seed, epoch, index), and of the copy where images are repeated: neither depends on the number of
+workers or on the step where an epoch starts.
 """
 
 from __future__ import annotations
@@ -33,6 +34,13 @@ from alignmixup.datasets.loading.decode import (
 )
 from alignmixup.datasets.loading.device_loader import Batch, check_start, count_steps
 from alignmixup.datasets.loading.order import EpochOrder, Key, shard_numbers
+from alignmixup.datasets.loading.rand_augment import (
+    Rgb,
+    augment,
+    check_augmentation,
+    draw_operations,
+    erase,
+)
 from alignmixup.device import is_gpu
 
 if TYPE_CHECKING:
@@ -60,7 +68,10 @@ class StreamLoader:
     4/3, resized; or, with ``resize``, a random window of the image whose shorter side has been
     resized to it. It is mirrored half the time, and its colors change: brightness, contrast and
     saturation by factors in 1 +- ``jitter``, and along ImageNet's principal axes by ``lighting``
-    (see ``augment.Colors``).
+    (see ``augment.Colors``). ``rand_augment`` is the magnitude of RandAugment and ``erasing`` the
+    probability that a rectangle of the image is erased (see ``rand_augment``). With ``repeats`` an
+    epoch has a part of the images only, each that often in a row, augmented differently; it has as
+    many steps.
 
     Otherwise (``is_train=False``) files come in order, each as the window at the center of the
     image resized to ``resize`` (by default 8/7 of ``image_size``: 256 for 224).
@@ -94,6 +105,9 @@ class StreamLoader:
         flip: bool = True,
         jitter: float = 0.0,
         lighting: float = 0.0,
+        rand_augment: float = 0.0,
+        erasing: float = 0.0,
+        repeats: int = 1,
         drop_last: bool = False,
         channels_last: bool = False,
         dtype: torch.dtype = torch.float32,
@@ -114,10 +128,15 @@ class StreamLoader:
         self.channels_last = channels_last
         self.dtype = dtype
         shards = shard_numbers(file_set.paths) if is_train else None
+        check_augmentation(rand_augment, erasing, repeats)
+        repeats = repeats if is_train else 1
         self._order = EpochOrder(
-            len(file_set), batch_size, num_steps, seed, is_train, share, shards
+            len(file_set), batch_size, num_steps, seed, is_train, share, shards, repeats
         )
-        chance = _Chance(seed, flip, jitter, lighting) if is_train else None
+        chance = None
+        if is_train:
+            colors = (file_set.mean, file_set.std)
+            chance = _Chance(seed, flip, jitter, lighting, rand_augment, erasing, *colors)
         self._named: set[str] = set()  # files that were skipped
         # Shared with the workers, who would otherwise finish their batch before they end.
         self._is_closed = multiprocessing.RawValue("b", 0)
@@ -220,12 +239,22 @@ class _Chance:
     flip: bool
     jitter: float
     lighting: float
+    rand_augment: float
+    erasing: float
+    mean: Rgb
+    std: Rgb
 
     def __post_init__(self) -> None:
         if not 0 <= self.jitter <= 1:
             raise ValueError(f"jitter must lie in [0, 1], got {self.jitter}")
         if not self.lighting >= 0:
             raise ValueError(f"lighting must not be negative, got {self.lighting}")
+
+    def generator(self, purpose: str, key: Key) -> torch.Generator:
+        """Return the source of randomness of an image for one purpose."""
+        copy = (key.copy,) if key.copy else ()
+        seed = derive_seed(purpose, self.seed, key.epoch, key.index, *copy)
+        return torch.Generator().manual_seed(seed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,7 +298,7 @@ class _Files(Dataset[_Item]):
         for turn in range(1 + self.num_substitutes):
             index = (key.index + turn * self.stride) % len(self.paths)
             try:
-                shown = self._shown(os.fsdecode(self.paths[index]), Key(key.epoch, index))
+                shown = self._shown(os.fsdecode(self.paths[index]), Key(key.epoch, index, key.copy))
             except (ValueError, OSError) as error:
                 problems.append(str(error))
             else:
@@ -286,8 +315,8 @@ class _Files(Dataset[_Item]):
 def _random_part(
     image: Image.Image, view: _View, chance: _Chance, key: Key
 ) -> UInt8[Tensor, "s s 3"]:
-    """Return a random part of the image as a square, maybe mirrored, in changed colors."""
-    rng = torch.Generator().manual_seed(derive_seed("image", chance.seed, key.epoch, key.index))
+    """Return a random part of the image as a square, maybe mirrored, and changed."""
+    rng = chance.generator("image", key)
     shares = torch.rand(_ATTEMPTS, 4, generator=rng, dtype=torch.float64).tolist()
     is_mirrored = bool(torch.randint(0, 2, (), generator=rng)) and chance.flip
     if view.resize is None:
@@ -299,6 +328,13 @@ def _random_part(
         part = part.flip(1)
     if chance.jitter or chance.lighting:
         part = change_colors(part, draw_colors(chance.jitter, chance.lighting, rng))
+    if chance.rand_augment:
+        operations = draw_operations(chance.rand_augment, chance.generator("operations", key))
+        part = augment(part, operations, chance.mean)
+    if chance.erasing:
+        rng = chance.generator("erasing", key)
+        if float(torch.rand((), generator=rng)) < chance.erasing:
+            part = erase(part, chance.mean, chance.std, rng)
     return part
 
 
