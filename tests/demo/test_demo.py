@@ -7,7 +7,7 @@ import pytest
 from alignmixup.cli import main
 from alignmixup.contracts import Result
 from alignmixup.demo import claims, program
-from alignmixup.demo.claims import MEASURES, headline, margin, sentences, table, values
+from alignmixup.demo.claims import MEASURES, confidences, headline, margin, table, values
 from alignmixup.demo.setup import CLASSES, few_shapes, unseen_shapes
 from alignmixup.training.signals import Stopped
 from small_demo import shrink_demo
@@ -38,18 +38,28 @@ def scores(accuracy, ece):
 def test_the_headline_follows_from_the_numbers(accuracy, ece, said):
     found = scores(accuracy, ece)
     assert said in headline(found, 500)
-    verdicts = re.findall(r"\((better|worse|chance)\)", " ".join(sentences(found, 500)))
-    rows = table(found, 500, []).rows
-    assert verdicts == [re.search(r"\((.+)\)", cell)[1] for cell in rows[1][1:]]
+    row = table(found, 500).rows[1]
+    verdicts = [re.search(r"\((better|worse|chance)\)", cell)[1] for cell in row[1:]]
+    for measure, verdict in zip(MEASURES, verdicts, strict=True):
+        part = next(p for p in headline(found, 500).split("; ") if measure.name in p)
+        assert verdict in part
     # Twice the images: a difference must be 1.4 times as large to count on 500 of them.
     assert margin(500) == pytest.approx(2**0.5 * margin(1000))
 
 
 def test_what_is_not_measured_is_not_claimed():
     found = {"no mixing": {"test accuracy": 70.0}, "AlignMixup": {}}
-    assert sentences(found, 500) == []
     assert headline(found, 500) == "No network with mixing has been measured yet."
-    assert "not measured" in table(found, 500, []).rows[1]
+    assert "not measured" in table(found, 500).rows[1]
+
+
+def test_mean_confidence_and_accuracy_are_those_of_the_bins():
+    bins = {"counts": [1, 3], "confidence": [0.2, 0.9], "accuracy": [0.0, 1.0]}
+    line = Result("calibration", "ece", 10.0, {"reliability": bins})
+    said = confidences({"no mixing": [line], "AlignMixup": [line], "input mixup": []})
+    assert said.count("72.5 and 75.0 % with") == 2
+    assert "input mixup" not in said
+    assert confidences({"no mixing": []}) == ""
 
 
 def test_the_newest_value_counts():
@@ -79,6 +89,14 @@ def test_the_demo_writes_its_page(small, tmp_path, capsys):
     for part in ("no mixing", "input mixup", "AlignMixup", "What this does not show", "<table"):
         assert part in text
     assert "before it had finished" not in text
+    # The story has the charts and pictures; they are not repeated below it.
+    sections = dict(re.findall(r"<h2>([^<]*)</h2>(.*?)</section>", text, re.DOTALL))
+    assert "test accuracy by epoch" in sections["Learning curves"]
+    assert sections["Confidence"].count("<figure") == 3
+    assert 'data-kind="interpolations"' in sections["Aligned features"]
+    assert text.count('data-kind="transport"') == 1
+    assert text.count("test accuracy by epoch.</figcaption>") == 1
+    assert sections["What mixing changed"].count("<li>") == 0
     assert "not measured" not in text
     # What is there is not measured again.
     lines = len((tmp_path / "demo/runs/alignmixup/results.jsonl").read_text().splitlines())
@@ -100,4 +118,17 @@ def test_ctrl_c_leaves_a_page_of_what_is_finished(small, tmp_path, capsys, monke
     assert "stopped before it had finished: AlignMixup, decoded pictures" in text
     assert "input mixup" in text
     assert "Aligned features" not in text
+    assert "test accuracy by epoch" in text
     assert "the page of what is finished" in capsys.readouterr().err
+
+
+def test_ctrl_c_before_the_first_epoch_leaves_a_page_without_empty_sections(
+    small, tmp_path, monkeypatch
+):
+    def stop(recipe, folder, **settings):
+        raise Stopped(2, "stopped by a signal")
+
+    monkeypatch.setattr(program, "train", stop)
+    assert main(["demo", "--out", str(tmp_path)]) == 130
+    titles = re.findall(r"<h2>([^<$]*)</h2>", (tmp_path / "report.html").read_text())
+    assert titles == ["What mixing changed", "What this does not show", "Next"]

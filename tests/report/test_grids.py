@@ -99,7 +99,7 @@ def test_the_summary_leaves_smoke_tests_out_and_says_so():
 def test_the_summary_shows_the_ten_most_recent_runs():
     lines = [line("input", 90.0, s, date=f"2026-01-{s + 1:02}T00:00") for s in range(12)]
     *_, recent = summarize(lines, "median10", of_300).tables
-    assert [row[3] for row in recent.rows] == [str(s) for s in range(11, 1, -1)]
+    assert [row[2] for row in recent.rows] == [str(s) for s in range(11, 1, -1)]
     assert "10 most recent of 12" in recent.title
 
 

@@ -10,6 +10,7 @@ import pytest
 from alignmixup.contracts import RecipeKey, Result
 from alignmixup.report.page import Section, write_page
 from alignmixup.report.page_html import script_json
+from sample_page import sample_run
 
 HOSTILE = (
     "</script><script>hacked()</script>",
@@ -121,3 +122,18 @@ def test_a_path_to_a_file_is_that_file(tmp_path):
     assert write_page([result], [], out) == out
     assert out.exists()
     assert not Path(tmp_path, "report.html").exists()
+
+
+def test_a_part_is_shown_in_the_section_that_asks_for_it_and_not_again(tmp_path):
+    run = sample_run(tmp_path / "run")
+    mine = Section("Mine", "<p>hello</p>", ["transport", "curves"])
+    none = Section("None", "<p>nothing to see</p>", ["localization"])
+    page = write_page([], [run], tmp_path, sections=[mine, none])
+    text = page.read_text()
+    (shown,) = re.findall(r"<h2>Mine</h2>(.*?)</section>", text, re.DOTALL)
+    for part in ("hello", 'data-kind="transport"', "by epoch. The thin gray line"):
+        assert part in shown
+        assert text.count(part) == shown.count(part)
+    assert "nothing to see" not in text
+    with pytest.raises(ValueError, match="unknown part 'curve'"):
+        Section("Mine", "", ["curve"])

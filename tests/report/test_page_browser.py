@@ -97,6 +97,30 @@ def test_it_opens_at_any_width(chromium, report, tmp_path, size, scheme):
         assert len(picture) > 5000
         page.emulate_media(media="print")
         assert page.locator("form.controls").is_hidden()
+        ink = "e => getComputedStyle(e).fill"  # on paper, also of charts drawn in dark mode
+        assert page.locator(".marks text").first.evaluate(ink) == "rgb(0, 0, 0)"
+
+
+def test_names_of_columns_stand_above_their_numbers(chromium, report):
+    right = """e => {
+        const range = document.createRange();
+        range.selectNodeContents(e.querySelector("button") || e);
+        return range.getBoundingClientRect().right;
+    }"""
+    with opened(chromium, report) as page:
+        errors = table(page, "accuracy-cifar10-r18")
+        head = errors.locator("thead th").nth(1).evaluate(right)
+        cell = errors.locator("tbody tr:visible td").first.evaluate(right)
+        assert abs(head - cell) < 1
+
+
+def test_charts_of_several_data_sets_are_labeled_and_hide_with_their_label(chromium, report):
+    with opened(chromium, report) as page:
+        groups = page.locator("section", has_text="Calibration").locator(".group h3")
+        names = ["CIFAR-10, R-18", "CIFAR-100, R-18"]
+        assert groups.locator("visible=true").all_inner_texts() == names
+        page.select_option("#place", names[1])
+        assert groups.locator("visible=true").all_inner_texts() == names[1:]
 
 
 def test_a_table_sorts_by_mouse_and_by_keyboard(chromium, report):
@@ -193,8 +217,9 @@ def test_hostile_names_do_nothing(chromium, tmp_path, name):
 def test_the_page_of_the_demo_opens_and_its_slider_moves(chromium, monkeypatch, tmp_path):
     shrink_demo(monkeypatch)
     assert main(["demo", "--out", str(tmp_path)]) == 0
-    with opened(chromium, tmp_path / "report.html") as page:
+    with opened(chromium, tmp_path / "report.html", "phone") as page:
         assert page.locator("h1").is_visible()
+        assert page.evaluate("document.documentElement.scrollWidth") <= WIDTHS["phone"][0]
         slider = page.locator("input[type=range]").first
         before = slider.input_value()
         slider.focus()

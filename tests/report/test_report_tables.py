@@ -1,7 +1,6 @@
 """Result lines folded into tables: what is averaged, what is refused, what reaches the page."""
 
 import html
-import io
 import math
 import re
 import subprocess
@@ -13,8 +12,9 @@ from alignmixup.contracts import RecipeKey, Result
 from alignmixup.report import paper
 from alignmixup.report.measures import kinds_in
 from alignmixup.report.reading import read_results
-from alignmixup.report.render import Table, to_html, to_latex, to_markdown, to_rich
+from alignmixup.report.render import Table, to_html, to_latex, to_markdown
 from alignmixup.report.tables import table
+from alignmixup.report.terminal import to_text
 
 AWKWARD = Table(
     title="Error (%) & <b>cost</b> of a_b | c",
@@ -464,37 +464,8 @@ def test_html_escapes_and_parses():
 
 
 def test_terminal_shows_names_as_they_are():
-    from rich.console import Console
-
-    out = io.StringIO()
-    Console(file=out, width=120).print(to_rich(AWKWARD))
     for word in ("[red]a|b[/red]", "\\bs", "<script>", "a*b_c`d`", "<b>cost</b>"):
-        assert word in out.getvalue()
-
-
-@pytest.mark.parametrize("width", [200, 60, 30])
-def test_no_cell_is_cut_however_narrow_the_terminal(width):
-    from rich.console import Console
-
-    rows = tuple((f"method {r}", *(f"{r}.{i}00 (9.99)" for i in range(4))) for r in range(3))
-    out = io.StringIO()
-    table = Table("Everything", ("Method", *"abcd"), rows)
-    Console(file=out, width=width).print(to_rich(table))
-    shown = "".join(out.getvalue().split())
-    assert "\u2026" not in shown  # an ellipsis
-    for digit in "0123456789":
-        assert shown.count(digit) == sum(cell.count(digit) for row in rows for cell in row)
-
-
-def test_a_long_name_of_a_row_is_wrapped_and_keeps_its_cells_in_one_piece():
-    from rich.console import Console
-
-    name = f"AlignMixup ({', '.join(f'train.setting{i}={i}' for i in range(9))})"
-    long = Table("t", ("Method", "a (%)", "b (%)"), ((name, "1.00 (2.95)", "3.00"),))
-    out = io.StringIO()
-    Console(file=out, width=110).print(to_rich(long))
-    assert all(f"setting{i}={i}" in out.getvalue() for i in range(9))
-    assert any("1.00 (2.95)" in line and "3.00" in line for line in out.getvalue().splitlines())
+        assert word in to_text(AWKWARD, 120)
 
 
 def test_rich_is_loaded_only_to_render():

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from rich.console import Console
 from rich.table import Table
 from tyro.conf import Positional, UseAppendAction
 
@@ -121,8 +122,9 @@ class Report:
         from alignmixup.report.curves import run_folders
         from alignmixup.report.page import write_page
         from alignmixup.report.reading import read_results
-        from alignmixup.report.render import to_rich, write_tables
+        from alignmixup.report.render import write_tables
         from alignmixup.report.summary import comparison_table, paper_tables, summarize
+        from alignmixup.report.terminal import plain, to_text, wrap
 
         if self.out is not None and (self.out.is_file() or self.out.suffix == ".html"):
             raise ValueError(f"--out must be a folder, for report.html and tables; got {self.out}")
@@ -131,15 +133,18 @@ class Report:
         if not summary.tables:
             where = ", ".join(str(path) for path in self.runs) or "no folder at all"
             raise ValueError(
-                f"no results in {where}: name folders of finished runs, or evaluate a run with "
-                "'alignmixup evaluate' first"
+                f"no results in {where} (--accuracy {self.accuracy}): name folders of finished runs, "
+                "or evaluate a run with 'alignmixup evaluate' first"
             )
+        width = Console().width  # of the terminal, or COLUMNS, or 80
         for each in summary.tables:
-            print_table(to_rich(each))
-        for line in summary.lines:
-            print(line)
+            print(to_text(each, width))
+        lines = list(summary.lines)
         if self.out is None:
-            print("--out DIR writes all of it as a page, with charts, and as LaTeX and Markdown")
+            lines.append("--out DIR writes all of it as a page with charts, and for papers")
+        for line in lines:
+            print("\n".join(wrap(plain(line), width, indent="  ")))
+        if self.out is None:
             return
         if self.pictures:
             from alignmixup.figures.run_pictures import make_pictures
@@ -153,7 +158,7 @@ class Report:
             which=self.accuracy,
             recipe_settings=recipe_settings,
         )
-        tables = paper_tables(summary.results, self.accuracy, recipe_settings)
+        tables = paper_tables(summary, self.accuracy, recipe_settings)
         compared = comparison_table(summary.grids)
         for path in write_tables([*tables, *([compared] if compared else [])], self.out):
             print(path)

@@ -10,11 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from alignmixup.contracts import Result
 from alignmixup.report.render import Table
 
-__all__ = ["MEASURES", "Measure", "headline", "margin", "sentences", "table", "values"]
+__all__ = ["MEASURES", "Measure", "confidences", "headline", "least", "margin", "table", "values"]
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ def margin(num_images: int) -> float:
 Scores = Mapping[str, Mapping[str, float]]
 
 
-def table(scores: Scores, num_images: int, notes: Sequence[str]) -> Table:
+def table(scores: Scores, num_images: int) -> Table:
     """One row a method, one column a measure; each value beside what it says."""
     rows = []
     for method, found in scores.items():
@@ -72,12 +73,15 @@ def table(scores: Scores, num_images: int, notes: Sequence[str]) -> Table:
             cells.append(f"{value} ({said})" if said else value)
         rows.append(tuple(cells))
     columns = ("method", *(f"{m.name} (%; {m.about})" for m in MEASURES))
-    least = (
+    return Table("In percent, beside the network without mixing", columns, tuple(rows))
+
+
+def least(num_images: int) -> str:
+    """One sentence: what a difference must exceed to be called better or worse."""
+    return (
         f"better, worse: by more than {margin(num_images):.1f} points, two standard errors of a "
         f"difference on {num_images} test images; chance: by less."
     )
-    return Table("In percent, beside the network without mixing", columns, tuple(rows),
-                 (least, *notes))  # fmt: skip
 
 
 def _verdict(scores: Scores, method: str, measure: Measure, num_images: int) -> str:
@@ -112,20 +116,20 @@ def headline(scores: Scores, num_images: int) -> str:
     return " ".join(said) or "No network with mixing has been measured yet."
 
 
-def sentences(scores: Scores, num_images: int) -> list[str]:
-    """One sentence a measure, with the values of this run."""
-    baseline, *mixing = scores
+def confidences(results: Mapping[str, Sequence[Result]]) -> str:
+    """One sentence: how far the mean confidence of each network is from its accuracy."""
     said = []
-    for measure in MEASURES:
-        parts = [
-            f"{scores[method][measure.name]:.1f} with {method} ({verdict})"
-            for method in mixing
-            if (verdict := _verdict(scores, method, measure, num_images))
-        ]
-        if parts:
-            start = f"{measure.name.capitalize()}: {scores[baseline][measure.name]:.1f} % with"
-            said.append(f"{start} {baseline}, {_listed(parts)}.")
-    return said
+    for method, lines in results.items():
+        found = [r for r in lines if (r.task, r.metric) == ("calibration", "ece")]
+        if found:
+            bins: Any = max(found, key=lambda r: r.date).settings["reliability"]
+            means = [
+                100 * sum(n * value for n, value in zip(bins["counts"], bins[name], strict=True))
+                / sum(bins["counts"])
+                for name in ("confidence", "accuracy")
+            ]  # fmt: skip
+            said.append(f"{means[0]:.1f} and {means[1]:.1f} % with {method}")
+    return f"Mean confidence and accuracy are {_listed(said)}." if said else ""
 
 
 def _listed(words: Sequence[str]) -> str:

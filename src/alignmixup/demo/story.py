@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import html
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from alignmixup.contracts import Result
-from alignmixup.demo.claims import headline, sentences, table, values
+from alignmixup.demo.claims import confidences, headline, least, table, values
 from alignmixup.demo.setup import LAYER, METHODS, Size
 from alignmixup.report.page import Section, write_page
 from alignmixup.report.render import to_html
 
 __all__ = ["write_story"]
 
-NEXT = """alignmixup recipes                                   every row of the paper's tables
-alignmixup train cifar10-r18-alignmixup-fast         train one (needs the data and a GPU)
-alignmixup figure methods                            one pair under every method
-alignmixup report demo/runs --out report             this page again, without its text"""
+CURVES = "Test accuracy after each epoch. Baseline is the network without mixing."
+NEXT = {
+    "alignmixup recipes": "every row of the paper's tables",
+    "alignmixup train cifar10-r18-alignmixup-fast": "train one (needs the data and a GPU)",
+    "alignmixup figure methods": "one pair under every method",
+    "alignmixup report {runs} --out report": "these tables and charts without the text",
+}
 
 
 def write_story(
@@ -39,15 +43,20 @@ def write_story(
     Returns:
         The path of the page.
     """
-    sections = [_measured(size, results, missing)]
+    sections = [
+        _measured(size, results, missing),
+        Section("Learning curves", f"<p>{CURVES}</p>", ["curves"]),
+        Section("Confidence", f"<p>{html.escape(confidences(results))}</p>", ["reliability"]),
+    ]
     if match:
-        sections.append(Section("Aligned features", _aligned(match)))
+        pictures = ["interpolations", "transport"]
+        sections.append(Section("Aligned features", _aligned(match), pictures))
     sections += [
         Section("What this does not show", _not_shown(size)),
-        Section("Next", f"<pre>{html.escape(NEXT)}</pre>"),
+        Section("Next", _next(out)),
     ]
     lines = [result for found in results.values() for result in found]
-    folders = [out / "runs" / folder_name(method) for method in results]
+    folders = [out / "runs" / folder_name(method) for method in METHODS]
     return write_page(lines, folders, out, title="alignmixup demo", sections=sections)
 
 
@@ -70,11 +79,10 @@ def _measured(
                        "same command continues it.")  # fmt: skip
     body = "".join(f"<p>{html.escape(line)}</p>" for line in text)
     if scores:
-        notes = [f"seed {size.seed}, {size.num_test} test images"]
+        note = f"{least(size.num_test)} Seed {size.seed}."
         body += f"<p><b>{html.escape(headline(scores, size.num_test))}</b></p>"
-        body += to_html(table(scores, size.num_test, notes))
-        listed = "".join(f"<li>{html.escape(s)}</li>" for s in sentences(scores, size.num_test))
-        body += f"<ul>{listed}</ul>"
+        body += f'<div class="scroll">{to_html(table(scores, size.num_test))}</div>'
+        body += f'<p class="note">{html.escape(note)}</p>'
     return Section("What mixing changed", body)
 
 
@@ -112,3 +120,12 @@ def _not_shown(size: Size) -> str:
         "accuracy.",
     )
     return f"<ul>{''.join(f'<li>{html.escape(item)}</li>' for item in items)}</ul>"
+
+
+def _next(out: Path) -> str:
+    runs = shlex.quote(str(out / "runs"))
+    items = (
+        f"<li><code>{html.escape(command.format(runs=runs))}</code><br>{html.escape(about)}</li>"
+        for command, about in NEXT.items()
+    )
+    return f"<ul>{''.join(items)}</ul>"

@@ -68,6 +68,17 @@ def length_of(run: RunInfo) -> str:
     return "length unknown" if run.epochs is None else f"{run.epochs:,} epochs"
 
 
+def long_label(run: RunInfo, label: str) -> str:
+    """Return a label of a run that states its length."""
+    return label if length_of(run) in label else f"{label}, {length_of(run)}"
+
+
+def one_length(rows: Rows) -> str:
+    """Say how long all runs of a chart were trained; a legend says it where they differ."""
+    lengths = {row["length"] for row in rows}
+    return f" All: {lengths.pop()}." if len(lengths) == 1 else ""
+
+
 class Palette:
     """The color of each method, the same in all charts of a page."""
 
@@ -75,7 +86,7 @@ class Palette:
         names = list(dict.fromkeys(method_name(method) for method in methods))
         self._colors = {name: COLORS[i % len(COLORS)] for i, name in enumerate(names)}
 
-    def color(self, rows: Rows, *, legend: bool = True, more: Sequence[str] = ()) -> alt.Color:
+    def color(self, rows: Rows, *, more: Sequence[str] = (), symbol: str = "") -> alt.Color:
         """Encode the field ``method`` by color; ``more`` names are gray."""
         import altair as alt
 
@@ -83,17 +94,18 @@ class Palette:
         names = [name for name in self._colors if name in there]
         colors = [*(self._colors[name] for name in names), *[GRAY] * len(more)]
         scale = alt.Scale(domain=[*names, *more], range=colors)
-        shown = quiet_legend() if legend else None
-        return alt.Color("method:N", scale=scale, legend=shown)
+        return alt.Color("method:N", scale=scale, legend=quiet_legend(symbol=symbol))
 
 
-def quiet_legend(values: Sequence[str] = ()) -> alt.Legend:
+def quiet_legend(values: Sequence[str] = (), symbol: str = "") -> alt.Legend:
     """Return a legend below the chart without a title, of these values or of all."""
     import altair as alt
 
-    legend = alt.Legend(orient="bottom", title=None, direction="horizontal", labelLimit=300)
+    legend = alt.Legend(orient="bottom", title=None, direction="horizontal")
     if values:  # chosen ones have long names: one below the other
         legend.values, legend.columns = list(values), 1
+    if symbol:
+        legend.symbolType = symbol
     return legend
 
 

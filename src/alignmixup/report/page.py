@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from html import escape
@@ -36,6 +36,18 @@ from alignmixup.report.runs import RunInfo, place_name, runs_of
 __all__ = ["Section", "write_page"]
 
 PAGE = "report.html"
+# Charts and pictures, with the kind of table beside which they usually are; the others stand alone.
+PARTS = {
+    "interpolations": "",
+    "transport": "",
+    "curves": "accuracy",
+    "confusion": "accuracy",
+    "reliability": "calibration",
+    "ood": "ood",
+    "attack": "robustness",
+    "localization": "localization",
+    "cost": "cost",
+}
 TITLE = "alignmixup report"
 
 
@@ -47,10 +59,20 @@ class Section:
         title: Its heading; escaped.
         html: Its content. Trusted: inserted as it is. Pictures must be data URIs; scripts in it do
             not run.
+        parts: Charts and pictures to show below it, by their names in ``PARTS``, in place of where
+            they usually are. Without data for any of them the section is left out.
     """
 
     title: str
     html: str
+    parts: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        for part in self.parts:
+            if part not in PARTS:
+                raise ValueError(
+                    f"unknown part {part!r} of the page; choose from {', '.join(PARTS)}"
+                )
 
 
 def write_page(
@@ -94,53 +116,70 @@ def write_page(
     """
     path = out if out.suffix == ".html" else out / PAGE
     made = PageBuilder(title)
+    known = cache(recipe_settings)
+    measured = runs_of(results, known)
+    parts = _parts(made, results, measured, runs)
     for section in sections:
-        made.section(section.title, section.html)
-    _add_results(made, results, runs, which, cache(recipe_settings))
+        shown = "".join(parts.pop(part, "") for part in section.parts)
+        if shown or not section.parts:
+            made.section(section.title, section.html + shown)
+    _add_results(made, results, measured, parts, which, known)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, made.html())
     return path
 
 
-def _add_results(
-    page: PageBuilder,
-    results: Sequence[Result],
-    paths: Sequence[Path],
-    which: str,
-    recipe_settings: RecipeSettings,
-) -> None:
-    runs = runs_of(results, recipe_settings)
-    page.lede = _lede(results, runs)
-    page.places = list(dict.fromkeys(place_name(run.key.data, run.key.network) for run in runs))
-    page.num_smoke = sum(run.is_smoke for run in runs)
+def _parts(
+    page: PageBuilder, results: Sequence[Result], runs: Sequence[RunInfo], paths: Sequence[Path]
+) -> dict[str, str]:
+    """Make the charts and pictures by their names; empty where there are no data."""
     folders = run_folders(paths)
     pictures = Pictures(read_artifacts(folders), has_folders=bool(folders))
     page.data.update(pictures.data())
-    palette = Palette([run.key.method for run in sorted(runs, key=lambda run: run.is_smoke)])
-    curves = page.charts(curve_charts(read_curves(paths, results), palette))
-    beside = {
-        "accuracy": curves + pictures.html("confusion"),
-        "calibration": page.charts(reliability_charts(runs), _RELIABILITY),
+    page.missing = pictures.left_out()
+    curves = read_curves(paths, results)
+    measured = [run.key.method for run in sorted(runs, key=lambda run: run.is_smoke)]
+    palette = Palette([*measured, *(curve.method for curve in curves)])
+    return {
+        "interpolations": pictures.html("interpolations"),
+        "transport": pictures.html("transport"),
+        "curves": page.charts(curve_charts(curves, palette)),
+        "confusion": pictures.html("confusion"),
+        "reliability": page.charts(reliability_charts(runs), _RELIABILITY),
         "ood": page.charts(ood_charts(runs, palette), _ood_note(results)),
-        "robustness": page.charts(attack_charts(runs, palette)),
+        "attack": page.charts(attack_charts(runs, palette)),
         "localization": pictures.html("localization"),
         "cost": page.charts(cost_charts(runs, palette)),
     }
-    page.section("Decoded interpolations", pictures.html("interpolations"))
-    page.section("Where the mass goes", pictures.html("transport"))
+
+
+def _add_results(
+    page: PageBuilder,
+    results: Sequence[Result],
+    runs: Sequence[RunInfo],
+    parts: Mapping[str, str],
+    which: str,
+    recipe_settings: RecipeSettings,
+) -> None:
+    page.lede = _lede(results, runs)
+    page.places = list(dict.fromkeys(place_name(run.key.data, run.key.network) for run in runs))
+    page.num_smoke = sum(run.is_smoke for run in runs)
+    page.section("Decoded interpolations", parts.get("interpolations", ""))
+    page.section("Where the mass goes", parts.get("transport", ""))
     grids: list[Grid] = []
     there = set(kinds_in(results))
     for kind in KINDS:
         made = make_grids(results, kind, which, recipe_settings) if kind in there else []
         grids += made
         tables = "".join(grid_html(grid) for grid in made)
-        page.section(KINDS[kind][0], tables + beside.get(kind, ""))
+        beside = "".join(parts.get(name, "") for name, of in PARTS.items() if of == kind)
+        page.section(KINDS[kind][0], tables + beside)
     if grids:
         page.section("Comparisons over seeds", comparisons_html(grids))
     if runs:
         page.section("Settings of two runs", _difference_html(runs))
         page.data["runs"] = [_settings(run) for run in runs]
-        page.section("Runs", runs_html(runs) + _left_out(results) + pictures.left_out())
+        page.section("Runs", runs_html(runs) + _left_out(results) + page.missing)
 
 
 _RELIABILITY = (

@@ -15,6 +15,7 @@ from alignmixup.report.charting import (
     data,
     faded,
     length_of,
+    one_length,
     quiet_legend,
 )
 from alignmixup.report.curves import Curve
@@ -61,7 +62,7 @@ def curve_charts(curves: Sequence[Curve], palette: Palette) -> list[ChartBlock]:
         base = data(rows).encode(
             x=axis,
             y=alt.Y("top1:Q", title="test top-1 (%)", scale=alt.Scale(zero=False)),
-            color=palette.color(rows, more=theirs),
+            color=palette.color(rows, more=theirs, symbol="stroke"),
             detail="series:N",
             strokeDash=_dashes(own),
             tooltip=[
@@ -95,7 +96,7 @@ def _dashes(curves: Sequence[Curve]) -> Any:
     styles = [[1, 0], [6, 3], [2, 2], [8, 3, 2, 3], [4, 6], [1, 4]][: len(labels)]
     theirs = [curve.label for curve in curves if curve.is_published]
     scale = alt.Scale(domain=[*labels, *theirs], range=[*styles, *[[1, 0]] * len(theirs)])
-    return alt.StrokeDash("series:N", scale=scale, legend=quiet_legend(labels))
+    return alt.StrokeDash("series:N", scale=scale, legend=quiet_legend(labels, "stroke"))
 
 
 def attack_charts(runs: Sequence[RunInfo], palette: Palette) -> list[ChartBlock]:
@@ -108,15 +109,20 @@ def attack_charts(runs: Sequence[RunInfo], palette: Palette) -> list[ChartBlock]
         scale = alt.Scale(type="log", nice=False)
         if strength:
             shape = alt.Shape("attack:N", legend=quiet_legend())
-            axis = alt.X("eps:Q", title="strength (of 255)", axis=alt.Axis(tickMinStep=1))
+            axis = alt.X(
+                "eps:Q", title="strength of the attack (of 255)", axis=alt.Axis(tickMinStep=1)
+            )
             chart = _lines(strength, axis, palette, point=True).encode(shape=shape)
-            caption = f"{place}: accuracy by the strength of an attack; 0 is the clean image."
+            caption = (
+                f"{place}: accuracy by the strength of an attack; 0 is the clean image."
+                f"{one_length(strength)}"
+            )
             blocks.append(block(chart, caption, place, group))
         for attack in dict.fromkeys(row["attack"] for row in steps):
             rows = [row for row in steps if row["attack"] == attack]
             axis = alt.X("step:Q", title="steps of the attack", scale=scale)
             chart = _lines(rows, axis, palette)
-            caption = f"{place}, {attack}: accuracy after each step."
+            caption = f"{place}, {attack}: accuracy after each step.{one_length(rows)}"
             blocks.append(block(chart, caption, place, group))
     return blocks
 
@@ -158,7 +164,7 @@ def _lines(rows: Rows, axis: alt.X, palette: Palette, *, point: bool = False) ->
     dash = alt.StrokeDash("length:N", sort=lengths, legend=quiet_legend())
     lines = (
         data(rows)
-        .mark_line(point={"filled": False, "size": 45} if point else False, strokeWidth=1.8)
+        .mark_line(point={"size": 45} if point else False, strokeWidth=1.8)
         .encode(
             x=axis,
             y=alt.Y("top1:Q", title="top-1 (%)", scale=alt.Scale(domainMin=0)),
@@ -187,21 +193,23 @@ def cost_charts(runs: Sequence[RunInfo], palette: Palette) -> list[ChartBlock]:
     blocks = []
     for place, group in by_place(runs).items():
         both = [
-            run
+            (run, cost)
             for run in group
-            if run.value("cost", "ms_per_batch") is not None and run.top1 is not None
+            if (cost := run.newest("cost", "ms_per_batch")) is not None and run.top1 is not None
         ]
         if not both:
             continue
+        labels = short_labels([run for run, _ in both])
         rows: Rows = [
             {
                 "series": label,
                 "method": method_name(run.key.method),
-                "ms": run.value("cost", "ms_per_batch"),
+                "length": length_of(run),
+                "ms": cost.value,
                 "top1": run.top1,
-                "hardware": run.results[-1].hardware,
+                "hardware": cost.hardware,
             }
-            for run, label in zip(both, short_labels(both), strict=True)
+            for (run, cost), label in zip(both, labels, strict=True)
         ]
         times = [row["ms"] for row in rows]
         # Room for the names to the right of the points.
@@ -218,9 +226,24 @@ def cost_charts(runs: Sequence[RunInfo], palette: Palette) -> list[ChartBlock]:
             ],
         )
         points = base.mark_point(size=90, filled=True, opacity=1).encode(
-            color=palette.color(rows, legend=False)
+            color=palette.color(rows), shape=_by_hardware(rows)
         )
-        names = base.mark_text(align="left", dx=9, fontSize=12).encode(text="series:N")
-        caption = f"{place}: accuracy against the cost of training; up and left is better."
-        blocks.append(block(alt.layer(points, names), caption, place, both))
+        # On a phone names would lie over each other: there, the legend has to do.
+        names = base.mark_text(align="left", dx=9, fontSize=12)
+        names = names.transform_calculate(shown="width >= 500 ? datum.series : ''")
+        machines = ", ".join(sorted({row["hardware"] for row in rows} - {""}))
+        caption = (
+            f"{place}: accuracy against the cost of training; up and left is better. "
+            f"Timed on {machines or 'unknown hardware'}."
+        )
+        chart = alt.layer(points, names.encode(text="shown:N"))
+        blocks.append(block(chart, caption, place, [run for run, _ in both]))
     return blocks
+
+
+def _by_hardware(rows: Rows) -> Any:
+    """Tell points that were timed on different machines apart by their shape."""
+    import altair as alt
+
+    is_one = len({row["hardware"] for row in rows}) == 1
+    return alt.Undefined if is_one else alt.Shape("hardware:N", legend=quiet_legend())

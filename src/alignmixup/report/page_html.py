@@ -30,6 +30,7 @@ class PageBuilder:
         self.lede = ""
         self.places: list[str] = []
         self.num_smoke = 0
+        self.missing = ""
         self.data: dict[str, Any] = {"charts": []}
         self._sections: list[tuple[str, str]] = []
 
@@ -43,9 +44,13 @@ class PageBuilder:
         if not blocks:
             return ""
         large = "".join(self._chart(block) for block in blocks if not block.is_small)
-        small = "".join(self._chart(block) for block in blocks if block.is_small)
-        panels = f'<div class="panels">{small}</div>' if small else ""
-        return (f'<p class="note">{escape(note)}</p>' if note else "") + large + panels
+        small = [block for block in blocks if block.is_small]
+        places = list(dict.fromkeys(block.place for block in small))
+        for place in places:
+            panels = "".join(self._chart(block) for block in small if block.place == place)
+            heading = f"<h3>{escape(place)}</h3>" if len(places) > 1 else ""
+            large += f'<div class="group">{heading}<div class="panels">{panels}</div></div>'
+        return (f'<p class="note">{escape(note)}</p>' if note else "") + large
 
     def _chart(self, block: ChartBlock) -> str:
         self.data["charts"].append(block.spec)
@@ -117,7 +122,7 @@ class PageBuilder:
             '<select id="place" aria-label="Data and network"><option value="">All data</option>'
             f"{options}</select>{smoke}"
             '<label class="check"><input type="checkbox" id="published" checked> '
-            "Published only</label></form>"
+            "Rows of the paper alone</label></form>"
         )
 
 

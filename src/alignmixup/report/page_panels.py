@@ -18,6 +18,8 @@ from alignmixup.report.charting import (
     by_place,
     data,
     length_of,
+    long_label,
+    one_length,
     quiet_legend,
 )
 from alignmixup.report.runs import RunInfo, method_name, short_labels
@@ -30,7 +32,7 @@ def reliability_charts(runs: Sequence[RunInfo]) -> list[ChartBlock]:
         diagrams = [(run, newest) for run in group if (newest := _diagram(run)) is not None]
         labels = short_labels([run for run, _ in diagrams])
         for (run, newest), label in zip(diagrams, labels, strict=True):
-            caption = f"{label}: ECE {newest.value:.2f} %"
+            caption = f"{long_label(run, label)}: ECE\u00a0{newest.value:.2f}\u00a0%"
             chart = _reliability(_bins(newest.settings["reliability"]))
             blocks.append(block(chart, caption, place, [run], is_small=True))
     return blocks
@@ -102,11 +104,15 @@ def ood_charts(runs: Sequence[RunInfo], palette: Palette) -> list[ChartBlock]:
                 rows.append({**row, "length": length_of(run), "source": source})
                 rows[-1]["auroc"] = round(result.value, 2)
                 if "histogram" in result.settings:
-                    caption = f"{label}, {source}: AuROC {result.value:.1f} %"
+                    caption = (
+                        f"{long_label(run, label)}, {source}: AuROC\u00a0{result.value:.1f}\u00a0%"
+                    )
                     chart = _histogram(result.settings["histogram"])
                     small.append(block(chart, caption, place, [run], is_small=True))
         if rows:
-            caption = f"{place}: AuROC by the source of the images; higher is better."
+            caption = (
+                f"{place}: AuROC by the source of the images; higher is better.{one_length(rows)}"
+            )
             large.append(block(_auroc(rows, palette), caption, place, scored))
     return large + small
 

@@ -45,12 +45,14 @@ class Pictures:
 
     def left_out(self) -> str:
         """Say which pictures are missing, and why."""
-        lines = []
+        kinds: dict[str, list[str]] = {}
         for kind, found in self._all.items():
             reasons = [f"{a.get('run', 'run')}: {a['left_out']}" for a in found if "left_out" in a]
             if not found:
                 reasons = [_NO_FILE if self._has_folders else _NO_FOLDER]
-            lines += [f"No pictures of {kind} ({why})." for why in reasons]
+            for why in reasons:
+                kinds.setdefault(why, []).append(kind)
+        lines = [f"No pictures of {', '.join(of)} ({why})." for why, of in kinds.items()]
         return f'<p class="note">{escape(" ".join(lines))}</p>' if lines else ""
 
     def _shown(self, kind: str) -> list[Artifact]:

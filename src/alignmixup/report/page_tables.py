@@ -98,7 +98,7 @@ def _row_html(grid: Grid, row: GridRow, shared: Sequence[str]) -> str:
     words = [word for word in row.variant if word not in shared]
     chips = "".join(f'<span class="chip">{escape(word)}</span>' for word in words)
     seeds = {0: "", 1: "one"}.get(row.num_seeds, str(row.num_seeds))
-    cells = [f"<td>{escape(source)}</td>"] if grid.has_sources else []
+    cells = [f'<td class="source">{escape(source)}</td>'] if grid.has_sources else []
     cells.append(f'<td class="number" data-value="{row.epochs or ""}">{escape(row.length)}</td>')
     for measure in grid.measures:
         both = _value_html(row.cells[measure], measure.digits)

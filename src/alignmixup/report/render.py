@@ -1,4 +1,4 @@
-"""A table as a record, and its renderings: Markdown, LaTeX, HTML, the terminal, files."""
+"""A table as a record, and its renderings: Markdown, LaTeX, HTML, files."""
 
 from __future__ import annotations
 
@@ -6,25 +6,22 @@ import html
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
 
 from alignmixup.files import write_text
-
-if TYPE_CHECKING:
-    from rich.table import Table as RichTable
-
-HEADER_WIDTH = 12  # of a column on the terminal: longer names are wrapped
-ROW_NAME_WIDTH = 64  # likewise, of the names of the rows
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table ready to be rendered: the first column names the row."""
+    """A table ready to be rendered: the first column names the row.
+
+    ``group`` is the column, if any, by which a terminal groups rows to save its width.
+    """
 
     title: str
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     notes: tuple[str, ...] = ()
+    group: str = ""
 
     def __post_init__(self) -> None:
         for row in self.rows:
@@ -100,34 +97,6 @@ def to_html(table: Table) -> str:
         items = "".join(f"<li>{html.escape(note)}</li>" for note in table.notes)
         lines.append(f"<ul>{items}</ul>")
     return "\n".join(lines) + "\n"
-
-
-def _widths(table: Table) -> list[int]:
-    names, *cells = [
-        max([min(len(name), HEADER_WIDTH), *(len(row[i]) for row in table.rows)])
-        for i, name in enumerate(table.columns)
-    ]
-    return [min(names, ROW_NAME_WIDTH), *cells]
-
-
-def to_rich(table: Table) -> RichTable:
-    """Render for the terminal; names are not interpreted as rich markup."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table as RichTable
-    from rich.text import Text
-
-    shown = RichTable(
-        title=Text(table.title),
-        caption=Text("\n".join(table.notes)),
-        box=SIMPLE_HEAD,
-        pad_edge=False,
-    )
-    for i, (name, wide) in enumerate(zip(table.columns, _widths(table), strict=True)):
-        justify: Literal["left", "right"] = "right" if i else "left"
-        shown.add_column(Text(name), justify=justify, max_width=wide, overflow="fold")
-    for row in table.rows:
-        shown.add_row(*[Text(cell) for cell in row])
-    return shown
 
 
 def write_tables(tables: Sequence[Table], out: Path) -> list[Path]:

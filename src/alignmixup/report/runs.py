@@ -68,10 +68,15 @@ class RunInfo:
 
     def value(self, task: str, *metrics: str) -> float | None:
         """Return the newest value of the first of these metrics that it has."""
+        found = self.newest(task, *metrics)
+        return None if found is None else found.value
+
+    def newest(self, task: str, *metrics: str) -> Result | None:
+        """Return the newest result of the first of these metrics that it has."""
         for metric in metrics:
             found = [r for r in self.results if (r.task, r.metric) == (task, metric)]
             if found:
-                return max(found, key=lambda r: r.date).value
+                return max(found, key=lambda r: r.date)
         return None
 
 

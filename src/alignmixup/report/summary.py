@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import string
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,21 +13,22 @@ from alignmixup.report.grids import (
     Cell,
     Claim,
     Grid,
-    GridRow,
     claims_of,
     make_grids,
     shared_variant,
     without_smoke_tests,
 )
-from alignmixup.report.measures import KINDS, Measure, kinds_in
+from alignmixup.report.measures import KINDS, kinds_in
 from alignmixup.report.render import Table
-from alignmixup.report.runs import place_name, runs_of, smoke_filter
+from alignmixup.report.runs import runs_of, smoke_filter
 from alignmixup.report.tables import table
 
 MAX_ROWS = 12  # of a table
 MAX_MEASURES = 4
+MAX_VARIANT = 16  # letters of a variant beside the name of its method
 NUM_RECENT = 10
 NUM_CLAIMS = 10
+HUGE = 1e6
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ def summarize(
         kept, num_smoke = without_smoke_tests(results, smoke_filter(recipe_settings))
     by_kind = {kind: make_grids(kept, kind, which, recipe_settings) for kind in kinds_in(kept)}
     grids = [grid for made in by_kind.values() for grid in made]
-    tables = [_kind_table(kind, made) for kind, made in by_kind.items()]
+    tables = [_kind_table(kind, made) for kind, made in by_kind.items() if made]
     if tables:
         tables.append(_recent(kept, recipe_settings))
     lines = _claim_lines(grids)
@@ -64,13 +66,11 @@ def summarize(
     return Summary(tuple(tables), tuple(lines), tuple(grids), tuple(kept))
 
 
-def paper_tables(
-    results: Sequence[Result], which: str, recipe_settings: RecipeSettings
-) -> list[Table]:
+def paper_tables(summary: Summary, which: str, recipe_settings: RecipeSettings) -> list[Table]:
     """Return the tables for papers: one per kind, published figures in brackets."""
     return [
-        table(results, kind, which=which, recipe_settings=recipe_settings)
-        for kind in kinds_in(results)
+        table(summary.results, kind, which=which, recipe_settings=recipe_settings)
+        for kind in dict.fromkeys(grid.kind for grid in summary.grids)
     ]
 
 
@@ -97,18 +97,21 @@ def comparison_table(grids: Sequence[Grid]) -> Table | None:
 def _kind_table(kind: str, grids: Sequence[Grid]) -> Table:
     """One table for all data sets and networks of a kind, measured rows only."""
     measures = list(dict.fromkeys(m for grid in grids for m in grid.measures))[:MAX_MEASURES]
-    has_sources = any(grid.has_sources for grid in grids)
     measured = [(grid, row) for grid in grids for row in grid.rows if row.is_measured]
     shared = shared_variant(row for _, row in measured)
     # One data set and network is in the title.
     places = list(dict.fromkeys(grid.place for grid, _ in measured))
+    shown = measured[:MAX_ROWS]
+    variants = [", ".join(w for w in row.variant if w not in shared) for _, row in shown]
+    letters = _letters(variants)
     rows = []
-    for grid, row in measured:
+    for (grid, row), variant in zip(shown, variants, strict=True):
         where = [grid.place] if len(places) > 1 else []
-        where += [paper.SOURCES.get(row.source, row.source)] if has_sources else []
-        rows.append(_row(row, where, measures, shared))
-    heads = ["Method", *(["Data"] if len(places) > 1 else []), *(["Source"] if has_sources else [])]
-    heads += ["Epochs", "Seeds"]
+        where += [paper.SOURCES.get(row.source, row.source)] if row.source else []
+        mark = f" [{letters[variant]}]" if variant in letters else f" ({variant})" * bool(variant)
+        cells = [_cell(row.cells.get(m), m.digits) for m in measures]
+        rows.append((row.name + mark, ": ".join(where), row.length, str(row.num_seeds), *cells))
+    heads = ("Method", "Data", "Epochs", "Seeds")
     title = KINDS[kind][0] + ("" if len(places) > 1 else f", {places[0]}")
     names = [f"{m.name() or 'Top-1 error'} ({m.unit()})" for m in measures]
     is_published = any(grid.is_published(m) for grid in grids for m in grid.measures)
@@ -117,45 +120,47 @@ def _kind_table(kind: str, grids: Sequence[Grid]) -> Table:
         notes.append(f"Every row: {', '.join(shared)}.")
     if grids[0].note:
         notes.append(grids[0].note)
-    if len(rows) > MAX_ROWS:
-        notes.append(f"{len(rows) - MAX_ROWS} more rows on the page.")
-    shown = tuple(rows[:MAX_ROWS])
-    return Table(title, (*heads, *names), shown, (" ".join(notes),) if notes else ())
+    if len(measured) > MAX_ROWS:
+        notes.append(f"{len(measured) - MAX_ROWS} more rows on the page.")
+    below = [" ".join(notes)] if notes else []
+    below += [f"[{letter}] {variant}" for variant, letter in letters.items()]
+    return Table(title, (*heads, *names), tuple(rows), tuple(below), "Data")
 
 
-def _row(
-    row: GridRow, where: Sequence[str], measures: Sequence[Measure], shared: Sequence[str]
-) -> tuple[str, ...]:
-    words = [word for word in row.variant if word not in shared]
-    variant = f" ({', '.join(words)})" if words else ""
-    cells = [_cell(row.cells.get(m), m.digits) for m in measures]
-    return (row.name + variant, *where, row.length, str(row.num_seeds), *cells)
+def _letters(variants: Sequence[str]) -> dict[str, str]:
+    """Give each variant that is too long for a row a letter, which a note explains."""
+    long = dict.fromkeys(variant for variant in variants if len(variant) > MAX_VARIANT)
+    return dict(zip(long, string.ascii_lowercase, strict=False))
 
 
 def _cell(cell: Cell | None, digits: int) -> str:
     if cell is None or (ours := cell.spread) is None:
         return ""
-    text = f"{ours.mean:.{digits}f}"
-    if ours.deviation is not None:
-        text += f" \u00b1 {ours.deviation:.{digits}f}"
+    text = _number(ours.mean, digits)
+    if ours.deviation is not None:  # no line break before the deviation itself
+        text += f" \u00b1\u00a0{_number(ours.deviation, digits)}"
     return text if cell.published is None else f"{text} ({cell.published:.{digits}f})"
+
+
+def _number(value: float, digits: int) -> str:
+    """A value with its decimals; a huge one, which no measure should have, in short."""
+    return f"{value:.{digits}f}" if abs(value) < HUGE else f"{value:.3e}"
 
 
 def _recent(results: Sequence[Result], recipe_settings: RecipeSettings) -> Table:
     runs = sorted(runs_of(results, recipe_settings), key=lambda run: run.date, reverse=True)
     rows = [
         (
-            run.key.name,
-            place_name(run.key.data, run.key.network),
+            run.key.name,  # data and network are in it
             "" if run.epochs is None else f"{run.epochs:,}",
             "" if run.seed is None else str(run.seed),
-            "" if run.top1 is None else f"{run.top1:.2f}",
+            "" if run.top1 is None else _number(run.top1, 2),
             run.date[:16].replace("T", " "),
         )
         for run in runs[:NUM_RECENT]
     ]
     title = f"The {len(rows)} most recent of {len(runs)} runs" if len(runs) > len(rows) else "Runs"
-    columns = ("Run", "Data", "Epochs", "Seed", "Top-1 (%)", "Measured")
+    columns = ("Run", "Epochs", "Seed", "Top-1 (%)", "Measured")
     return Table(title, columns, tuple(rows))
 
 

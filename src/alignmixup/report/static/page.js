@@ -85,6 +85,7 @@
         (row.classList.contains("paper") && !controls.published.checked);
     }
     for (const chart of all("figure.chart")) chart.hidden = isHidden(chart);
+    for (const group of all(".group")) group.hidden = all("figure.chart", group).every((chart) => chart.hidden);
     for (const figure of all("figure.table").filter(filtered)) {
       const rows = all("tbody tr", figure).filter((row) => !row.classList.contains("paper"));
       figure.hidden = rows.length > 0 && rows.every((row) => row.hidden);
@@ -119,7 +120,7 @@
       background: "transparent", font: "system-ui, sans-serif",
       axis: { labelFlush: false, tickCount: width < 500 ? 5 : 8, labelOverlap: true, labelColor: muted, titleColor: text, gridColor: faint, domainColor: faint, tickColor: faint,
               titleFontWeight: 500, labelFontSize: 11, titleFontSize: 12 },
-      legend: { labelColor: text, titleColor: text, labelFontSize: 12, symbolStrokeWidth: 2, symbolBaseStrokeColor: muted,
+      legend: { labelColor: text, titleColor: text, labelFontSize: 12, labelLimit: Math.min(420, width - 80), symbolStrokeWidth: 2, symbolBaseStrokeColor: muted,
                 layout: { bottom: { anchor: "start", direction: width < 760 ? "vertical" : "horizontal", margin: 6 } },
                 columns: Math.max(1, Math.min(6, Math.floor(width / 150))), padding: 4, rowPadding: 3, columnPadding: 14 },
       view: { stroke: null }, text: { color: text },
