@@ -32,7 +32,7 @@ class Figure:
     """Folder of the data sets of the run; else ALIGNMIXUP_DATA, else ./datasets."""
 
     def __call__(self) -> None:
-        from alignmixup.figures.registry import draw_figure
+        from alignmixup.figures.by_name import draw_figure
 
         written = draw_figure(
             self.name,
@@ -48,7 +48,7 @@ class Figure:
 
 def parse_figure(args: list[str]) -> Call:
     """Read the words after ``figure``; its help lists the figures that are registered."""
-    from alignmixup.figures.registry import list_figures
+    from alignmixup.figures.by_name import list_figures
 
     return read_words(Figure, "figure", args, about=listing("Figures", list_figures()))
 

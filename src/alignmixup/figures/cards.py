@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from alignmixup.contracts import ImageSet, Mixer
 from alignmixup.experiments.painters import features_at
+from alignmixup.figures.by_name import register_figure
 from alignmixup.figures.methods import (
     SHARE,
     FixedDraw,
@@ -28,7 +29,6 @@ from alignmixup.figures.methods import (
     small_style_network,
     with_others,
 )
-from alignmixup.figures.registry import register_figure
 from alignmixup.figures.sources import different_pairs, floats, network_source, shown
 from alignmixup.figures.style import Picture, gallery, save
 from alignmixup.mixers.comixup import CoMixup

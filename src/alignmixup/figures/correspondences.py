@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from alignmixup.contracts import ImageSet
 from alignmixup.experiments.painters import features_at
-from alignmixup.figures.registry import register_figure
+from alignmixup.figures.by_name import register_figure
 from alignmixup.figures.sources import (
     different_pairs,
     floats,

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from alignmixup.evaluation.effect import NEXT_TO_NOTHING, Effect, alignment_effect
 from alignmixup.experiments.painters import features_at
-from alignmixup.figures.registry import register_figure
+from alignmixup.figures.by_name import register_figure
 from alignmixup.figures.sources import Source, floats, network_source
 from alignmixup.figures.style import BLUE, GREEN, VERMILLION, new_figure, save, write_title
 from alignmixup.models.preact_resnet import HeadKind

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from alignmixup.experiments.built_in import decoded_source
 from alignmixup.experiments.painters import Painter
-from alignmixup.figures.registry import register_figure
+from alignmixup.figures.by_name import register_figure
 from alignmixup.figures.sources import different_pairs, floats, shown
 from alignmixup.figures.style import Image, new_figure, save, write_title
 from alignmixup.ops.align import Keep, align_mix

@@ -15,7 +15,7 @@ from alignmixup.contracts import ImageSet
 from alignmixup.evaluation.tasks.localization import LocalizationSettings, localize
 from alignmixup.experiments.built_in import localizer
 from alignmixup.experiments.load import load_run
-from alignmixup.figures.registry import register_figure
+from alignmixup.figures.by_name import register_figure
 from alignmixup.figures.sources import Source, floats, run_source, shown
 from alignmixup.figures.style import ORANGE, SKY, Image, new_figure, save, write_title
 from alignmixup.models.zoo import default_tap

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from alignmixup.contracts import Draw, ImageSet, Mixer
 from alignmixup.experiments.painters import Painter
-from alignmixup.figures.registry import register_figure
+from alignmixup.figures.by_name import register_figure
 from alignmixup.figures.sources import Source, different_pairs, floats, shown, trained_source
 from alignmixup.figures.style import Picture, gallery, save
 from alignmixup.mixers.alignmixup import AlignMixup

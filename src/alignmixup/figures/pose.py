@@ -13,9 +13,9 @@ import torch
 
 from alignmixup import datasets
 from alignmixup.experiments.built_in import DecodedSource, decoded_source, write_lines
+from alignmixup.figures.by_name import register_figure
 from alignmixup.figures.pose_measures import PosePoint, pose_points, pose_results
 from alignmixup.figures.pose_plans import PLANS, assignment, carried
-from alignmixup.figures.registry import register_figure
 from alignmixup.figures.sources import different_pairs, floats, shown
 from alignmixup.figures.style import (
     BLUE,

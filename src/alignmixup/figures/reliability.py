@@ -13,8 +13,8 @@ from alignmixup.contracts import Result
 from alignmixup.evaluation.tasks.calibration import Reliability
 from alignmixup.experiments.run_folder import read_recipe
 from alignmixup.experiments.scoring import evaluate
+from alignmixup.figures.by_name import register_figure
 from alignmixup.figures.localization import classifier_source
-from alignmixup.figures.registry import register_figure
 from alignmixup.figures.style import BLUE, VERMILLION, new_figure, save, write_title
 from alignmixup.report.reading import read_results
 

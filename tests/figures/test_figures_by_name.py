@@ -1,4 +1,4 @@
-"""The registry: figures add themselves, and the command line draws and lists them."""
+"""Figures by name: they register themselves, and the command line draws and lists them."""
 
 import numpy as np
 import pytest
@@ -8,8 +8,8 @@ from alignmixup.cli import main
 from alignmixup.datasets import shapes
 from alignmixup.experiments import built_in
 from alignmixup.experiments.built_in import BuiltIn
-from alignmixup.figures import effect, methods, registry, sources, style
-from alignmixup.figures.registry import draw_figure, list_figures, register_figure
+from alignmixup.figures import by_name, effect, methods, sources, style
+from alignmixup.figures.by_name import draw_figure, list_figures, register_figure
 from alignmixup.registry import FIGURES
 
 
@@ -27,7 +27,7 @@ def small(monkeypatch):
 def test_a_figure_from_outside_is_listed_and_drawn(tmp_path, monkeypatch, capsys):
     assert "toy" in FIGURES  # all of ours are there
     monkeypatch.setattr(FIGURES, "_entries", dict(FIGURES._entries))
-    monkeypatch.setattr(registry, "_about", dict(registry._about))
+    monkeypatch.setattr(by_name, "_about", dict(by_name._about))
 
     @register_figure("mine", about="a figure of my own")
     def mine(out, *, run=None, seed=0, data_root=None):
@@ -115,7 +115,7 @@ def test_the_extension_of_out_is_the_format(tmp_path, capsys, monkeypatch):
 
 def test_several_pictures_do_not_fit_one_file(tmp_path, monkeypatch):
     monkeypatch.setattr(FIGURES, "_entries", dict(FIGURES._entries))
-    monkeypatch.setattr(registry, "_about", dict(registry._about))
+    monkeypatch.setattr(by_name, "_about", dict(by_name._about))
 
     @register_figure("two", about="two pictures")
     def two(out, *, run=None, seed=0, data_root=None):
