@@ -67,6 +67,14 @@ def test_an_unknown_figure_is_an_error_with_the_names(capsys):
     assert "unknown figure 'tory'; did you mean 'toy'?" in said
 
 
+def test_pairs_are_an_option_of_some_figures(tmp_path, capsys):
+    assert main(["figure", "toy", "--pairs", "2", "--out", str(tmp_path)]) == 1
+    said = capsys.readouterr().err
+    assert "--pairs is an option of correspondences and interpolations; toy has none" in said
+    assert main(["figure", "interpolations", "--pairs", "0", "--out", str(tmp_path)]) == 1
+    assert "--pairs must be at least 1, got 0" in capsys.readouterr().err
+
+
 # The other figures have tests of their own.
 SLOW = [
     pytest.param(name, marks=pytest.mark.slow) for name in ("methods", "effect", "correspondences")

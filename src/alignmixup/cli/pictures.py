@@ -28,6 +28,8 @@ class Figure:
     of a two-column paper (3.25 in) or both of them (6.875 in)."""
     seed: int = 0
     """Seed of points, pairs of images, untrained weights and the methods' chance."""
+    pairs: int | None = None
+    """Number of pairs of images in interpolations (3) and correspondences (5)."""
     data: Path | None = None
     """Folder of the data sets of the run; else ALIGNMIXUP_DATA, else ./datasets."""
 
@@ -41,6 +43,7 @@ class Figure:
             seed=self.seed,
             data_root=self.data,
             style=self.style,
+            num_pairs=self.pairs,
         )
         for path in written:
             print(path)
