@@ -7,8 +7,8 @@ from alignmixup.contracts import RecipeKey
 from alignmixup.datasets import shapes
 from alignmixup.experiments.run import Sets, train
 from alignmixup.figures import sources
+from alignmixup.figures.by_name import draw_figure
 from alignmixup.figures.correspondences import AlignedPair, aligned_pair, draw_pairs, matches
-from alignmixup.figures.registry import draw_figure
 from alignmixup.mixers.alignmixup import AlignMixup
 from alignmixup.models import build
 from alignmixup.models.zoo import NetSpec

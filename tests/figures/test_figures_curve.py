@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from alignmixup.figures.by_name import draw_figure
 from alignmixup.figures.curve import draw_curve, scored_epochs
-from alignmixup.figures.registry import draw_figure
 from alignmixup.recipes.catalog import find_recipe
 from alignmixup.report.authors_logs import LOGS
 

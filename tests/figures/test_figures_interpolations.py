@@ -13,7 +13,7 @@ from alignmixup.experiments import built_in, decoding
 from alignmixup.experiments.built_in import BuiltIn, DecodedSource, decoded_source, small_recipe
 from alignmixup.experiments.painters import LayerDecoder
 from alignmixup.experiments.run import Sets, train
-from alignmixup.figures import pose, teaser
+from alignmixup.figures import interpolations, pose, teaser
 from alignmixup.figures.interpolations import Interpolation, draw_interpolations, interpolation
 from alignmixup.figures.teaser import teaser_pictures
 from alignmixup.mixers.alignmixup import AlignMixup
@@ -81,36 +81,50 @@ def test_interpolations_begin_and_end_with_the_decoded_images(painter, images):
 
 def pair():
     def mixes():
-        return {name: RNG.random((3, 4, 4, 3)) for name in ("unaligned", "aligned")}
+        return {name: RNG.random((3, 4, 4, 3)) for name in ("aligned", "unaligned")}
 
-    return Interpolation(*RNG.random((2, 4, 4, 3)), SHARES, mixes(), mixes())
+    return Interpolation(*RNG.random((2, 4, 4, 3)), SHARES, mixes(), mixes(), ("cat", "car"))
 
 
-def test_every_mix_is_in_its_row_and_column():
+def test_every_mix_is_in_its_row_and_column_aligned_above_unaligned():
     pairs = [pair(), pair()]
-    figure = draw_interpolations(pairs, "title")
-    (axes,) = figure.axes
+    (axes,) = draw_interpolations(pairs, "title").axes
     placed = {}
     for image in axes.images:
-        left, _, _, top = image.get_extent()
+        left, right, _, top = image.get_extent()
+        assert right - left == pytest.approx(1)
         placed[round(top, 3), round(left, 3)] = np.asarray(image.get_array())
-    assert len(placed) == 2 * (2 + 2 * 2 * 3)
-    tops = sorted({top for top, left in placed if left > 2.5})
-    assert len(tops) == 4
+    assert len(placed) == 2 * (2 + 2 * 3)
+    tops = sorted({top for top, _ in placed})
+    lefts = sorted({left for _, left in placed})
+    assert (len(tops), len(lefts)) == (4, 4)
+    labels = {t.get_text(): t.get_position() for t in axes.texts}
     for number, given in enumerate(pairs):
-        for row, name in enumerate(("unaligned", "aligned")):
-            lefts = sorted(left for top, left in placed if top == tops[2 * number + row])
-            lefts = [left for left in lefts if left > 2.5]
-            shown = np.stack([placed[tops[2 * number + row], left] for left in lefts])
-            expected = np.concatenate([given.keep_first[name], given.keep_second[name]])
-            np.testing.assert_array_equal(shown, expected)
+        for row, name in enumerate(("aligned", "unaligned")):
+            top = tops[2 * number + row]
+            np.testing.assert_array_equal(placed[top, lefts[0]], (given.first, given.second)[row])
+            shown = np.stack([placed[top, left] for left in lefts[1:]])
+            np.testing.assert_array_equal(shown[::-1], given.keep_first[name])
+    # The label of a row stands beside it; that of a column above it.
+    for text in (t for t in axes.texts if t.get_text() in ("aligned", "unaligned")):
+        row = (tops.index(round(text.get_position()[1] - 0.5, 3))) % 2
+        assert text.get_text() == ("aligned", "unaligned")[row]
+    for left, share in zip(lefts[1:], reversed(SHARES), strict=True):
+        assert labels[f"{share:g}"][0] == pytest.approx(left + 0.5, abs=1e-3)
     texts = [text.get_text() for text in axes.texts]
-    assert texts.count("unaligned") == texts.count("aligned") == 2
-    assert texts.count("0.5") == 2
-    assert [t for t in texts if "positions of" in t] == [
-        r"positions of $x$ kept, $\lambda$ =",
-        r"positions of $x'$ kept, $\lambda$ =",
-    ]
+    assert texts.count("unaligned") == texts.count("aligned") == texts.count("$x'$ car") == 2
+
+
+def test_pictures_are_as_large_whatever_the_number_of_pairs():
+    sizes = []
+    for count in (1, 3):
+        figure = draw_interpolations([pair() for _ in range(count)], "")
+        figure.draw_without_rendering()
+        (axes,) = figure.axes
+        left, right = axes.transData.transform([(0, 0), (1, 0)])[:, 0] / figure.dpi
+        sizes.append(right - left)
+    assert sizes[0] == pytest.approx(sizes[1], rel=0.05)
+    assert min(sizes) > 0.9  # inches
 
 
 def test_the_teaser_shows_what_each_method_does(painter, images):
@@ -165,6 +179,13 @@ def test_the_built_in_network_is_trained_once_and_serves_every_figure(
     assert lines[0]["date"]
 
 
+class Blank:
+    """A figure that is not drawn."""
+
+    def savefig(self, path, **settings):
+        path.touch()
+
+
 def test_figures_of_a_run_are_those_of_its_decoder(tmp_path, capsys, monkeypatch, images):
     folder = tmp_path / "run"
     sets = {"train": shapes("train", 16), "test": images}
@@ -187,6 +208,15 @@ def test_figures_of_a_run_are_those_of_its_decoder(tmp_path, capsys, monkeypatch
     assert (source.painter.layer, source.num_iters) == ("layer3", 7)
     assert source.what == "shapes-r18-baseline-run, 1 epoch, decoder of layer3"
     assert source.where()["key"] == recipe.key
+    drawn = []
+    monkeypatch.setattr(
+        interpolations, "draw_interpolations", lambda pairs, title: drawn.append(pairs) or Blank()
+    )
+    for words, count in (([], 3), (["--pairs", "2"], 2)):
+        command = ["figure", "interpolations", "--run", str(folder), "--out", str(tmp_path)]
+        assert main([*command, *words]) == 0
+        assert len(drawn[-1]) == count
+    assert set(drawn[-1][0].names) <= set(images.class_names)
 
 
 def test_pose_is_measured_on_shapes_alone(tmp_path, monkeypatch, painter, images):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from alignmixup.figures.registry import draw_figure
+from alignmixup.figures.by_name import draw_figure
 from alignmixup.figures.toy import ToyAlignment, draw_toy, toy_alignment
 from alignmixup.ops.cost import pairwise_cost
 from alignmixup.ops.sinkhorn import sinkhorn

@@ -145,5 +145,5 @@ def test_an_accuracy_that_no_run_has_is_one_sentence(tmp_path, capsys):
     line = Result("accuracy", "top1_last", 90.0, key=key, seed=0, epoch=300)
     (tmp_path / "results.jsonl").write_text(line.to_json() + "\n")
     assert main(["report", str(tmp_path)]) == 1
-    assert "no figure for a table" in capsys.readouterr().err
+    assert "no results in" in capsys.readouterr().err
     assert main(["report", str(tmp_path), "--accuracy", "last", "--out", str(tmp_path)]) == 0

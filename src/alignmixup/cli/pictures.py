@@ -28,11 +28,13 @@ class Figure:
     of a two-column paper (3.25 in) or both of them (6.875 in)."""
     seed: int = 0
     """Seed of points, pairs of images, untrained weights and the methods' chance."""
+    pairs: int | None = None
+    """Number of pairs of images in interpolations (3) and correspondences (5)."""
     data: Path | None = None
     """Folder of the data sets of the run; else ALIGNMIXUP_DATA, else ./datasets."""
 
     def __call__(self) -> None:
-        from alignmixup.figures.registry import draw_figure
+        from alignmixup.figures.by_name import draw_figure
 
         written = draw_figure(
             self.name,
@@ -41,6 +43,7 @@ class Figure:
             seed=self.seed,
             data_root=self.data,
             style=self.style,
+            num_pairs=self.pairs,
         )
         for path in written:
             print(path)
@@ -48,7 +51,7 @@ class Figure:
 
 def parse_figure(args: list[str]) -> Call:
     """Read the words after ``figure``; its help lists the figures that are registered."""
-    from alignmixup.figures.registry import list_figures
+    from alignmixup.figures.by_name import list_figures
 
     return read_words(Figure, "figure", args, about=listing("Figures", list_figures()))
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from alignmixup.contracts import ImageSet
 from alignmixup.experiments.painters import features_at
-from alignmixup.figures.registry import register_figure
+from alignmixup.figures.by_name import register_figure
 from alignmixup.figures.sources import (
     different_pairs,
     floats,
@@ -54,7 +54,12 @@ class AlignedPair:
 
 @register_figure("correspondences", about="what is matched with what in pairs of images")
 def correspondences(
-    out: Path, *, run: Path | None = None, seed: int = 0, data_root: Path | None = None
+    out: Path,
+    *,
+    run: Path | None = None,
+    seed: int = 0,
+    data_root: Path | None = None,
+    num_pairs: int = NUM_PAIRS,
 ) -> list[Path]:
     """Draw pairs of images with lines between matched positions, and their feature maps.
 
@@ -63,7 +68,7 @@ def correspondences(
     source = trained_source(out, None, seed, None) if run is None else run_source(run, data_root)
     pairs = [
         aligned_pair(source.net, source.layer, source.images, i, j, source.eps, source.num_iters)
-        for i, j in different_pairs(source.images, NUM_PAIRS, seed)
+        for i, j in different_pairs(source.images, num_pairs, seed)
     ]
     caption = (
         f"Correspondences and features at {source.layer}: {source.what}. A position of the left "
@@ -116,9 +121,9 @@ def aligned_pair(
 def _principal_colors(maps: Float[Tensor, "k c h w"]) -> NDArray[np.float32]:
     """Feature maps as pictures [k, h, w, 3]: their first three principal axes."""
     points = maps.permute(0, 2, 3, 1).flatten(0, 2)
-    centerd = points - points.mean(0)
-    _, _, axes = torch.linalg.svd(centerd, full_matrices=False)
-    scores = centerd @ axes[:3].T
+    centered = points - points.mean(0)
+    _, _, axes = torch.linalg.svd(centered, full_matrices=False)
+    scores = centered @ axes[:3].T
     low, high = scores.amin(0), scores.amax(0)
     k, _, h, w = maps.shape
     colors: NDArray[np.float32] = (

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from alignmixup.experiments.run_folder import read_recipe
-from alignmixup.figures.registry import register_figure
+from alignmixup.figures.by_name import register_figure
 from alignmixup.figures.style import BLACK, BLUE, new_figure, save, write_title
 from alignmixup.mixers.alignmixup import AlignMixup
 from alignmixup.report.authors_logs import LOGS

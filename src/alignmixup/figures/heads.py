@@ -14,8 +14,8 @@ from alignmixup.experiments.built_in import small_recipe, train_built_in, write_
 from alignmixup.experiments.data_record import Sets
 from alignmixup.experiments.load import load_run
 from alignmixup.experiments.provenance import origin, provenance
+from alignmixup.figures.by_name import register_figure
 from alignmixup.figures.effect import EFFECT_CAPTION, draw_effects
-from alignmixup.figures.registry import register_figure
 from alignmixup.figures.sources import floats
 from alignmixup.figures.style import save
 from alignmixup.mixers.alignmixup import AlignMixup

@@ -1,9 +1,9 @@
-"""Decoded mixes of two images' features from lam = 0 to 1, unaligned above aligned."""
+"""Decoded mixes of two images' features from lam = 0 to 1, aligned above unaligned."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from alignmixup.experiments.built_in import decoded_source
 from alignmixup.experiments.painters import Painter
-from alignmixup.figures.registry import register_figure
+from alignmixup.figures.by_name import register_figure
 from alignmixup.figures.sources import different_pairs, floats, shown
 from alignmixup.figures.style import Image, new_figure, save, write_title
 from alignmixup.ops.align import Keep, align_mix
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 __all__ = ["Interpolation", "draw_interpolations", "interpolation", "interpolations"]
 
 SHARES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
-NUM_PAIRS = 4
+NUM_PAIRS = 3
+INCHES = 1.1  # of a picture on a screen
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Interpolation:
     """Two images and decoded mixes of their features, one for each share of the first image.
 
     ``keep_first`` has mixes [k, h, w, 3] on the first image's positions, by the name of their row
-    (unaligned, aligned); ``keep_second`` those on the second's.
+    (aligned, unaligned); ``keep_second`` those on the second's. ``names`` are the classes.
     """
 
     first: Image
@@ -42,24 +43,31 @@ class Interpolation:
     shares: tuple[float, ...]
     keep_first: Mapping[str, Image]
     keep_second: Mapping[str, Image]
+    names: tuple[str, str] = ("", "")
 
 
 @register_figure("interpolations", about="decoded mixes of the features of two images")
 def interpolations(
-    out: Path, *, run: Path | None = None, seed: int = 0, data_root: Path | None = None
+    out: Path,
+    *,
+    run: Path | None = None,
+    seed: int = 0,
+    data_root: Path | None = None,
+    num_pairs: int = NUM_PAIRS,
 ) -> list[Path]:
     """Draw the grid of decoded interpolations."""
     source = decoded_source(out, run, seed, data_root)
-    pairs = [
-        interpolation(
-            source.painter, floats(source.images, [i, j]), SHARES, source.eps, source.num_iters
+    images, pairs = source.images, []
+    for i, j in different_pairs(images, num_pairs, seed):
+        first, second = (images.class_names[int(images.labels[k])] for k in (i, j))
+        made = interpolation(
+            source.painter, floats(images, [i, j]), SHARES, source.eps, source.num_iters
         )
-        for i, j in different_pairs(source.images, NUM_PAIRS, seed)
-    ]
+        pairs.append(replace(made, names=(first, second)))
     caption = (
-        f"Decoded mixes of features: {source.what}. lambda is the share of x. Left: at 1 the "
-        "decoded x, at 0 x' on the positions of x; right: at 0 the decoded x', at 1 x on the "
-        "positions of x'. Pairs drawn at random."
+        f"Decoded mixes of features: {source.what}. Columns: the share of x, from none to all. "
+        "Aligned, x keeps its positions and takes the features of x'; unaligned, x turns into x'. "
+        "Pairs drawn at random."
     )
     figure = draw_interpolations(pairs, "Decoded mixes of the features of two images")
     return save(figure, out / "interpolations", caption)
@@ -78,12 +86,12 @@ def interpolation(
     A, swap = painter.features(x), torch.tensor([1, 0], device=x.device)
 
     def decoded(keep: Keep) -> Mapping[str, Image]:
-        rows: dict[str, list[Tensor]] = {"unaligned": [], "aligned": []}
+        rows: dict[str, list[Tensor]] = {"aligned": [], "unaligned": []}
         for value in shares:
             lam = torch.tensor(value, device=x.device)
-            rows["unaligned"].append(blend(A, A[swap], lam)[0])
             mixed = align_mix(A, swap, lam, keep=keep, eps=eps, num_iters=num_iters)
             rows["aligned"].append(mixed[0])
+            rows["unaligned"].append(blend(A, A[swap], lam)[0])
         painted = {name: painter.paint(torch.stack(mixes)) for name, mixes in rows.items()}
         return {name: images.permute(0, 2, 3, 1).cpu().numpy() for name, images in painted.items()}
 
@@ -92,41 +100,42 @@ def interpolation(
 
 
 def draw_interpolations(pairs: Sequence[Interpolation], title: str) -> Figure:
-    """A block a pair: the two images, then mixes that keep the first's positions and the second's.
+    """A block a pair: x above x', then their mixes on the positions of x from lam = 1 to 0.
 
     The rows of a block are those of the mappings, in their order. All pictures lie in one pair of
-    axes, a picture one unit wide, so that no label moves them.
+    axes, a picture one unit wide, so that no label moves them. The other direction is that of the
+    pair (x', x), so it is not drawn.
     """
-    k, rows = len(pairs[0].shares), list(pairs[0].keep_first)
-    step, block = 1.08, len(rows) * 1.08 + 0.3
-    starts = (2 * step + 0.5, 2 * step + 0.5 + k * step + 0.35)
-    width, height = starts[1] + k * step, len(pairs) * block
-    figure = new_figure(0.62 * width, 0.62 * height + 1.2)
+    rows, step, start = list(pairs[0].keep_first), 1.06, 1.75
+    block = len(rows) * step + 0.2
+    width, height = start + len(pairs[0].shares) * step, len(pairs) * block
+    figure = new_figure(INCHES * width, INCHES * height + 0.8)
     axes = figure.subplots()
     for number, pair in enumerate(pairs):
         top = number * block
-        middle = top + (len(rows) - 1) * step / 2
-        _place(axes, pair.first, 0, middle, "$x$")
-        _place(axes, pair.second, step, middle, "$x'$")
-        for start, mixes in zip(starts, (pair.keep_first, pair.keep_second), strict=True):
-            for row, name in enumerate(rows):
-                for column, (share, image) in enumerate(zip(pair.shares, mixes[name], strict=True)):
-                    label = f"{share:g}" if number == row == 0 else ""
-                    _place(axes, image, start + column * step, top + row * step, label)
+        for row, (symbol, name) in enumerate(zip(("$x$", "$x'$"), pair.names, strict=True)):
+            image = (pair.first, pair.second)[row]
+            _place(axes, image, 0, top + row * step)
+            _label(axes, -0.08, top + row * step + 0.5, f"{symbol} {name}".strip())
         for row, name in enumerate(rows):
-            at = starts[0] - 0.06, top + row * step + 0.5
-            axes.text(*at, name, rotation=90, ha="right", va="center", fontsize="small")
-    for start, kept in zip(starts, ("x", "x'"), strict=True):
-        heading = rf"positions of ${kept}$ kept, $\lambda$ ="
-        axes.text(start + k * step / 2, -0.5, heading, ha="center")
-    axes.set(xlim=(-0.05, width), ylim=(height, -0.9), aspect="equal")
+            _label(axes, start - 0.08, top + row * step + 0.5, name)
+            # From x on the left, which stands beside x, to none of it.
+            for column, image in enumerate(reversed(pair.keep_first[name])):
+                _place(axes, image, start + column * step, top + row * step)
+    for column, share in enumerate(reversed(pairs[0].shares)):
+        axes.text(start + column * step + 0.5, -0.06, f"{share:g}", ha="center", va="bottom")
+    axes.text(start - 0.08, -0.06, r"share $\lambda$ of $x$", ha="right", va="bottom")
+    axes.set(xlim=(-0.4, width), ylim=(height - 0.2, -0.4), aspect="equal")
     axes.set_axis_off()
     return write_title(figure, title)
 
 
-def _place(axes: Any, image: Image, left: float, top: float, label: str) -> None:
-    """One picture, a unit wide, with its label above it."""
+def _place(axes: Any, image: Image, left: float, top: float) -> None:
+    """One picture, a unit wide."""
     extent = (left, left + 1, top + 1, top)
     axes.imshow(np.clip(image, 0, 1), interpolation="nearest", extent=extent)
-    if label:
-        axes.text(left + 0.5, top - 0.08, label, ha="center", va="bottom", fontsize="small")
+
+
+def _label(axes: Any, right: float, middle: float, text: str) -> None:
+    """Words beside a picture, along its height."""
+    axes.text(right, middle, text, rotation=90, ha="right", va="center")

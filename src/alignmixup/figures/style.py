@@ -126,9 +126,7 @@ def gallery(pictures: Sequence[Picture], title: str, columns: int = 5) -> Figure
 
     There are fewer columns where the style is too narrow for them.
     """
-    width = _style.get().width
-    if width is not None:
-        columns = max(1, min(columns, int(width / LEAST_WIDTH)))
+    columns = num_columns(columns, LEAST_WIDTH)
     num_rows = -(-len(pictures) // columns)
     figure = new_figure(2.1 * columns, 2.75 * num_rows + 0.5)
     grid = figure.subplots(num_rows, columns, squeeze=False)
@@ -156,6 +154,17 @@ def show(axes: Any, image: Image, title: str = "") -> None:
         axes.set_title(title)
 
 
+def num_columns(most: int, least_width: float) -> int:
+    """Columns of at least so many inches that the style has room for, up to ``most``."""
+    width = _style.get().width
+    return most if width is None else max(1, min(most, int(width / least_width)))
+
+
+def shrink(width: float) -> float:
+    """The factor by which the style scales a figure of that many inches: 1 on a screen."""
+    return (_style.get().width or width) / width
+
+
 def new_figure(width: float, height: float) -> Figure:
     """An empty figure of that many inches, laid out so that nothing overlaps.
 
@@ -163,7 +172,7 @@ def new_figure(width: float, height: float) -> Figure:
     """
     from matplotlib.figure import Figure
 
-    scale = (_style.get().width or width) / width
+    scale = shrink(width)
     return Figure(figsize=(width * scale, height * scale), layout="constrained")
 
 

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from alignmixup.experiments.built_in import decoded_source
 from alignmixup.experiments.painters import Painter
+from alignmixup.figures.by_name import register_figure
 from alignmixup.figures.interpolations import interpolation
 from alignmixup.figures.methods import FixedDraw
-from alignmixup.figures.registry import register_figure
 from alignmixup.figures.sources import different_pairs, floats, shown
 from alignmixup.figures.style import Picture, gallery, save
 from alignmixup.mixers.cutmix import CutMix

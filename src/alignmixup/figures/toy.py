@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from alignmixup.figures.registry import register_figure
+from alignmixup.figures.by_name import register_figure
 from alignmixup.figures.style import (
     BLUE,
     GREEN,

@@ -1,4 +1,4 @@
-"""The registry: figures add themselves, and the command line draws and lists them."""
+"""Figures by name: they register themselves, and the command line draws and lists them."""
 
 import numpy as np
 import pytest
@@ -8,8 +8,8 @@ from alignmixup.cli import main
 from alignmixup.datasets import shapes
 from alignmixup.experiments import built_in
 from alignmixup.experiments.built_in import BuiltIn
-from alignmixup.figures import effect, methods, registry, sources, style
-from alignmixup.figures.registry import draw_figure, list_figures, register_figure
+from alignmixup.figures import by_name, effect, methods, sources, style
+from alignmixup.figures.by_name import draw_figure, list_figures, register_figure
 from alignmixup.registry import FIGURES
 
 
@@ -27,7 +27,7 @@ def small(monkeypatch):
 def test_a_figure_from_outside_is_listed_and_drawn(tmp_path, monkeypatch, capsys):
     assert "toy" in FIGURES  # all of ours are there
     monkeypatch.setattr(FIGURES, "_entries", dict(FIGURES._entries))
-    monkeypatch.setattr(registry, "_about", dict(registry._about))
+    monkeypatch.setattr(by_name, "_about", dict(by_name._about))
 
     @register_figure("mine", about="a figure of my own")
     def mine(out, *, run=None, seed=0, data_root=None):
@@ -65,6 +65,14 @@ def test_an_unknown_figure_is_an_error_with_the_names(capsys):
     assert main(["figure", "tory"]) == 1
     said = capsys.readouterr().err
     assert "unknown figure 'tory'; did you mean 'toy'?" in said
+
+
+def test_pairs_are_an_option_of_some_figures(tmp_path, capsys):
+    assert main(["figure", "toy", "--pairs", "2", "--out", str(tmp_path)]) == 1
+    said = capsys.readouterr().err
+    assert "--pairs is an option of correspondences and interpolations; toy has none" in said
+    assert main(["figure", "interpolations", "--pairs", "0", "--out", str(tmp_path)]) == 1
+    assert "--pairs must be at least 1, got 0" in capsys.readouterr().err
 
 
 # The other figures have tests of their own.
@@ -115,7 +123,7 @@ def test_the_extension_of_out_is_the_format(tmp_path, capsys, monkeypatch):
 
 def test_several_pictures_do_not_fit_one_file(tmp_path, monkeypatch):
     monkeypatch.setattr(FIGURES, "_entries", dict(FIGURES._entries))
-    monkeypatch.setattr(registry, "_about", dict(registry._about))
+    monkeypatch.setattr(by_name, "_about", dict(by_name._about))
 
     @register_figure("two", about="two pictures")
     def two(out, *, run=None, seed=0, data_root=None):

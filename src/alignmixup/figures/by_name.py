@@ -10,6 +10,8 @@ network, untrained or trained for the figure, which its caption says.
 from __future__ import annotations
 
 import ast
+import functools
+import inspect
 from collections.abc import Callable
 from pathlib import Path
 
@@ -62,6 +64,7 @@ def draw_figure(
     seed: int = 0,
     data_root: Path | None = None,
     style: str = "screen",
+    num_pairs: int | None = None,
 ) -> list[Path]:
     """Draw a figure.
 
@@ -73,14 +76,17 @@ def draw_figure(
         seed: Chooses points, pairs, the methods' random draws and untrained weights.
         data_root: Folder of the data sets of the run.
         style: One of ``figures.style.STYLES``: for a screen, or the width of a paper's column.
+        num_pairs: Pairs of images, in figures that show several; None: as many as the figure's
+            default.
 
     Returns:
         The files written.
 
     Raises:
-        ValueError: If there is no such figure or style, or it cannot be drawn from this run.
+        ValueError: If there is no such figure or style, or it cannot be drawn from this run, or it
+            has no number of pairs.
     """
-    draw: Draw = FIGURES[name]
+    draw: Draw = FIGURES[name] if num_pairs is None else _with_pairs(name, num_pairs)
     extension = out.suffix.removeprefix(".")
     if not extension or out.is_dir():
         with use_style(style):
@@ -92,6 +98,19 @@ def draw_figure(
     with use_style(style, (extension,)):
         written = draw(out.parent, run=run, seed=seed, data_root=data_root)
     return _renamed(written, out)
+
+
+def _with_pairs(name: str, num_pairs: int) -> Draw:
+    """The figure with this many pairs; an error where it takes none."""
+    draw: Draw = FIGURES[name]
+    if "num_pairs" not in inspect.signature(draw).parameters:
+        taking = [n for n, d in FIGURES.items() if "num_pairs" in inspect.signature(d).parameters]
+        raise ValueError(
+            f"--pairs is an option of {' and '.join(sorted(taking))}; {name} has none: leave it out"
+        )
+    if num_pairs < 1:
+        raise ValueError(f"--pairs must be at least 1, got {num_pairs}")
+    return functools.partial(draw, num_pairs=num_pairs)
 
 
 def _renamed(written: list[Path], out: Path) -> list[Path]:
