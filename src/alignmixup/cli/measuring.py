@@ -133,8 +133,8 @@ class Report:
         if not summary.tables:
             where = ", ".join(str(path) for path in self.runs) or "no folder at all"
             raise ValueError(
-                f"no results in {where} (--accuracy {self.accuracy}): name folders of finished runs, "
-                "or evaluate a run with 'alignmixup evaluate' first"
+                f"no results in {where} (--accuracy {self.accuracy}): name folders of finished "
+                "runs, or evaluate a run with 'alignmixup evaluate' first"
             )
         width = Console().width  # of the terminal, or COLUMNS, or 80
         for each in summary.tables:
