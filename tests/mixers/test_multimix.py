@@ -9,7 +9,7 @@ from alignmixup.hooks import peek
 from alignmixup.mixers.multimix import (
     DenseMultiMix,
     MultiMix,
-    attend,
+    attention_map,
     mix_columns,
     mix_positions,
     similarity,
@@ -125,7 +125,7 @@ def test_no_gradient_reaches_the_attention() -> None:
     """With every position equal but for attention, only the classifier's inputs get a gradient."""
     z, weight = (torch.randn(shape, requires_grad=True) for shape in ((6, 3, 2, 2), (6, 3)))
     for kind in ("gap", "cam", "uniform"):
-        assert not attend(z, torch.eye(6), weight, kind).requires_grad
+        assert not attention_map(z, torch.eye(6), weight, kind).requires_grad
     x, y = batch()
     x.requires_grad_()
     model, draw = net().eval(), draw_case(DENSE, "all", 6)

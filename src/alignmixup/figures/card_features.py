@@ -24,7 +24,7 @@ from alignmixup.mixers.automix import AutoMix, PairLearned
 from alignmixup.mixers.base import share_mask
 from alignmixup.mixers.cutmix import CutMix
 from alignmixup.mixers.learned import Learned
-from alignmixup.mixers.multimix import attend
+from alignmixup.mixers.multimix import similarity
 from alignmixup.mixers.recursivemix import RecursiveMix
 from alignmixup.mixers.samix import SAMix
 from alignmixup.mixers.snapmix import SnapMix, class_maps
@@ -95,7 +95,7 @@ def carried_patches(assignment: Image, image: Image) -> Image:
 def multimix(pair: Pair) -> Card:
     maps = clean_map(pair.net, pair.x[:2], pair.layer)
     flat = maps.flatten(2)
-    attention = attend(flat, flat.float().mean(2)).view(2, *maps.shape[2:])
+    attention = similarity(flat.float(), flat.float().mean(2)).view(2, *maps.shape[2:])
     shape = (len(pair.x), NUM_MIXES)
     seed = torch.tensor(pair.seed)
     weights = torch.stack([dirichlet(seed, torch.tensor(a), shape, dim=0) for a in (0.5, 2.0)])

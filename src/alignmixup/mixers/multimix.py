@@ -191,7 +191,7 @@ class DenseMultiMix(MultiMix):
         draw = require(draw, SeedDraw, self)
         shape = (peeked.output.shape[2:].numel(), len(x), self.num_mixes)
         weights = dirichlet(draw.seed, draw.concentration, shape, dim=1)
-        attention = attend(peeked.output, targets, linear.weight, self.attention)
+        attention = attention_map(peeked.output, targets, linear.weight, self.attention)
         at_positions = classify(linear, peeked.output)
         mixed = mix_positions(at_positions, targets, attention, weights)
         return Mixed(*mixed, {}, LOSSES[self.loss])
@@ -205,7 +205,7 @@ def classify(linear: nn.Linear, features: Float[Tensor, "b c h w"]) -> Float[Ten
 
 
 @fusible
-def attend(
+def attention_map(
     features: Float[Tensor, "b c h w"],
     targets: Float[Tensor, "b k"],
     weight: Float[Tensor, "k c"],
