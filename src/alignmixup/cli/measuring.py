@@ -120,14 +120,14 @@ class Report:
         from alignmixup.report.summary import comparison_table, paper_tables, summarize
 
         if self.out is not None and (self.out.is_file() or self.out.suffix == ".html"):
-            raise ValueError(f"--out must be a folder, for report.html and tables; got {self.out}")
+            raise ValueError(f"--out must be a folder, in which report.html is written: {self.out}")
         results = read_results(self.runs)
         summary = summarize(results, self.accuracy, recipe_settings, smoke_tests=self.smoke_tests)
         if not summary.tables:
             where = ", ".join(str(path) for path in self.runs) or "no folder at all"
             raise ValueError(
-                f"no results in {where}: name folders of finished runs, or evaluate a run with "
-                "'alignmixup evaluate' first"
+                f"no figure for a table in {where}: name folders of runs that are finished, or "
+                "have been scored by 'alignmixup evaluate'"
             )
         for each in summary.tables:
             print_table(to_rich(each))

@@ -27,7 +27,7 @@ class Figure:
     """screen, with a title; for papers, without: the text of a one-column paper (5.5 in), a column
     of a two-column paper (3.25 in) or both of them (6.875 in)."""
     seed: int = 0
-    """Seed of points, pairs of images, untrained weights and draws of the methods."""
+    """Seed of points, pairs of images, untrained weights and the methods' chance."""
     data: Path | None = None
     """Folder of the data sets of the run; else ALIGNMIXUP_DATA, else ./datasets."""
 

@@ -168,7 +168,7 @@ QUOTED: Sequence[Quoted] = [
 def quoted_beside(key: RecipeKey) -> list[Quoted]:
     """Return what others published for the data, network and method of this recipe.
 
-    The variant is ignored, except that an unaligned one has no figures.
+    The variant is ignored, but for a different computation: an unaligned twin has no figures.
     """
     if "unaligned" in key.labels:
         return []
