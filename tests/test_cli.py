@@ -200,7 +200,7 @@ def test_a_report_without_a_figure_says_so(capsys, tmp_path):
     for args in ([str(tmp_path)], []):
         status, _, err = call(capsys, "report", *args)
         assert status == 1
-        assert "no results in" in err
+        assert "no figure for a table in" in err
     calibrated = Result("calibration", "ece", 1.5, key=KEY, seed=0)
     with (tmp_path / "results.jsonl").open("a") as file:
         file.write(calibrated.to_json() + "\n")

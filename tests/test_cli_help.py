@@ -148,3 +148,10 @@ def test_doctor_names_the_remedy():
     assert lines["disk"].startswith("! only 0.5 GiB")
     none = replace(machine, gpus=[], cuda="13.0")
     assert dict(describe_machine(none))["GPU"].startswith("! none that torch sees")
+
+
+def test_the_overview_of_data_has_the_first_sentence_of_each_command(capsys):
+    assert main(["data", "--help"]) == 0
+    _, _, shard = capsys.readouterr().out.partition("\n  shard ")
+    about, _, _ = shard.partition("\n\n")
+    assert " ".join(about.split()).endswith("--dataset shards:OUT.")

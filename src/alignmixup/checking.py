@@ -9,9 +9,17 @@ from typing import Any, Literal, Union, get_args, get_origin
 def check_kind(name: str, value: object, hint: Any) -> None:
     """Raise a ``ValueError`` for a value of another type than its setting."""
     if not _fits(value, hint):
-        wanted = getattr(hint, "__name__", None) if get_origin(hint) is None else None
-        wanted = wanted or str(hint).replace("typing.", "")
-        raise ValueError(f"{name} must be {wanted}, got {value!r}")
+        raise ValueError(f"{name} must be {_words(hint)}, got {value!r}")
+
+
+def _words(hint: Any) -> str:
+    """Return a type hint in words, such as "float or None"."""
+    origin, parts = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        return " or ".join(map(_words, parts))
+    if origin is Literal:
+        return " or ".join(map(repr, parts))
+    return str(hint) if origin else getattr(hint, "__name__", str(hint)).replace("NoneType", "None")
 
 
 def _fits(value: object, hint: Any) -> bool:

@@ -17,11 +17,11 @@ class Bench:
     """Time one training step of each method; with its parameters and peak memory."""
 
     pattern: Positional[str] = "cifar10-r18-*-fast"
-    """Which recipes; images are made up, so no data are needed."""
+    """Pattern of recipe names; images are random, so no data are needed."""
     out: Path | None = None
     """A CSV file to append the rows to."""
     batch_size: int | None = None
-    """Images a step; None: that of each recipe."""
+    """Images per step; None: that of each recipe."""
     repeats: int = 50
     """How often each case is timed; on a GPU ten steps each."""
     device: str = "auto"

@@ -24,7 +24,7 @@ class Detect:
     run: Positional[Path]
     """Folder of the run, e.g. of imagenet-r50-alignmixup."""
     data: Literal["voc", "coco"]
-    """Which data, and with them the detector."""
+    """The data set, which also chooses the detector."""
     root: Path | None = None
     """Folder that holds VOCdevkit or coco; else ALIGNMIXUP_DATA, else ./datasets."""
     years: tuple[int, ...] = (2007, 2012)
@@ -32,7 +32,7 @@ class Detect:
     epochs: int | None = None
     """Epochs; None: 240 for VOC, 12 for COCO. The rate falls at the same shares of them."""
     batch_size: int | None = None
-    """Images a step; None: 32 for VOC, 16 for COCO."""
+    """Images per step; None: 32 for VOC, 16 for COCO."""
     lr: float | None = None
     """Learning rate; None: 0.001 for VOC, 0.02 for COCO."""
     limit: int | None = None
@@ -40,7 +40,7 @@ class Detect:
     seed: int = 0
     """Seed of the new layers, the order of the images and their augmentation."""
     threads: int = 8
-    """Threads that decode images; they change no figure."""
+    """Threads that decode images; results do not depend on it."""
     again: bool = False
     """Delete what was fine-tuned on these data before, and start over."""
     device: str = "auto"

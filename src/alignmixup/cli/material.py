@@ -27,17 +27,17 @@ from alignmixup.cli.printing import print_table
 class Adain:
     """Train the style network that StyleMix and StyleCutMix need, on any image set.
 
-    Then train with --mixer.weights FILE, and --mixer.sha256 to check it. Without
-    that flag each run trains a small one of its own. This one serves many runs
-    and has the distances of the classes that gamma of StyleCutMix needs."""
+    Then train with --mixer.weights FILE, and --mixer.sha256 to check it; without
+    the flag each run trains a small network of its own. The file also has the
+    style distances between the classes, which StyleCutMix needs for gamma=auto."""
 
     dataset: Positional[str]
     """Data set by name, or folder:PATH@SIZE; its training images."""
     out: Path
     """The .safetensors file to write."""
     weights: str = ""
-    """Do not train: take these (a folder of vgg_normalized and decoder, or a file of ours) and add
-    the class distances of the data set."""
+    """Weights to use without training: a folder of vgg_normalized and decoder, or a file that this
+    command wrote. The class distances of the data set are added."""
     steps: int = 4000
     """Steps of the training."""
     images: int = 10_000
@@ -97,7 +97,7 @@ class DataList:
 
 @dataclass
 class DataCheck:
-    """Say what of a data set is missing or damaged."""
+    """List what is missing or damaged in a data set."""
 
     name: Positional[str]
     """Name of the data set; 'alignmixup data list' shows them."""
@@ -186,6 +186,6 @@ def parse_data(args: list[str]) -> Call:
 
 
 def _data_help() -> str:
-    abouts = {name: str(kind.__doc__) for name, kind in DATA_COMMANDS.items()}
+    abouts = {name: str(kind.__doc__).split("\n\n")[0] for name, kind in DATA_COMMANDS.items()}
     lines = [f"usage: {PROGRAM} data COMMAND ...", listing("Commands", abouts)]
     return "\n\n".join([*lines, examples(*(f"data {name}" for name in DATA_COMMANDS))])

@@ -17,7 +17,7 @@ from alignmixup.cli.printing import Watch, print_table
 
 @dataclass
 class Evaluate:
-    """Score a trained run and append the figures to its results.jsonl."""
+    """Evaluate a trained run and append the results to its results.jsonl."""
 
     run: Positional[Path]
     """Folder of the run."""
@@ -26,7 +26,7 @@ class Evaluate:
     set: tuple[str, ...] = ()
     """Options of tasks, e.g. pgd.num_steps=40 fgsm.eps=4/255 ood.score=energy."""
     ood: UseAppendAction[tuple[tuple[str, ...], ...]] = ()
-    """Images for the task ood, e.g. uniform lsun-crop folder:PATH; without it all there are."""
+    """Images for the task ood, e.g. uniform lsun-crop folder:PATH; defaults to all found."""
     dataset: str | None = None
     """Score on the test split of other data with the same classes: shapes, folder:PATH@64, ..."""
     data: Path | None = None

@@ -18,7 +18,7 @@ class Figure:
     Its caption is written as text beside it: what is shown, what was chosen, from which network."""
 
     name: Positional[str]
-    """One of the figures above."""
+    """Name of the figure, from the list below."""
     run: Path | None = None
     """Folder of a trained run; None: the built-in shapes and a small network, trained or not."""
     out: Path = Path("figures")
@@ -74,7 +74,7 @@ class Decoder:
     epochs: int = 30
     """Epochs over the training images of the run."""
     batch_size: int = 128
-    """Images a step."""
+    """Images per step."""
     lr: float = 2e-3
     """Learning rate of Adam."""
     channels: int | None = None
@@ -82,7 +82,7 @@ class Decoder:
     seed: int = 0
     """Seed of the decoder's weights and of the order of the images."""
     again: bool = False
-    """Throw away the decoder that was trained here before."""
+    """Discard the decoder of the run and start over."""
     data: Path | None = None
     """Folder of the data sets; else ALIGNMIXUP_DATA, else ./datasets."""
     device: str = "auto"

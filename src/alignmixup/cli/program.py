@@ -54,12 +54,12 @@ COMMANDS: dict[str, Command] = {
     "train": Command("RECIPE [--out DIR]", "train a recipe, or resume the run in DIR", parse_train),
     "sweep": Command(
         "RECIPE... [--workers N]",
-        "train several recipes side by side and score them",
+        "train several recipes at a time and evaluate them",
         parse_sweep,
     ),
-    "evaluate": Command("RUN [--tasks ..]", "score a trained run", parse_evaluate),
+    "evaluate": Command("RUN [--tasks ..]", "evaluate a trained run", parse_evaluate),
     "predict": Command(
-        "RUN IMAGES...", "classify image files by a trained run", parse_as(Predict, "predict")
+        "RUN IMAGES...", "classify image files with a trained run", parse_as(Predict, "predict")
     ),
     "export": Command(
         "RUN PATH [--format ..]",
@@ -91,7 +91,9 @@ COMMANDS: dict[str, Command] = {
         "train the style network of StyleMix and StyleCutMix",
         parse_as(Adain, "adain"),
     ),
-    "data": Command("list|check|fetch", "the data sets", parse_data),
+    "data": Command(
+        "list|check|fetch|shard", "list, check, download or pack data sets", parse_data
+    ),
     "bench": Command(
         "[PATTERN]", "time one training step of each method", parse_as(Bench, "bench")
     ),

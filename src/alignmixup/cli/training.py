@@ -59,7 +59,7 @@ class Train:
     recipe: Positional[str]
     """Name of the recipe, or FILE.py:FUNCTION, a function of yours that returns a Recipe."""
     out: Path | None = None
-    """Folder of the run; None: runs/RECIPE-seedN. A run that is there is resumed."""
+    """Folder of the run; None: runs/RECIPE-seedN. A run in it is resumed."""
     data: Path | None = None
     """Folder of the data sets; else ALIGNMIXUP_DATA, else ./datasets."""
     dataset: str | None = None
@@ -67,11 +67,11 @@ class Train:
     limit: int | None = None
     """A trial on this many training images, and at most as many test images."""
     init_from: Path | None = None
-    """Folder of a run whose weights to start from; a head for other classes is new."""
+    """Folder of a run whose weights to start from; a head for other classes is re-initialized."""
     extend: bool = False
     """Train the finished run in --out for more epochs: --train.epochs is its new length."""
     logger: UseAppendAction[tuple[str, ...]] = ()
-    """Where values go beside the console: tensorboard, trackio, wandb."""
+    """Logger to use beside the console: tensorboard, trackio, wandb."""
     tensorboard: bool = False
     """The same as --logger tensorboard (pip install 'alignmixup[logging]')."""
 
@@ -157,7 +157,7 @@ def _same(part: Any) -> Any:
 
 @dataclass
 class Sweep:
-    """Train several recipes side by side and score them; started again, it resumes.
+    """Train several recipes at a time and evaluate them; the same command resumes.
 
     Settings for all of them are flags as in 'train': --train.epochs 200
     --mixer.alpha 1.0. 'alignmixup report' makes a table of the runs."""
@@ -167,19 +167,19 @@ class Sweep:
     out: Path = Path("runs")
     """Folder of the runs, each in a folder of its own, its log beside it."""
     seeds: tuple[int, ...] = (0,)
-    """One run of each recipe a seed."""
+    """Seeds; each recipe is trained once per seed."""
     workers: int = 1
-    """How many run at a time."""
+    """Number of runs at a time."""
     tasks: tuple[str, ...] = ("all",)
     """Evaluations of each finished run; 'all' for everything the data allow."""
     dataset: str | None = None
     """Other data for all of them, e.g. shapes, or folder:PATH@64 for images of your own."""
     set: tuple[str, ...] = ()
-    """The same settings, written train.epochs=200 mixer.alpha=1.0."""
+    """Settings for all recipes in another form: train.epochs=200 mixer.alpha=1.0."""
     limit: int | None = None
     """A trial on this many training images, and at most as many test images."""
     minutes: float | None = None
-    """After this long the runs are stopped, to be resumed another time."""
+    """Stop the runs after this many minutes; the same command resumes them."""
     launcher: Literal["local", "slurm", "ray"] = "local"
     """Where they run: here, as jobs of Slurm (pip install 'alignmixup[slurm]') or as tasks of Ray
     (pip install 'alignmixup[ray]'). --out must be a folder that all machines see."""

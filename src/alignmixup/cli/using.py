@@ -15,7 +15,7 @@ from alignmixup.cli.printing import print_table
 
 @dataclass
 class Predict:
-    """Classify image files by a trained run."""
+    """Classify image files with a trained run."""
 
     run: Positional[Path]
     """Folder of the run."""

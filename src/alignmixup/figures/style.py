@@ -25,6 +25,21 @@ from alignmixup.registry import suggestion
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+__all__ = [
+    "FORMATS",
+    "PALETTE",
+    "STYLES",
+    "Image",
+    "Picture",
+    "Style",
+    "gallery",
+    "new_figure",
+    "save",
+    "show",
+    "use_style",
+    "write_title",
+]
+
 Image = NDArray[np.floating[Any]]
 
 # The palette of Okabe and Ito: its colors stay apart for color-blind readers.

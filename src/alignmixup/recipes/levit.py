@@ -55,7 +55,7 @@ METHODS: dict[tuple[str, str], Callable[[], Mixer]] = {
 
 @register_recipe
 def levit() -> Iterator[Recipe]:
-    """The five rows, and AlignMixup without alignment."""
+    """The five rows, and the unaligned twin of ours."""
     images = dataclasses.replace(IMAGES, lighting=0.0)
     for (method, variant), make in METHODS.items():
         key = RecipeKey("imagenet", "levit-128s", method, variant)

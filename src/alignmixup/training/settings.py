@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_type_hints
 
+from alignmixup.checking import check_kind
+from alignmixup.device import Switch
 from alignmixup.registry import OPTIMIZERS
 
 # Settings that may change when a run is resumed: the device and how often it evaluates,
@@ -14,8 +16,6 @@ FREE_SETTINGS = ("device", "eval_every")
 # and how the device computes, where "auto" is what it does best (``device.compute_for``). The
 # precision is part of what was trained: the ledger records a change of it.
 COMPUTE_SETTINGS = ("precision", "channels_last", "compile", "capture", "accumulate")
-
-Switch = bool | Literal["auto"]
 
 
 @dataclass(frozen=True)
@@ -117,16 +117,12 @@ class TrainSettings:
         ):
             if getattr(self, name) is not None:
                 self._require(name, is_valid, text)
-        for name, *choices in (
-            ("schedule", "step", "cosine", "linear"),
-            ("precision", "auto", "float32", "bf16"),
-            *((switch, "auto", True, False) for switch in ("channels_last", "compile", "capture")),
-        ):
-            self._require(name, choices.__contains__, f"be one of {choices}")
+        hints = get_type_hints(type(self))
+        for name in ("schedule", "precision", "channels_last", "compile", "capture", "partners"):
+            check_kind(name, getattr(self, name), hints[name])
         OPTIMIZERS[self.optimizer]  # raises for an unknown name
         if self.nesterov and self.optimizer != "sgd":
             raise ValueError(f"nesterov is for optimizer='sgd', not {self.optimizer!r}")
-        self._require("partners", ("share", "batch").__contains__, "be 'share' or 'batch'")
         if self.partners == "batch" and self.compile is True:
             raise ValueError("partners='batch' cannot be compiled: set compile=False")
         self._check_schedule()
