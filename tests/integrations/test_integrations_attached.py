@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +11,15 @@ import torch
 from test_integrations_lightning import fit
 from test_integrations_transformers import Model, hf_trainer
 from torch import Tensor, nn
+from torch.utils.data import DistributedSampler
 
 import alignmixup as am
-from alignmixup.integrations.attached import add_to, averaged, check_trained
+from alignmixup.integrations.attached import add_to, check_trained
 from alignmixup.integrations.draws import step_rng
 from alignmixup.training.optim import mixer_parameters
-from cases import TinyNet, images
-from forked import finish, start_team
-from hand_loop import LR, batches
+from cases import TinyNet, images, labels
+from forked import Forked, finish, start_team
+from hand_loop import LR, assert_same_weights, batches, data
 from torchvision_schemas import define_torchvision_schemas
 
 # The framework's own advice on workers and devices, and what it still calls of torch.
@@ -41,6 +43,7 @@ def mixers(prefix: str = "") -> dict[str, am.Mixer]:
     }
 
 
+PATHS = (Path(__file__).parent, Path(__file__).parents[1])
 SLOW = ("samix", "adautomix", "one-of")
 EVERY = [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in mixers()]
 
@@ -255,39 +258,84 @@ def test_accelerate_saves_and_resumes_what_a_mixer_learns(name: str) -> None:
     assert_equal(again[2].module, whole[2].module)
 
 
+# With DDP, two passes accumulated: the mixer's gradients are the mean of the ranks' own.
 PROCESSES = """
 import sys
 sys.path[:0] = sys.argv[1:]
 import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+import alignmixup as am
+from alignmixup.integrations.attached import averaged
+from alignmixup.integrations.draws import step_rng
+from alignmixup.training.optim import mixer_parameters
+from cases import TinyNet, images
+from hand_loop import batches
+
 torch.set_num_threads(1)
-import test_integrations_attached as tests
-tests.average_over_processes()
+dist.init_process_group("gloo")
+rank, parts, net = dist.get_rank(), list(batches()), TinyNet()
+found, expected = [], []
+for into in (found, expected):
+    torch.manual_seed(0)
+    into.append(am.AutoMix("layer2").attach(net, images(4)))
+wrapped = DistributedDataParallel(net)
+for number in range(2):
+    x, y = parts[2 * number + rank]
+    averaged(found[0](wrapped, x, y, step_rng(number)).loss(), found[0]).backward()
+    for x, y in parts[2 * number : 2 * number + 2]:
+        (expected[0](TinyNet(), x, y, step_rng(number)).loss() / 2).backward()
+del wrapped
+for one, other in zip(mixer_parameters(found[0]), mixer_parameters(expected[0])):
+    torch.testing.assert_close(one.grad, other.grad, atol=1e-5, rtol=1e-4)
 print("same", flush=True)
 """
 
 
 def test_the_gradients_of_a_mixer_are_averaged_over_processes() -> None:
-    here = Path(__file__).parent
-    assert finish(start_team(PROCESSES, here, here.parent)) == ["same", "same"]
+    assert finish(start_team(PROCESSES, *PATHS)) == ["same", "same"]
 
 
-def average_over_processes() -> None:
-    """With DDP, two passes accumulated; the mixer's gradients are the mean of the ranks' own."""
-    import torch.distributed as dist
-    from torch.nn.parallel import DistributedDataParallel
+LIGHTNING = """
+import sys
+sys.path[:0] = sys.argv[1:]
+import torch
+torch.set_num_threads(1)
+import test_integrations_attached as tests
+tests.two_processes()
+print("same")
+"""
 
-    dist.init_process_group("gloo")
-    rank, parts = dist.get_rank(), list(batches())
+
+@pytest.mark.slow
+def test_lightning_in_two_processes_averages_what_a_mixer_learns() -> None:
+    """In a process of its own, which has one thread: a fork loses the others of torch."""
+    environment = {"OMP_NUM_THREADS": "1", "PL_GLOBAL_SEED": "0"}
+    assert Forked(LIGHTNING, [*map(str, PATHS)], environment).finish()[-1] == "same"
+
+
+def two_processes() -> None:
+    define_torchvision_schemas()
+    module = lightning_module("automix")
+    fit(module, batch_size=4, devices=2, strategy="ddp_fork", limit_train_batches=1)
     net = TinyNet()
-    mixer, alone = attached(mixers()["automix"], net), attached(mixers()["automix"], net)
-    wrapped = DistributedDataParallel(net)
-    for number in range(2):
-        x, y = parts[2 * number + rank]
-        averaged(mixer(wrapped, x, y, step_rng(number)).loss(), mixer).backward()
-        for x, y in parts[2 * number : 2 * number + 2]:
-            (alone(TinyNet(), x, y, step_rng(number)).loss() / 2).backward()
-    pairs = zip(mixer_parameters(mixer), mixer_parameters(alone), strict=True)
-    for found, expected in pairs:
-        torch.testing.assert_close(found.grad, expected.grad, atol=1e-5, rtol=1e-4)
-    del wrapped
-    dist.destroy_process_group()
+    mixer = attached(mixers()["automix"], net)
+    for rank in range(2):
+        rows = list(DistributedSampler(data(), 2, rank, seed=0))[:4]  # as Lightning makes them
+        part = copy.deepcopy(net)
+        own = attached(mixers()["automix"], part)
+        x, y = images(16)[rows], labels(16)[rows]
+        own(part, x, y, step_rng(0, 0, 0)).loss().backward()
+        pairs = zip(
+            [*net.parameters(), *mixer_parameters(mixer)],
+            [*part.parameters(), *mixer_parameters(own)],
+            strict=True,
+        )
+        for parameter, value in pairs:
+            half = value.grad / 2
+            parameter.grad = half if parameter.grad is None else parameter.grad + half
+    torch.optim.SGD([*net.parameters(), *mixer_parameters(mixer)], LR).step()
+    assert_same_weights(module.net, net)
+    found = mixer_parameters(module.mixer)
+    for one, other in zip(found, mixer_parameters(mixer), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-4, rtol=0)
