@@ -16,7 +16,9 @@ from alignmixup.cli.printing import Watch, print_table
 
 @dataclass
 class Evaluate:
-    """Score a trained run and append the figures to its results.jsonl."""
+    """Score a trained run and append the figures to its results.jsonl.
+
+    Under torchrun every process scores its share of the images; rank 0 prints and writes."""
 
     run: Positional[Path]
     """Folder of the run."""
