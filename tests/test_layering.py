@@ -40,7 +40,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "hooks": {"contracts", "outputs"},
     "ops": {"contracts", "files", "hooks", "outputs"},
     "mixers": {"contracts", "hooks", "ops", "outputs", "registry"},
-    "integrations": {"contracts", "outputs"},
+    "integrations": {"contracts", "outputs", "training"},
     "models": {"registry", "contracts", "device", "hooks", "ops"},
     "datasets": {"files", "registry", "contracts", "device"},
     "training": {"checking", "files", "registry", "contracts", "device", "hooks", "ops"},

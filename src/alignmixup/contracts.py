@@ -318,6 +318,10 @@ class Mixed:
         return torch.where(mass > 0, hit / mass, 0).sum() / (mass > 0).sum().clamp(min=1)
 
 
+class NotAttached(ValueError):
+    """A method with parameters or state is applied before ``attach``."""
+
+
 class Mixer(ABC):
     """Base class of all mixup methods.
 

@@ -349,8 +349,9 @@ def register_task(
 
     It is called as ``task(model, batches, ...)`` with batches ``(x, y)`` of pixels in [0, 1]. Its
     signature says what it needs: ``seed``, ``amp_dtype``, ``normalized_by``, ``mixer``, ``boxes``,
-    ``outliers`` and ``on_images`` are passed by name. Its other parameters have defaults and are
-    the options of the task, ``evaluate(..., options={name: {...}})``.
+    ``outliers``, ``on_images`` and ``team`` are passed by name. Its other parameters have defaults
+    and are the options of the task, ``evaluate(..., options={name: {...}})``. With a parameter
+    ``team`` each process of torchrun gets its share of the images; without one rank 0 gets all.
 
     Args:
         name: The name in ``evaluate(tasks=[...])`` and on the command line.

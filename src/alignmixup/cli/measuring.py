@@ -17,7 +17,9 @@ from alignmixup.cli.printing import Watch, print_table
 
 @dataclass
 class Evaluate:
-    """Evaluate a trained run and append the results to its results.jsonl."""
+    """Evaluate a trained run and append the results to its results.jsonl.
+
+    Under torchrun every process evaluates its share of the images; rank 0 prints and writes."""
 
     run: Positional[Path]
     """Folder of the run."""

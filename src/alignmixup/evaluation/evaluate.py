@@ -116,7 +116,8 @@ def evaluate(
         amp_dtype: Run the module under autocast in this type.
         on_task: Called with the name of each task before it runs.
         on_images: Called with the number of images done and the total.
-        team: The processes that score together; each calls this, and all return the same.
+        team: The processes that score together, from ``alignmixup.training.join_team``; each calls
+            this with the same arguments, and all return the same.
 
     Returns:
         The results; ``value(task, metric)`` returns one of them. Tasks that the data do not allow

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
-from alignmixup.contracts import Mixed, Mixer
+from alignmixup.contracts import Mixed, Mixer, NotAttached
 from alignmixup.integrations.draws import share_done, step_rng
 from alignmixup.outputs import as_logits
 
@@ -25,11 +25,16 @@ class MixupModule:
     from the LightningModule: a network in ``self.net`` has ``"net.layer4"``. Batches are pairs of
     images and labels. All ranks draw the same; validation and prediction are not mixed.
 
+    A method with parameters or state (AutoMix, RecursiveMix, ...) gets them by ``attach_mixer``, at
+    the end of ``__init__``: they become part of the LightningModule, of its ``parameters()`` and of
+    its checkpoints.
+
     It logs ``train_loss`` and ``train_accuracy_under_mixing``, the share of label mass that the
     prediction hits.
 
     Attributes:
         mixer: The method; it can change in the course of training.
+        mixer_module: Parameters and state of the mixer, a sub-module; None for a method without.
         mixer_seed: Seed of the draws, which depend on it, the epoch and the batch alone: a resumed
             run repeats them.
 
@@ -50,6 +55,7 @@ class MixupModule:
     """
 
     mixer: Mixer
+    mixer_module: nn.Module | None  # missing before ``attach_mixer``
     mixer_seed: int = 0
 
     # Of LightningModule.
@@ -58,17 +64,45 @@ class MixupModule:
     trainer: Any
     log: Callable[..., None]
 
+    def attach_mixer(self, x: Tensor) -> None:
+        """Make the parameters and the state of ``self.mixer`` part of this module.
+
+        Args:
+            x: Images of the size and number of a training batch; their values do not matter.
+        """
+        self.mixer = self.mixer.attach(as_logits(cast(nn.Module, self)), x)
+        self.mixer_module = self.mixer.module
+        if self.mixer_module is not None:
+            # Each process has a history and batch statistics of its own.
+            names = [f"mixer_module.{name}" for name, _ in self.mixer_module.named_buffers()]
+            self._ddp_params_and_buffers_to_ignore = names
+
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         """Return the loss of the mixed batch."""
         x, y = batch
         rng = step_rng(self.mixer_seed, self.current_epoch, batch_idx)
         net = as_logits(cast(nn.Module, self))
-        mixed = self.mixer(net, x, y, rng, progress=self.progress)
+        self._check_attached()
+        try:
+            mixed = self.mixer(net, x, y, rng, progress=self.progress)
+        except NotAttached:
+            raise ValueError(self._how_to_attach()) from None
         loss = self.mixed_loss(mixed)
         self.log("train_loss", loss)
         if mixed.logits is not None:
             self.log("train_accuracy_under_mixing", mixed.accuracy_under_mixing())
         return loss
+
+    def _check_attached(self) -> None:
+        if self.mixer.module is not getattr(self, "mixer_module", None):
+            raise ValueError(self._how_to_attach())
+
+    def _how_to_attach(self) -> str:
+        return (
+            f"{type(self.mixer).__name__} has parameters or state: call self.attach_mixer(x) at "
+            "the end of __init__, after self.mixer is set, with images of the size and number of a "
+            "training batch"
+        )
 
     def mixed_loss(self, mixed: Mixed) -> Tensor:
         """Return the loss of a mixed batch; override it to use a criterion of your own."""

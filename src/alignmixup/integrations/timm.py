@@ -9,6 +9,7 @@ from timm.task import ClassificationTask
 from torch import Tensor, nn
 
 from alignmixup.contracts import Criterion, Mixer
+from alignmixup.integrations.attached import averaged, processes
 from alignmixup.integrations.draws import share_done, step_rng
 from alignmixup.outputs import as_logits
 
@@ -21,6 +22,10 @@ class MixupTask(ClassificationTask):  # type: ignore[misc]
     ``compile``, ``prepare_distributed`` and the average of weights are those of timm: compile
     first, then prepare. All ranks draw the same. The number of steps is part of the task's
     checkpoint state, so a resumed run repeats its draws.
+
+    A method with parameters or state is attached first: ``mixer = mixer.attach(model, images)``.
+    Its module is part of the task and of the checkpoint state; add its parameters to the optimizer
+    by ``optimizer.add_param_group({"params": mixer.module.parameters()})``.
 
     Args:
         model: The model to train.
@@ -54,7 +59,15 @@ class MixupTask(ClassificationTask):  # type: ignore[misc]
     ) -> None:
         super().__init__(model, criterion or nn.CrossEntropyLoss(), device, dtype, verbose)
         self.mixer, self.mixed_criterion = mixer, criterion
+        self.mixer_module = None if mixer.module is None else mixer.module.to(device)
         self.num_steps, self.mixer_seed, self.step = num_steps, mixer_seed, 0
+
+    def prepare_distributed(self, *args: Any, **kwargs: Any) -> MixupTask:
+        """Wrap the model in DDP, and give every process the mixer's state of rank 0."""
+        super().prepare_distributed(*args, **kwargs)
+        if self.mixer_module is not None:
+            processes().share_state(self.mixer_module)
+        return self
 
     def forward(self, input: Tensor, target: Tensor) -> dict[str, Any]:
         """Return the loss and the logits of the mixed batch; in evaluation mode those of timm."""
@@ -66,11 +79,13 @@ class MixupTask(ClassificationTask):  # type: ignore[misc]
         net = as_logits(self.trainable_module)
         mixed = self.mixer(net, input, target, rng, progress=progress)
         self.step += 1
-        return {"loss": mixed.loss(self.mixed_criterion), "output": mixed.logits}
+        loss = averaged(mixed.loss(self.mixed_criterion), self.mixer)
+        return {"loss": loss, "output": mixed.logits}
 
     def get_task_state(self, module: nn.Module | None = None, ema: bool = False) -> dict[str, Any]:
-        """Return the number of steps done."""
-        return {"step": self.step}
+        """Return the number of steps done, and the state of the mixer if it has any."""
+        mixer = {} if self.mixer_module is None else {"mixer": self.mixer_module.state_dict()}
+        return {"step": self.step, **mixer}
 
     def load_task_state(
         self,
@@ -79,5 +94,8 @@ class MixupTask(ClassificationTask):  # type: ignore[misc]
         module: nn.Module | None = None,
         ema: bool = False,
     ) -> None:
-        """Continue from the number of steps done."""
-        self.step = (state or {}).get("step", self.step)
+        """Continue from the number of steps done, with the state of the mixer."""
+        state = state or {}
+        self.step = state.get("step", self.step)
+        if self.mixer_module is not None and "mixer" in state:
+            self.mixer_module.load_state_dict(state["mixer"], strict=strict)

@@ -5,15 +5,20 @@ The module imports nothing of Transformers: the mixin stands before ``Trainer`` 
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from alignmixup.contracts import Criterion, Mixer
+from alignmixup.integrations.attached import add_to, averaged, check_trained, processes
 from alignmixup.integrations.draws import share_done, step_rng
 from alignmixup.outputs import as_logits
 
 __all__ = ["MixupTrainerMixin"]
+
+MIXER = "mixer.safetensors"  # in the folder of a checkpoint
 
 
 class MixupTrainerMixin:
@@ -26,6 +31,11 @@ class MixupTrainerMixin:
     A data set that makes ``pixel_values`` in a transform needs
     ``TrainingArguments(remove_unused_columns=False)``: ``Trainer`` drops the column of images
     before the transform otherwise.
+
+    A method with parameters or state is attached first:
+    ``mixer = am.AutoMix("layer3").attach(am.as_logits(model), images)``. Its parameters are a group
+    of the optimizer, and each checkpoint has a file ``mixer.safetensors``, which is read when the
+    training is resumed from it.
 
     Args:
         mixer: The method.
@@ -58,6 +68,7 @@ class MixupTrainerMixin:
     loss_is_scaled_for_ga = False
     args: Any
     state: Any
+    optimizer: Any
 
     def __init__(
         self,
@@ -76,6 +87,8 @@ class MixupTrainerMixin:
         self.model_accepts_loss_kwargs = False  # as above, before Transformers 5
         self.mixer, self.criterion, self.mixer_seed = mixer, criterion, mixer_seed
         self._step = (-1, 0)  # optimizer step, batch of it
+        if mixer.module is not None:
+            mixer.module.to(self.args.device)
 
     def compute_loss(
         self,
@@ -91,11 +104,43 @@ class MixupTrainerMixin:
         images, labels = self._images_and_labels(inputs)
         done, batch = self.state.global_step, self._step[1]
         self._step = (done, batch + 1 if self._step[0] == done else 0)
+        if self.mixer.module is not None and not self._step[1]:
+            self.mixer.module.zero_grad()  # Trainer does this for its model alone
         rng = step_rng(self.mixer_seed, *self._step)
         progress = share_done(done, self.state.max_steps)
         mixed = self.mixer(as_logits(model), images, labels, rng, progress=progress)
-        loss = mixed.loss(self.criterion)
+        loss = averaged(mixed.loss(self.criterion), self.mixer)
         return (loss, {"logits": mixed.logits}) if return_outputs else loss
+
+    def create_optimizer(self, *args: Any, **kwargs: Any) -> Any:
+        """Make the optimizer of ``Trainer``; the parameters of the mixer are its last group."""
+        is_given, trainer = self.optimizer is not None, cast(Any, super())
+        optimizer = trainer.create_optimizer(*args, **kwargs)
+        if is_given:
+            check_trained(self.optimizer, self.mixer)
+        else:
+            add_to(self.optimizer, self.mixer)
+        if self.mixer.module is not None:
+            processes().share_state(self.mixer.module)
+        return optimizer
+
+    def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        super()._save_checkpoint(*args, **kwargs)  # type: ignore[misc]
+        if self.mixer.module is not None and self.args.should_save:
+            folder = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
+            state = {k: v.contiguous() for k, v in self.mixer.module.state_dict().items()}
+            save_file(state, folder / MIXER)
+
+    def _load_from_checkpoint(self, folder: str, *args: Any, **kwargs: Any) -> None:
+        super()._load_from_checkpoint(folder, *args, **kwargs)  # type: ignore[misc]
+        if self.mixer.module is not None:
+            path = Path(folder) / MIXER
+            if not path.exists():
+                raise FileNotFoundError(
+                    f"{path} does not exist: {folder} was not written with a mixer that has "
+                    "parameters or state"
+                )
+            self.mixer.module.load_state_dict(load_file(path, str(self.args.device)))
 
     def _images_and_labels(self, inputs: dict[str, Any]) -> tuple[Tensor, Tensor]:
         wanted = (self.images_key, self.labels_key)

@@ -15,8 +15,8 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from alignmixup.contracts import Draw, Mixed, fusible
-from alignmixup.hooks import Peeked, keep, plain_module, tap
+from alignmixup.contracts import Draw, Mixed, NotAttached, fusible
+from alignmixup.hooks import Peeked, keep, logits_module, plain_module, tap
 from alignmixup.mixers.base import Method, check_images
 from alignmixup.ops.blend import check_logits
 
@@ -39,18 +39,21 @@ class Stateful(Method):
             return self
         check_images(x)
         attached = copy.copy(self)
-        module = self._build(plain_module(net), x).to(x.device)
+        module = self._build(logits_module(net), x).to(x.device)
         object.__setattr__(attached, "_module", module)  # settings are frozen
         return attached
 
     @abstractmethod
     def _build(self, net: nn.Module, x: Tensor) -> nn.Module:
-        """Return the module for a network without wrappers and images of this size and number."""
+        """Return the module for a network that returns logits, and images of this size and number.
+
+        The network has no wrapper but ``as_logits``.
+        """
 
     def apply(self, net: nn.Module, x: Tensor, y: Tensor, draw: Draw) -> Mixed:
         if self.module is None and self.has_module:
             name = type(self).__name__
-            raise ValueError(
+            raise NotAttached(
                 f"{name} has parameters or state: call mixer = mixer.attach(model, x) first, and "
                 "give mixer.module.parameters() to the optimizer"
             )
@@ -130,8 +133,10 @@ def follow(teacher: nn.Module, net: nn.Module, share: Tensor) -> None:
 
     Exact at both ends. Batch statistics are the teacher's own.
     """
-    ours = [p.data for p in teacher.parameters()]
-    _move([*ours], [p.data for p in plain_module(net).parameters()], share)
+    # By name: a framework may have registered the module of the mixer in the network since.
+    latest = dict(plain_module(net).named_parameters())
+    followed = list(plain_module(teacher).named_parameters())
+    _move([p.data for _, p in followed], [latest[name].data for name, _ in followed], share)
 
 
 def _approach(ours: list[Tensor], theirs: list[Tensor], share: Tensor) -> None:
