@@ -48,7 +48,7 @@ MIXERS = [
     # With parameters and state of their own.
     RecursiveMix(),
     AutoMix(),
-    AutoMix.released(),
+    AutoMix.two_heads(),
     SAMix(global_eta=0.1),
     AdAutoMix(),
 ]
