@@ -127,6 +127,7 @@ ROWS = [
     Row("recursive", am.RecursiveMix(), mixes="history"),
     Row("automix", am.AutoMix("layer2")),
     Row("automix-imagenet", replace(am.AutoMix.imagenet(), layer="layer2")),
+    Row("automix-heads", am.AutoMix("layer2", heads=2, classifier="fc")),
     Row("samix", am.SAMix("layer2", rescale_prob=0.5)),
     Row("adautomix", am.AdAutoMix("layer2"), mixes="more"),
     Row("multimix", am.MultiMix(num_mixes=6), {"all": None}, mixes="more", num_rows={"all": 6}),
@@ -139,7 +140,7 @@ VARIANTS = {
     *("align-per-sample", "align-early", "align-attention", "align-tol", "align-bce"),
     *("saliencymix-per-sample", "puzzle-clean", "automix-imagenet", "adautomix-pairs"),
     *("resizemix-openmixup", "fmix-released", "gridmix-cells", "oneof-deit", "oneof-pair"),
-    *("cutmix-per-sample", "fmix-soft"),
+    *("cutmix-per-sample", "fmix-soft", "automix-heads"),
 }
 
 

@@ -348,6 +348,7 @@ def test_presets_have_the_published_rates() -> None:
         assert dict(mixer.optimizer_group) == {"lr": 0.1, "min_lr": 0.001}
     assert dict(AutoMix.deit().optimizer_group) == {"lr": 1e-3, "min_lr": 1e-4}
     assert dict(AutoMix(block_momentum=0.0).optimizer_group) == {"momentum": 0.0}
+    assert AutoMix.two_heads("fc") == AutoMix(heads=2, classifier="fc")
     assert AdAutoMix.paper() == AdAutoMix(cos_sign=-1)
     assert SAMix.cifar100_tuned() == SAMix(rescale_prob=0.25)
     assert AdAutoMix.tiny_imagenet().beta == 0.4

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+import alignmixup as am
 from alignmixup.contracts import soft_cross_entropy
+from alignmixup.datasets import shapes
 from alignmixup.mixers.automix import AutoMix
 from alignmixup.mixers.learned import Learned
 from alignmixup.mixers.samix import SAMix
@@ -130,6 +132,29 @@ def test_a_pretrained_block_serves_a_network_of_other_classes(tmp_path: Path) ->
     frozen = SAMix("layer2", pretrained=folder).attach(net, images(6))
     mixed = frozen.apply(net, images(6), labels(6) % 3, drawn(frozen))
     assert mixed.logits.shape == (6, 3)
+
+
+@pytest.mark.slow
+@pytest.mark.unchecked_shapes
+def test_a_run_gives_its_block_to_another_run(tmp_path: Path) -> None:
+    few = am.Sets(shapes("train", 32), shapes("test", 16))
+    small = {"net.width": 4, "train.epochs": 1, "train.batch_size": 16}
+
+    def train(name: str, **changes: object) -> dict[str, Tensor]:
+        recipe, folder = "cifar10-r18-samix-fast", tmp_path / name
+        am.train(recipe, folder, sets=few, changes={**small, **changes}, quiet=True)
+        return load_file(folder / "checkpoint.safetensors")
+
+    first = train("first")
+    second = train("second", **{"mixer.pretrained": str(tmp_path / "first")})
+    for name, value in first.items():
+        if name.startswith("mixer.block."):
+            assert torch.equal(second[name], value), name
+        elif name.startswith("mixer.teacher."):
+            assert torch.equal(second[name.replace("teacher", "encoder")], value), name
+    assert any(not torch.equal(first[n], second[n]) for n in first if n.startswith("model."))
+    ledger = (tmp_path / "second" / "ledger.jsonl").read_text()
+    assert "test_teacher" not in ledger  # the frozen network is not scored
 
 
 @pytest.mark.unchecked_shapes

@@ -14,7 +14,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from alignmixup.contracts import Draw, Mixer, fusing
-from alignmixup.mixers.automix import AutoMix
 from alignmixup.mixers.input_mixup import InputMixup
 from alignmixup.mixers.multimix import DenseMultiMix
 from alignmixup.mixers.samix import SAMix
@@ -91,7 +90,6 @@ IN_PLACE += [
     ("snapmix", SnapMix(classifier="fc"), pooled, False),
     ("snapmix-released", SnapMix.released(classifier="fc"), pooled, True),
     ("densemultimix", DenseMultiMix(num_mixes=5, classifier="fc"), pooled, False),
-    ("automix-heads", AutoMix("layer2", heads=2, classifier="fc"), pooled, False),
     ("samix-eta", SAMix("layer2", global_eta=0.5), pooled, True),
     ("transmix", TransMix.released(), TinyTransformer, False),
     ("tokenmix-attention", TokenMix(grid=8), TinyTransformer, False),

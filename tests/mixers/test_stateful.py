@@ -11,12 +11,10 @@ from torch import Tensor, nn
 from alignmixup import contracts
 from alignmixup.contracts import Mixer, fusing
 from alignmixup.mixers.stateful import follow, make_teacher, run, run_and_keep, run_to
-from cases import ROWS, Row, TinyNet, images, labels
+from cases import ROWS, Row, TinyNet, images, labels, params
 
 STATEFUL = [row for row in ROWS if row.mixer.attach(TinyNet(), images(6)).module is not None]
-every_stateful_row = pytest.mark.parametrize(
-    "row", [pytest.param(row, id=row.name) for row in STATEFUL]
-)
+every_stateful_row = pytest.mark.parametrize("row", params(STATEFUL))
 
 
 def module_of(mixer: Mixer) -> nn.Module:

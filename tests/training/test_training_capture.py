@@ -53,7 +53,7 @@ MIXERS = [
     RecursiveMix(),
     GridMix("cells", local_weight=1.0),
     AutoMix(),
-    AutoMix.released(),
+    AutoMix.two_heads(),
     SAMix(global_eta=0.1),
     AdAutoMix(),
 ]

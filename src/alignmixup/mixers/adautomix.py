@@ -62,19 +62,13 @@ class GroupDraw(Draw):
 class AdAutoMix(Learned):
     """AdAutoMix (Qin et al. 2024): learned masks for N images, the block trained adversarially.
 
+    The settings that are not listed here are those of ``AutoMix``.
+
     Args:
-        layer: Layer of the teacher that the block reads, by default stage 3: maps
-            ``[b, c, h, w]``, or tokens of a square grid.
         alpha: Shares are values of Beta(alpha, alpha), divided by their sum; of two images ``lam``
             is one such value.
         switch: Where the share of the anchor is at most this, or at least one minus this, the
             network gets input mixup.
-        ema: Momentum of the teacher at the start and at the end of training.
-        ema_hold: Share of training in which it stays at the first; then it follows a cosine.
-        block_lr: Learning rate of the block; None: the network's.
-        block_min_lr: Where that ends; None: as the network's.
-        block_momentum: Momentum of the block; None: the network's.
-        loss: ``"ce"`` for cross-entropy, ``"bce"`` for binary cross-entropy of the softmax.
         num_images: N, 3 on CIFAR-100 and Tiny-ImageNet, 2 on ImageNet.
         beta: Weight of the adversarial loss against the cosine: 0.3 on CIFAR-100, 0.4 on
             Tiny-ImageNet, 0.1 on ImageNet.

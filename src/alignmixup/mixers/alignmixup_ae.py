@@ -274,25 +274,9 @@ class AlignMixupVAE(AlignMixupAE):
     noise=...)``; in evaluation the classifier reads mu. The noise is part of the draw, so a resumed
     run repeats it.
 
+    The settings that are not listed here are those of ``AlignMixupAE``.
+
     Args:
-        layer: Name of the layer that returns A.
-        embed: Name of the layer that returns the embedding.
-        layers: What is mixed: ``"x"`` the image, ``"A"`` the features, ``"e"`` a vector embedding
-            or ``"E"`` a tensor embedding.
-        clean: Add the case that reconstructs clean images with the decoder.
-        reconstruction_weight: Weight of the reconstruction loss.
-        alpha: ``lam`` is drawn from Beta(alpha, alpha).
-        eps: Strength of the entropic regularization.
-        num_iters: Sinkhorn iterations; 0 is cross-attention, normalized once.
-        tol: Stop the iterations of a pair at this marginal error; None runs all of them.
-        weights: Relative probability of the cases; None makes them equal.
-        aligned: False mixes position by position, without a transport plan.
-        lam_per_sample: Draw one ``lam`` per sample instead of one per batch.
-        resolution: Average A down to this many rows and columns for mixing; E keeps its own.
-        last: The marginal of the plan that is exact; None chooses the one that preserves the mean.
-        backend: Solver of the transport problems; ``"auto"`` chooses by device.
-        loss: ``"ce"`` for cross-entropy, ``"bce"`` for binary cross-entropy of the softmax,
-            ``"sigmoid_bce"`` for that of the sigmoid, with multi-label targets ``[b, k]``.
         embedding_dim: Length of the code, the network's ``code_dim``: 512 for vectors and for 128 x
             2 x 2 tensors.
         kl_weight: Weight of the KL divergence, which is divided by the number of pixel values like

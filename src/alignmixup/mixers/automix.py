@@ -267,7 +267,7 @@ class AutoMix(PairLearned):
     lam_channel: bool = False
 
     @classmethod
-    def released(cls, classifier: str = "head.linear") -> AutoMix:
+    def two_heads(cls, classifier: str = "head.linear") -> AutoMix:
         """Return OpenMixup's CIFAR settings: a linear layer each for clean and mixed images."""
         return cls(heads=2, classifier=classifier)
 

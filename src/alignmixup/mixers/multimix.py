@@ -139,13 +139,10 @@ class DenseMultiMix(MultiMix):
     The logits have ``num_mixes`` rows per position. The network must end in average pooling of
     ``layer`` and the linear layer ``classifier``. No gradient reaches the attention.
 
+    The settings that are not listed here are those of ``MultiMix``.
+
     Args:
         num_mixes: Number of mixes per batch and position.
-        min_alpha: The concentration of a batch is uniform from here ...
-        max_alpha: ... to here.
-        prob: Probability of mixing embeddings; otherwise input mixup.
-        alpha: Input mixup draws ``lam`` from Beta(alpha, alpha).
-        loss: ``"ce"`` for cross-entropy, ``"bce"`` for binary cross-entropy of the softmax.
         layer: Name of the layer whose output ``[b, c, h, w]`` is pooled.
         classifier: Name of the linear layer.
         attention: ``"gap"`` compares each position with the mean over positions, ``"cam"`` with the

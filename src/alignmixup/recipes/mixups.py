@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from alignmixup.contracts import Mixer, RecipeKey
 from alignmixup.mixers.adautomix import AdAutoMix
@@ -47,7 +48,10 @@ class Entry:
     settings: Mapping[str, object] = field(default_factory=dict)
 
 
-def _learned(kind: type[AutoMix] | type[SAMix] | type[AdAutoMix], data: str) -> Mixer:
+L = TypeVar("L", AutoMix, SAMix, AdAutoMix)
+
+
+def _learned(kind: type[L], data: str) -> L:
     return kind.tiny_imagenet() if data == "tiny" else kind()
 
 
@@ -73,6 +77,10 @@ METHODS: dict[tuple[str, str], Entry] = {
     ("recursivemix", ""): Entry(lambda data: RecursiveMix()),
     # OpenMixup ends their schedules at a rate of 0.05 on CIFAR; here all methods have the same.
     ("automix", ""): Entry(lambda data: _learned(AutoMix, data)),
+    # The published figures are of two heads.
+    ("automix", "heads2"): Entry(
+        lambda data: dataclasses.replace(_learned(AutoMix, data), heads=2)
+    ),
     ("samix", ""): Entry(lambda data: _learned(SAMix, data)),
     ("adautomix", ""): Entry(lambda data: _learned(AdAutoMix, data)),
 }
