@@ -20,6 +20,8 @@ def kept_registries() -> Iterator[None]:
         for kind, names in kept:
             for name in kind.imported().keys() - names:
                 entry = kind._entries[name]
-                module = getattr(getattr(entry, "function", entry), "__module__", None)
+                function = getattr(entry, "function", entry)
+                function = getattr(function, "func", function)  # of a partial, whose module is not
+                module = getattr(function, "__module__", None)
                 if not str(module).startswith("alignmixup."):
                     del kind._entries[name]

@@ -24,6 +24,7 @@ from alignmixup.mixers.input_mixup import InputMixup
 from alignmixup.mixers.manifold_mixup import ManifoldMixup
 from alignmixup.mixers.nomix import NoMix
 from alignmixup.ops.align import align_mix
+from alignmixup.registry import MIXERS
 from cases import (
     NUM_CLASSES,
     ROWS,
@@ -153,6 +154,14 @@ def test_the_same_draw_gives_the_same_result(row: Row, case: str) -> None:
     assert torch.equal(x, images(6))
     assert torch.equal(y, labels(6))
     assert all(torch.equal(kept[name], tensor) for name, tensor in draw.tensors().items())
+
+
+@pytest.mark.parametrize("name", sorted(MIXERS))
+def test_a_misspelt_setting_is_an_error(name: str) -> None:
+    """No method swallows a keyword that it does not know, as OpenMixup and AdAutoMix's code do."""
+    held = {"mixer": NoMix()} if "mixer" in MIXERS[name].__dataclass_fields__ else {}
+    with pytest.raises(TypeError, match="unexpected keyword argument 'alhpa'"):
+        MIXERS[name](**held, alhpa=8.0)
 
 
 # ---- chance --------------------------------------------------------------------------------------

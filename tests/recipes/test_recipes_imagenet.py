@@ -17,6 +17,7 @@ from alignmixup.experiments.batches import eval_batches, load_split, side_of, tr
 from alignmixup.experiments.run import train
 from alignmixup.experiments.scoring import evaluate
 from alignmixup.recipes.catalog import find_recipe, recipe_names
+from alignmixup.recipes.mixups import IMAGENET
 from alignmixup.recipes.schema import changed
 from alignmixup.registry import DATASETS
 from alignmixup.report import paper
@@ -58,7 +59,8 @@ def shrunk(name, **more):
 def test_the_rows_are_those_of_the_table_and_the_unaligned_twins():
     methods = "baseline input cutmix manifold puzzlemix comixup saliencymix stylemix stylecutmix"
     ours = ("alignmixup", "alignmixup-ae", "alignmixup-unaligned", "alignmixup-ae-unaligned")
-    assert set(NAMES) == {f"imagenet-r50-{m}" for m in (*methods.split(), *ours)}
+    beyond = {"-".join(filter(None, key)) for key in IMAGENET}  # the paper
+    assert set(NAMES) == {f"imagenet-r50-{m}" for m in (*methods.split(), *ours, *beyond)}
 
 
 @pytest.mark.parametrize("name", NAMES)

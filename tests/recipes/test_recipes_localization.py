@@ -23,7 +23,8 @@ from alignmixup.report.tables import table
 from alignmixup.training.optim import make_optimizer
 from cub_folder import LAYOUT, make_cub
 
-NAMES = recipe_names("cub200-*")
+# SnapMix has a schedule of its own.
+NAMES = [name for name in recipe_names("cub200-*") if "snapmix" not in name]
 
 
 def test_the_table_is_whole_and_has_its_published_figures():

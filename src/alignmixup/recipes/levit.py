@@ -4,12 +4,10 @@
 
 The network is timm's. The paper states the number of epochs and the layer: features are aligned at
 the last layer of the convolutional stem, whose maps are 128 x 14 x 14. Other settings are those of
-LeViT's own training: AdamW, weight decay 0.025 (none of vectors), a learning rate of 0.0005 for 512
-images, five epochs of warm-up, then a cosine. LeViT's distillation, RandAugment, erasing, repeated
-augmentation, label smoothing, EMA of the weights and adaptive clipping are left out, and so is its
-own mixing, which is replaced by the methods compared. The batch size, the weight decay of the
-attention biases and the layers of manifold mixup (the image and the first two stages) are our
-choice.
+LeViT's own training (``recipes/transformers.py``), with weight decay 0.025. LeViT's distillation,
+label smoothing, EMA of the weights and adaptive clipping are left out, and so is its own mixing,
+which is replaced by the methods compared. The batch size, the weight decay of the attention biases
+and the layers of manifold mixup (the image and the first two stages) are our choice.
 """
 
 from __future__ import annotations
@@ -24,25 +22,13 @@ from alignmixup.mixers.input_mixup import InputMixup
 from alignmixup.mixers.manifold_mixup import ManifoldMixup
 from alignmixup.mixers.nomix import NoMix
 from alignmixup.models.zoo import NetSpec
-from alignmixup.recipes.imagenet import IMAGES
+from alignmixup.recipes import transformers
 from alignmixup.recipes.schema import Recipe
 from alignmixup.registry import register_recipe
-from alignmixup.training.settings import TrainSettings
 
 NET, STEM = NetSpec("timm:levit_128s"), "model.stem"
 STAGES = ("model.stages.0", "model.stages.1")
-SCHEDULE = TrainSettings(
-    epochs=100,
-    batch_size=1024,
-    lr=0.001,
-    optimizer="adamw",
-    weight_decay=0.025,
-    decay_vectors=False,
-    schedule="cosine",
-    milestones=(),
-    warmup_epochs=5.0,
-    eval_every=10,
-)
+SCHEDULE = dataclasses.replace(transformers.SCHEDULE, epochs=100, weight_decay=0.025)
 METHODS: dict[tuple[str, str], Callable[[], Mixer]] = {
     ("baseline", ""): NoMix,
     ("input", ""): lambda: InputMixup(alpha=0.2),
@@ -56,7 +42,6 @@ METHODS: dict[tuple[str, str], Callable[[], Mixer]] = {
 @register_recipe
 def levit() -> Iterator[Recipe]:
     """The five rows, and the unaligned twin of ours."""
-    images = dataclasses.replace(IMAGES, lighting=0.0)
     for (method, variant), make in METHODS.items():
         key = RecipeKey("imagenet", "levit-128s", method, variant)
-        yield Recipe(key, images, NET, make(), SCHEDULE)
+        yield Recipe(key, transformers.IMAGES, NET, make(), SCHEDULE)

@@ -2,10 +2,18 @@
 
     alignmixup train cifar100-r18-fmix           the schedule of the AlignMixup paper
     alignmixup train cifar100-r18-fmix-fast      300 epochs, cosine, weight decay 5e-4
+    alignmixup train imagenet-r50-fmix --data DIR       300 epochs, as the paper's ImageNet table
+    alignmixup train cub200-r50-snapmix --data DIR      fine-tuning, as SnapMix's authors train
 
-``METHODS`` is the table: a method is one line, with its settings for each data set. The schedules
-are those of the other recipes, so that methods differ in nothing else; what their own papers and
-OpenMixup published (``report/others.py``) has other networks and schedules.
+``METHODS`` is the table: a method is one line, with its settings for each data set; ``IMAGENET``
+has those with a published figure for ResNet-50. The schedules are those of the other recipes, so
+that methods differ in nothing else; what their own papers and OpenMixup published
+(``report/others.py``) has other networks and schedules. ``--train.epochs 200`` is 200 epochs of the
+fast schedule.
+
+SnapMix is for fine-grained data; its recipe has the schedule of its authors' code: 200 epochs,
+batch 16, parts of 448 of 512 pixels, and a rate ten times as high in the classifier. TransMix and
+TokenMix need a transformer (``recipes/deit.py``).
 """
 
 from __future__ import annotations
@@ -33,9 +41,13 @@ from alignmixup.mixers.regmixup import RegMixup
 from alignmixup.mixers.resizemix import ResizeMix
 from alignmixup.mixers.samix import SAMix
 from alignmixup.mixers.smoothmix import SmoothMix
+from alignmixup.mixers.snapmix import SnapMix
+from alignmixup.models.zoo import NetSpec
+from alignmixup.recipes import imagenet
 from alignmixup.recipes.classification import NETWORKS, SCHEDULES, both_schedules
 from alignmixup.recipes.schema import DataSpec, Recipe
 from alignmixup.registry import register_recipe
+from alignmixup.training.settings import TrainSettings
 
 NETWORK = "r18"
 
@@ -84,6 +96,47 @@ METHODS: dict[tuple[str, str], Entry] = {
     ("samix", ""): Entry(lambda data: _learned(SAMix, data)),
     ("adautomix", ""): Entry(lambda data: _learned(AdAutoMix, data)),
 }
+
+
+# Settings for ImageNet, of methods with a published figure for ResNet-50.
+IMAGENET: dict[tuple[str, str], Callable[[], Mixer]] = {
+    ("oneof", ""): OneOf.deit,
+    ("resizemix", ""): ResizeMix,
+    ("fmix", ""): FMix,
+    ("smoothmix", ""): SmoothMix,
+    ("gridmix", ""): GridMix,
+    ("attentivemix", "self"): AttentiveMix,
+    ("multimix", ""): MultiMix,
+    ("recursivemix", ""): RecursiveMix,
+    ("automix", ""): AutoMix.imagenet,
+    ("samix", ""): SAMix.imagenet,
+    ("adautomix", ""): AdAutoMix.imagenet,
+}
+BIRDS = DataSpec("cub200", stream=True, image_size=448, resize=512, eval_resize=512)
+FINE_TUNING = TrainSettings(
+    epochs=200,
+    batch_size=16,
+    lr=0.001,
+    classifier_lr=0.01,
+    nesterov=True,
+    milestones=(80, 150, 180),
+    eval_every=10,
+)
+
+
+@register_recipe
+def imagenet_mixups() -> Iterator[Recipe]:
+    """Methods with a published figure for ResNet-50, on the paper's 300-epoch schedule."""
+    for (method, variant), make in IMAGENET.items():
+        key = RecipeKey("imagenet", "r50", method, variant)
+        yield Recipe(key, imagenet.IMAGES, imagenet.NET, make(), imagenet.SCHEDULE)
+
+
+@register_recipe
+def snapmix() -> Recipe:
+    """Fine-tuning on CUB-200-2011, as its authors do."""
+    net = NetSpec("resnet50", pretrained=True)
+    return Recipe(RecipeKey("cub200", "r50", "snapmix"), BIRDS, net, SnapMix(), FINE_TUNING)
 
 
 @register_recipe

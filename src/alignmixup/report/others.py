@@ -38,6 +38,7 @@ SOURCES: Mapping[str, Source] = {
     ),
     "resizemix": Source("ResizeMix", "github.com/JayQine/ResizeMix", "its own"),
     "tokenmix": Source("TokenMix", "github.com/Sense-X/TokenMix", "its own"),
+    "snapmix": Source("SnapMix", "github.com/Shaoli-Huang/SnapMix", "its own"),
 }
 
 # Names of the methods that the AlignMixup paper does not have.
@@ -49,6 +50,7 @@ METHODS: Mapping[str, str] = {
     "smoothmix": "SmoothMix",
     "gridmix": "GridMix",
     "attentivemix": "AttentiveMix+",
+    "snapmix": "SnapMix",
     "regmixup": "RegMixup",
     "decoupled": "Decoupled mixup",
     "transmix": "TransMix",
@@ -64,6 +66,7 @@ METHODS: Mapping[str, str] = {
 # What a figure is of, where it is not what the method's name says.
 NOTES: Mapping[tuple[str, str], str] = {
     ("openmixup", "smoothmix"): "labels swapped",
+    ("awesome-mixup", "smoothmix"): "which labels is not stated",
     ("openmixup", "fmix"): "masks of the released code",
     ("openmixup", "gridmix"): "holes",
     ("openmixup", "attentivemix"): "guided by a frozen ImageNet network",
@@ -125,6 +128,7 @@ _AWESOME = """
 data          cifar10 cifar100 cifar100 imagenet
 network       r18     r18      r18      r50
 epochs        800     200      2000     300
+smoothmix     --      --       --       77.66
 recursivemix  --      81.36    --       79.20
 adautomix     97.55   --       --       --
 multimix      --      --       81.82    78.81
@@ -135,6 +139,13 @@ data          imagenet cifar10  cifar100
 network       r50      wrn28-10 wrn28-10
 epochs        --       --       --
 resizemix     79.00    97.60    84.31
+"""
+
+_SNAPMIX = """
+data          cub200
+network       r50
+epochs        200
+snapmix       87.75
 """
 
 _TOKENMIX = """
@@ -162,6 +173,7 @@ QUOTED: Sequence[Quoted] = [
     *_read("awesome-mixup", _AWESOME),
     *_read("resizemix", _RESIZEMIX),
     *_read("tokenmix", _TOKENMIX),
+    *_read("snapmix", _SNAPMIX),
 ]
 
 
