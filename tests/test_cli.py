@@ -187,7 +187,7 @@ def test_report_puts_ours_beside_the_published_figure(capsys, tmp_path):
     status, _, err = call(capsys, "report", str(tmp_path / "nothing"))
     assert status == 1
     assert "nothing" in err
-    for out in ("results.jsonl", "page.html"):
+    for out in ("results.jsonl", "results.jsonl/below", "page.html"):
         status, _, err = call(capsys, "report", str(tmp_path), "--out", str(tmp_path / out))
         assert status == 1
         assert "--out must be a folder" in err
@@ -197,10 +197,10 @@ def test_a_report_without_a_figure_says_so(capsys, tmp_path):
     # Scored in the middle of training: no figure of the end, which is what the tables show.
     scored = Result("accuracy", "top1", 96.5, key=KEY, seed=0)
     (tmp_path / "results.jsonl").write_text(scored.to_json() + "\n")
-    for args in ([str(tmp_path)], []):
+    for args, said in (([str(tmp_path)], "no figure for a table in"), ([], "name folders of runs")):
         status, _, err = call(capsys, "report", *args)
         assert status == 1
-        assert "no figure for a table in" in err
+        assert said in err
     calibrated = Result("calibration", "ece", 1.5, key=KEY, seed=0)
     with (tmp_path / "results.jsonl").open("a") as file:
         file.write(calibrated.to_json() + "\n")

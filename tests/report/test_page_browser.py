@@ -99,6 +99,9 @@ def test_it_opens_at_any_width(chromium, report, tmp_path, size, scheme):
         assert page.locator("form.controls").is_hidden()
         ink = "e => getComputedStyle(e).fill"  # on paper, also of charts drawn in dark mode
         assert page.locator(".marks text").first.evaluate(ink) == "rgb(0, 0, 0)"
+        # A name of a column that sticks would be printed over rows.
+        stuck = "[...document.querySelectorAll('th')].map(e => getComputedStyle(e).position)"
+        assert set(page.evaluate(stuck)) == {"static"}
 
 
 def test_names_of_columns_stand_above_their_numbers(chromium, report):
@@ -155,6 +158,15 @@ def test_filters_hide_and_show_rows(chromium, report):
         page.select_option("#place", "CIFAR-100, R-18")
         assert errors.is_hidden()
         assert table(page, "accuracy-cifar100-r18").is_visible()
+
+
+def test_a_page_of_smoke_tests_alone_shows_them(chromium, tmp_path):
+    smoke = [result for result in sample_results() if result.epoch == 4]
+    path = write_page(smoke, [], tmp_path, recipe_settings=recipe_settings)
+    with opened(chromium, path) as page:
+        assert column(table(page, "runs"), 0) == ["cifar10-r18-cutmix"]
+        page.uncheck("#smoke")
+        assert table(page, "runs").is_hidden()
 
 
 def test_the_slider_and_the_plan_work_by_keyboard(chromium, report):

@@ -128,12 +128,17 @@ class Report:
         from alignmixup.report.summary import comparison_table, paper_tables, summarize
         from alignmixup.report.terminal import plain, to_text, wrap
 
-        if self.out is not None and (self.out.is_file() or self.out.suffix == ".html"):
-            raise ValueError(f"--out must be a folder, for report.html and tables; got {self.out}")
+        if self.out is not None:
+            files = [path for path in (self.out, *self.out.parents) if path.is_file()]
+            if files or self.out.suffix == ".html":
+                what = f"{files[0]} is a file" if files else f"{self.out} names a page"
+                raise ValueError(f"--out must be a folder, for report.html and tables; {what}")
+        if not self.runs:
+            raise ValueError("name folders of runs or files of results: alignmixup report runs")
         results = read_results(self.runs)
         summary = summarize(results, self.accuracy, recipe_settings, smoke_tests=self.smoke_tests)
         if not summary.tables:
-            where = ", ".join(str(path) for path in self.runs) or "no folder at all"
+            where = ", ".join(str(path) for path in self.runs)
             raise ValueError(
                 f"no results in {where} (--accuracy {self.accuracy}): name folders of finished "
                 "runs, or evaluate a run with 'alignmixup evaluate' first"

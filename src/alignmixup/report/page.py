@@ -164,6 +164,7 @@ def _add_results(
     page.lede = _lede(results, runs)
     page.places = list(dict.fromkeys(place_name(run.key.data, run.key.network) for run in runs))
     page.num_smoke = sum(run.is_smoke for run in runs)
+    page.is_all_smoke = bool(runs) and page.num_smoke == len(runs)
     page.section("Decoded interpolations", parts.get("interpolations", ""))
     page.section("Where the mass goes", parts.get("transport", ""))
     grids: list[Grid] = []

@@ -30,6 +30,7 @@ class PageBuilder:
         self.lede = ""
         self.places: list[str] = []
         self.num_smoke = 0
+        self.is_all_smoke = False
         self.missing = ""
         self.data: dict[str, Any] = {"charts": []}
         self._sections: list[tuple[str, str]] = []
@@ -110,8 +111,8 @@ class PageBuilder:
     def _controls(self) -> str:
         options = "".join(f"<option>{escape(place)}</option>" for place in self.places)
         smoke = (
-            f'<label class="check"><input type="checkbox" id="smoke"> Smoke tests '
-            f"({self.num_smoke})</label>"
+            f'<label class="check"><input type="checkbox" id="smoke"'
+            f"{' checked' if self.is_all_smoke else ''}> Smoke tests ({self.num_smoke})</label>"
             if self.num_smoke
             else ""
         )

@@ -45,7 +45,10 @@ def _found(path: Path, among_others: bool) -> list[Path]:
     own = (file for file in path.glob("*.jsonl") if file.name != LEDGER)
     files = sorted(path.rglob("results*.jsonl")) or sorted(own)
     if not files:
-        message = f"{path} holds no results (*.jsonl); evaluate the run first"
+        message = (
+            f"{path} holds no results (*.jsonl): a run has them once it is trained to its end, or "
+            "scored by 'alignmixup evaluate'"
+        )
         if not among_others:
             raise FileNotFoundError(message)
         warnings.warn(f"{message}: skipped", stacklevel=3)

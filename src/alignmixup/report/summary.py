@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from alignmixup.contracts import Result
 from alignmixup.report import paper
-from alignmixup.report.folding import RecipeSettings
+from alignmixup.report.folding import LAST_EPOCH, RecipeSettings
 from alignmixup.report.grids import (
     Cell,
     Claim,
@@ -18,7 +18,7 @@ from alignmixup.report.grids import (
     shared_variant,
     without_smoke_tests,
 )
-from alignmixup.report.measures import KINDS, kinds_in
+from alignmixup.report.measures import ACCURACIES, KINDS, kinds_in
 from alignmixup.report.render import Table
 from alignmixup.report.runs import runs_of, smoke_filter
 from alignmixup.report.tables import table
@@ -102,7 +102,9 @@ def _kind_table(kind: str, grids: Sequence[Grid]) -> Table:
     # One data set and network is in the title.
     places = list(dict.fromkeys(grid.place for grid, _ in measured))
     shown = measured[:MAX_ROWS]
-    variants = [", ".join(w for w in row.variant if w not in shared) for _, row in shown]
+    is_last = all(ACCURACIES["last"] in grid.note for grid in grids)  # a note says it
+    hidden = {*shared, *([LAST_EPOCH] if is_last else [])}
+    variants = [", ".join(w for w in row.variant if w not in hidden) for _, row in shown]
     letters = _letters(variants)
     rows = []
     for (grid, row), variant in zip(shown, variants, strict=True):
@@ -116,8 +118,8 @@ def _kind_table(kind: str, grids: Sequence[Grid]) -> Table:
     names = [f"{m.name() or 'Top-1 error'} ({m.unit()})" for m in measures]
     is_published = any(grid.is_published(m) for grid in grids for m in grid.measures)
     notes = ["In brackets: published."] if is_published else []
-    if shared:
-        notes.append(f"Every row: {', '.join(shared)}.")
+    if common := [word for word in shared if word != LAST_EPOCH or not is_last]:
+        notes.append(f"Every row: {', '.join(common)}.")
     if grids[0].note:
         notes.append(grids[0].note)
     if len(measured) > MAX_ROWS:

@@ -36,7 +36,7 @@ def to_text(table: Table, width: int) -> str:
     groups, columns, rows = _grouped(table)
     columns = [plain(name) for name in columns]
     rows = [[plain(cell) for cell in row] for row in rows]
-    indent = "  " if groups else ""
+    indent = "  " if any(groups) else ""
     widths = _widths(columns, rows, width - len(indent))
     heads = [wrap(name, size) for name, size in zip(columns, widths, strict=False)]
     most = max(map(len, heads))

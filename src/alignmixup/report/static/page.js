@@ -150,10 +150,17 @@
     if (next) { draw(next); idle(drawNext); }
   }
   window.addEventListener("beforeprint", () => charts.forEach(draw));
-  dark.addEventListener("change", () => {
+  function redraw() {
     for (const [element, view] of drawn) { if (view) view.finalize(); element.replaceChildren(); }
     drawn.clear();
     charts.forEach(draw);
+  }
+  dark.addEventListener("change", redraw);
+  // Legends have as many columns as fit: another width needs others.
+  let width = window.innerWidth, waiting;
+  window.addEventListener("resize", () => {
+    clearTimeout(waiting);
+    waiting = setTimeout(() => { if (window.innerWidth !== width) { width = window.innerWidth; redraw(); } }, 200);
   });
 
   // Settings of two runs
