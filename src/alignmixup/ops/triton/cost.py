@@ -6,7 +6,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from alignmixup.ops.triton.common import Tiling, cost_tile
+from alignmixup.ops.size_classes import SizeClass, Tiling, num_parts as parts_of
+from alignmixup.ops.triton.common import cost_tile
 
 
 def cost_tiling(n: int, dtype: torch.dtype) -> Tiling:
@@ -24,17 +25,23 @@ def num_parts(n: int, c: int) -> int:
     return min(4, triton.cdiv(c, 256)) if n <= 64 else 1
 
 
-def pair_costs(features: Tensor, perm: Tensor, *, exchanged: bool) -> Tensor:
+def pair_costs(
+    features: Tensor, perm: Tensor, *, exchanged: bool, entry: SizeClass | None = None
+) -> Tensor:
     """Return squared distances between features [b, n, c] and those of their partners.
 
     The result [parts, b, n, row_length(n)] holds partial sums over channels. Rows are positions of
-    the anchor, or of the partner if ``exchanged``; columns from n on are not written.
+    the anchor, or of the partner if ``exchanged``; columns from n on are not written. With an
+    ``entry`` of the size classes the rows are not padded: the costs can become the plan.
     """
     b, n, c = features.shape
-    parts = num_parts(n, c)
-    shape = (parts, b, n, row_length(n))
-    costs = torch.empty(shape, dtype=torch.float32, device=features.device)
     tiling = cost_tiling(n, features.dtype)
+    parts, length = num_parts(n, c), row_length(n)
+    if entry is not None:
+        parts, length = parts_of(entry, n, c, features.dtype), n
+        tiling = tiling if features.dtype == torch.float32 else entry.cost
+    shape = (parts, b, n, length)
+    costs = torch.empty(shape, dtype=torch.float32, device=features.device)
     tiles = triton.cdiv(n, tiling.rows)
     share = triton.cdiv(triton.cdiv(c, parts), tiling.channels) * tiling.channels
     _cost_kernel[(b * parts, tiles, tiles)](
