@@ -31,8 +31,8 @@ class RowTiling:
     """How the programs of one sample divide its rows.
 
     ``group`` programs have an equal share of the rows. ``block`` rows are in registers at a time;
-    0 keeps all rows of a program in registers during the iterations. ``per_sm`` programs must fit
-    one SM together: registers and shared memory of the kernel limit it.
+    0 keeps all rows of a program in registers during the iterations. ``per_sm`` programs run on one
+    SM together and share its registers.
     """
 
     group: int
@@ -40,6 +40,11 @@ class RowTiling:
     num_warps: int
     num_stages: int = 3
     per_sm: int = 1
+
+    @property
+    def max_registers(self) -> int:
+        """The most registers of a thread with which ``per_sm`` programs are resident together."""
+        return min(255, 65536 // (self.per_sm * 32 * self.num_warps))
 
 
 @dataclass(frozen=True, slots=True)

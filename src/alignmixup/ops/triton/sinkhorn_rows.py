@@ -51,6 +51,7 @@ def solve(
         costs, plan, slots, scalings, used, b, LOG2_E / eps, num_iters, tol or 0.0,
         costs.stride(0), n=n, m=m, SHARE=share, BLOCK_N=tiling.block or padded(share), M=M,
         PARTS=parts, GROUP=group, STAGES=tiling.num_stages, ONCE=num_iters == 0,
-        HAS_TOL=tol is not None, num_warps=tiling.num_warps, launch_cooperative_grid=group > 1,
+        HAS_TOL=tol is not None, num_warps=tiling.num_warps, maxnreg=tiling.max_registers,
+        launch_cooperative_grid=group > 1,
     )  # fmt: skip
     return used
