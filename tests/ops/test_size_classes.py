@@ -228,6 +228,19 @@ def test_features_and_gradients(
     assert relative_error(x.grad, exact_x.grad) < 1e-5
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_costs_of_features_far_from_the_origin(dtype: torch.dtype) -> None:
+    # |a|^2 is about 2000 and distances are about 200: a cost must be good to a hundredth of eps.
+    n, c, eps = 20, 200, 0.1
+    features = (random_features(3, n, c) + 3).to(dtype)
+    entry = replace(SIZE_CLASSES[0], cost_parts=1)
+    costs = _triton_cost.pair_costs(features, PERM, exchanged=False, entry=entry)[0]
+    a = features.double()
+    exact = torch.cdist(a, a[PERM]) ** 2
+    assert a.square().sum(-1).mean() > 1800
+    assert (costs - exact).abs().max() < 1e-2 * eps
+
+
 @pytest.mark.parametrize("last", ["columns", "rows"])
 @pytest.mark.parametrize("is_on", [False, True])
 def test_the_plan_has_the_strides_of_a_traced_one(

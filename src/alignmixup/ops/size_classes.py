@@ -10,6 +10,7 @@ This module imports no triton: the shape of a plan in a compiled graph depends o
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -94,11 +95,24 @@ MIN_POSITIONS = 65
 
 
 def size_class(size: int) -> SizeClass | None:
-    """Return the class that runs ``size`` positions, or None if none is on."""
+    """Return the class that runs ``size`` positions, or None if none is on.
+
+    None on ROCm as well, where a cooperative launch is untested.
+    """
+    if torch.version.hip is not None:
+        return None
     for entry in SIZE_CLASSES:
         if MIN_POSITIONS <= size <= entry.max_positions:
             return entry if entry.is_on else None
     return None
+
+
+def channel_unit(entry: SizeClass | None, c: int) -> int:
+    """Return a divisor of ``c`` that the kernels may use for wider loads.
+
+    Triton itself looks for 16 alone: with 1000 channels it would load one number at a time.
+    """
+    return math.gcd(c, 16) if entry else 1
 
 
 def num_parts(entry: SizeClass, n: int, c: int, dtype: torch.dtype) -> int:

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from alignmixup.ops.size_classes import SizeClass, Tiling
+from alignmixup.ops.size_classes import SizeClass, Tiling, channel_unit, size_class
 from alignmixup.ops.triton.common import load_tile, padded, strides, transported
 
 
@@ -37,7 +37,7 @@ def mix(
         features, perm, lam, plan, out, c, features.stride(0), out.stride(0),
         n=n, plan_stride_n=plan.stride(1), plan_stride_m=plan.stride(2), **strides(features, out),
         KEEP_PARTNER=keep_partner, BLOCK_N=tile.rows, BLOCK_K=tile.inner, BLOCK_C=tile.channels,
-        num_warps=tile.num_warps, num_stages=tile.num_stages,
+        UNIT=channel_unit(entry, c), num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip
     return out
 
@@ -48,10 +48,12 @@ def _mix_kernel(
     plan_stride_n: tl.constexpr, plan_stride_m: tl.constexpr, stride_n: tl.constexpr,
     stride_c: tl.constexpr, out_stride_n: tl.constexpr,
     out_stride_c: tl.constexpr, KEEP_PARTNER: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
+    BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
     """out = lam A + (1 - lam) n P A', or lam n P' A + (1 - lam) A' if the partner is kept."""
     sample = tl.program_id(0).to(tl.int64)
+    if UNIT > 1:
+        c = c // UNIT * UNIT  # c is a multiple; now the compiler knows
     channels = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     rows = tl.program_id(2) * BLOCK_N + tl.arange(0, BLOCK_N)
     lam = tl.load(lam_ptr + sample)
@@ -87,7 +89,7 @@ def backward(grad: Tensor, perm: Tensor, lam: Tensor, plan: Tensor, keep_partner
         grad, perm, lam, plan, out, b, c, grad.stride(0), out.stride(0),
         n=n, plan_stride_n=plan.stride(1), plan_stride_m=plan.stride(2), **strides(grad, out),
         KEEP_PARTNER=keep_partner, BLOCK_N=tile.rows, BLOCK_K=tile.inner, BLOCK_C=tile.channels,
-        BLOCK_B=min(1024, triton.next_power_of_2(b)),
+        BLOCK_B=min(1024, triton.next_power_of_2(b)), UNIT=channel_unit(size_class(n), c),
         num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip
     return out
@@ -100,10 +102,13 @@ def _backward_kernel(
     stride_n: tl.constexpr, stride_c: tl.constexpr, out_stride_n: tl.constexpr,
     out_stride_c: tl.constexpr, KEEP_PARTNER: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_B: tl.constexpr,
+    UNIT: tl.constexpr,
 ):  # fmt: skip
     """out_k = lam_k g_k + sum of (1 - lam_i) n P_i' g_i over the samples i with partner k;
     lam_k n P_k g_k + sum of (1 - lam_i) g_i if the partner is kept."""
     sample = tl.program_id(0).to(tl.int64)
+    if UNIT > 1:
+        c = c // UNIT * UNIT  # c is a multiple; now the compiler knows
     channels = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     rows = tl.program_id(2) * BLOCK_N + tl.arange(0, BLOCK_N)
     lam = tl.load(lam_ptr + sample)
