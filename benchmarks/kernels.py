@@ -31,6 +31,7 @@ from torch import Tensor
 
 from alignmixup.ops import align
 from alignmixup.ops.sinkhorn import sinkhorn
+from alignmixup.ops.size_classes import Tiling
 from alignmixup.ops.triton import (
     common as _triton_common,
     cost as _triton_cost,
@@ -256,7 +257,6 @@ def changed(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 def sweep() -> Iterator[str]:
     """Times of other launch settings than the ones in the code, bf16."""
-    Tiling = _triton_common.Tiling
 
     def timed(i: Inputs, plan: Tensor | None = None) -> str:
         call = (lambda: forward(i)) if plan is None else (lambda: backward(i, plan))

@@ -1,7 +1,9 @@
 """The Triton backend of ``align_mix`` and ``sinkhorn``: the choice of kernels by shape.
 
 Up to 32 positions there is one launch; up to 1024 there are three: cost, iterations (in registers
-up to 64 positions), interpolation. Nothing synchronizes, and all memory is allocated by torch, so
+up to 64 positions), interpolation. Beyond 64 positions the iterations are those of
+``sinkhorn_rows.py`` if ``ops/size_classes.py`` has the size class switched on, and of
+``sinkhorn_large.py`` otherwise. Nothing synchronizes, and all memory is allocated by torch, so
 everything can be captured in a CUDA graph.
 """
 
@@ -12,10 +14,12 @@ from contextlib import AbstractContextManager
 import torch
 from torch import Tensor
 
+from alignmixup.ops.size_classes import SizeClass, size_class
 from alignmixup.ops.triton import (
     cost as _triton_cost,
     product as _triton_product,
     sinkhorn_large as _triton_large,
+    sinkhorn_rows as _triton_rows,
     sinkhorn_small as _triton_small,
 )
 
@@ -31,9 +35,14 @@ def solve(
     flat = cost.reshape(-1, n, m)
     if len(flat) == 0:
         return cost.clone(), torch.zeros(cost.shape[:-2], dtype=torch.int32, device=cost.device)
-    plan = torch.empty_like(flat)
+    entry = size_class(max(n, m))
+    plan = cost.new_empty(flat.shape) if entry else torch.empty_like(flat)
     with _device_of(cost):
-        used = _fill(plan, _padded(flat), eps, num_iters, tol)
+        if entry:
+            costs = flat.contiguous()[None]
+            used = _triton_rows.solve(costs, plan, eps, num_iters, tol, entry.rows)
+        else:
+            used = _fill(plan, _padded(flat), eps, num_iters, tol)
     return plan.view(cost.shape), used.view(cost.shape[:-2])
 
 
@@ -79,12 +88,39 @@ def align_mix(
             return _triton_small.align_mix(
                 features, perm, lam, keep_partner, eps, num_iters, tol, last
             )
+        entry = size_class(n)
+        if entry:
+            return _align_mix_by_rows(
+                features, perm, lam, keep_partner, eps, num_iters, tol, last, entry
+            )
         costs = _triton_cost.pair_costs(features, perm, exchanged=last == "rows")
         plan = torch.empty(b, n, n, dtype=torch.float32, device=features.device)
         # If the rows come last, the solver fills the transposed plan.
         target = plan.transpose(1, 2) if last == "rows" else plan
         _fill(target, costs, eps, num_iters, tol)
         return _triton_product.mix(features, perm, lam, plan, keep_partner), plan
+
+
+def _align_mix_by_rows(
+    features: Tensor,
+    perm: Tensor,
+    lam: Tensor,
+    keep_partner: bool,
+    eps: float,
+    num_iters: int,
+    tol: float | None,
+    last: str,
+    entry: SizeClass,
+) -> tuple[Tensor, Tensor]:
+    """The same with the costs as the memory of the plan: transposed if the rows come last."""
+    costs = _triton_cost.pair_costs(features, perm, exchanged=last == "rows", entry=entry)
+    # Several partial sums are freed; a single one becomes the plan.
+    plan = torch.empty_like(costs[0]) if len(costs) > 1 else costs[0]
+    _triton_rows.solve(costs, plan, eps, num_iters, tol, entry.rows)
+    del costs
+    if last == "rows":
+        plan = plan.transpose(1, 2)
+    return _triton_product.mix(features, perm, lam, plan, keep_partner, entry), plan
 
 
 def align_mix_backward(

@@ -7,7 +7,6 @@ powers of two: there S is NEG, u and v are 0, a and b are 1.
 """
 
 import math
-from dataclasses import dataclass
 
 import triton
 import triton.language as tl
@@ -18,17 +17,6 @@ LOG2_E = math.log2(math.e)
 # could grow to e^(2 REACH - 87) = 2e-12 before the next absorption.
 MAX_CHANGE = 15.0
 REACH = 30.0
-
-
-@dataclass(frozen=True, slots=True)
-class Tiling:
-    """Tile sizes and warps of one program."""
-
-    rows: int
-    inner: int
-    channels: int
-    num_warps: int
-    num_stages: int = 3
 
 
 def padded(size: int) -> int:

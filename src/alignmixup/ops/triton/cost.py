@@ -6,7 +6,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from alignmixup.ops.triton.common import Tiling, cost_tile
+from alignmixup.ops.size_classes import SizeClass, Tiling, channel_unit, num_parts as parts_of
+from alignmixup.ops.triton.common import cost_tile, half_dot, load_tile, split
 
 
 def cost_tiling(n: int, dtype: torch.dtype) -> Tiling:
@@ -24,23 +25,30 @@ def num_parts(n: int, c: int) -> int:
     return min(4, triton.cdiv(c, 256)) if n <= 64 else 1
 
 
-def pair_costs(features: Tensor, perm: Tensor, *, exchanged: bool) -> Tensor:
+def pair_costs(
+    features: Tensor, perm: Tensor, *, exchanged: bool, entry: SizeClass | None = None
+) -> Tensor:
     """Return squared distances between features [b, n, c] and those of their partners.
 
     The result [parts, b, n, row_length(n)] holds partial sums over channels. Rows are positions of
-    the anchor, or of the partner if ``exchanged``; columns from n on are not written.
+    the anchor, or of the partner if ``exchanged``; columns from n on are not written. With an
+    ``entry`` of the size classes the rows are not padded: the costs can become the plan.
     """
     b, n, c = features.shape
-    parts = num_parts(n, c)
-    shape = (parts, b, n, row_length(n))
-    costs = torch.empty(shape, dtype=torch.float32, device=features.device)
     tiling = cost_tiling(n, features.dtype)
+    parts, length = num_parts(n, c), row_length(n)
+    if entry is not None:
+        parts, length = parts_of(entry, n, c, features.dtype), n
+        tiling = tiling if features.dtype == torch.float32 else entry.cost
+    shape = (parts, b, n, length)
+    costs = torch.empty(shape, dtype=torch.float32, device=features.device)
     tiles = triton.cdiv(n, tiling.rows)
     share = triton.cdiv(triton.cdiv(c, parts), tiling.channels) * tiling.channels
     _cost_kernel[(b * parts, tiles, tiles)](
         features, perm, costs, b, c, share, features.stride(0), stride_n=features.stride(1),
         stride_c=features.stride(2), n=n, LENGTH=costs.shape[3], EXCHANGED=exchanged,
-        TILE=tiling.rows, BLOCK_C=tiling.channels, num_warps=tiling.num_warps,
+        BY_ROW=entry is not None, UNIT=channel_unit(entry, c), TILE=tiling.rows,
+        BLOCK_C=tiling.channels, num_warps=tiling.num_warps,
         num_stages=tiling.num_stages,
     )  # fmt: skip
     return costs
@@ -55,20 +63,63 @@ def row_length(m: int) -> int:
 def _cost_kernel(
     x_ptr, perm_ptr, cost_ptr, batch, c, share, stride_b, stride_n: tl.constexpr,
     stride_c: tl.constexpr, n: tl.constexpr, LENGTH: tl.constexpr, EXCHANGED: tl.constexpr,
-    TILE: tl.constexpr, BLOCK_C: tl.constexpr,
+    BY_ROW: tl.constexpr, UNIT: tl.constexpr, TILE: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """C_ij = |x_i - y_j|^2, x the anchor and y the partner, or the reverse if EXCHANGED."""
     sample = (tl.program_id(0) % batch).to(tl.int64)
     first = tl.program_id(0) // batch * share
     c = tl.minimum(c, first + share)
+    if UNIT > 1:
+        c = c // UNIT * UNIT  # c is a multiple; now the compiler knows
     anchor = x_ptr + sample * stride_b
     partner = x_ptr + tl.load(perm_ptr + sample).to(tl.int64) * stride_b
     i = tl.program_id(1) * TILE + tl.arange(0, TILE)
     j = tl.program_id(2) * TILE + tl.arange(0, TILE)
-    if EXCHANGED:
+    if BY_ROW:
+        x = partner if EXCHANGED else anchor
+        y = anchor if EXCHANGED else partner
+        C = _cost_tile_by_row(x, y, i, j, n, first, c, stride_n, stride_c, TILE, BLOCK_C)
+    elif EXCHANGED:
         C = cost_tile(partner, anchor, i, j, n, first, c, stride_n, stride_c, TILE, TILE, BLOCK_C)
     else:
         C = cost_tile(anchor, partner, i, j, n, first, c, stride_n, stride_c, TILE, TILE, BLOCK_C)
     cost_ptr += tl.program_id(0).to(tl.int64) * (n * LENGTH)
     pointers = cost_ptr + i[:, None] * LENGTH + j[None, :]
     tl.store(pointers, C, mask=(i < n)[:, None] & (j < n)[None, :])
+
+
+@triton.jit
+def _cost_tile_by_row(
+    x_base, y_base, rows, cols, n, first, c, stride_n, stride_c, TILE: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """C_ij = |x_i|^2 + |y_j|^2 - 2 <x_i, y_j>, both shifted by the first row of this tile's x.
+
+    As ``cost_tile``, without a reduction in the loop: no mean, and the squares are summed once at
+    the end. Any row near the others avoids the cancellation of large means.
+    """
+    dot = tl.zeros([TILE, TILE], tl.float32)
+    x_square = tl.zeros([TILE, BLOCK_C], tl.float32)
+    y_square = tl.zeros([TILE, BLOCK_C], tl.float32)
+    center_base = x_base + tl.min(rows, axis=0) * stride_n
+    for start in range(first, c, BLOCK_C):
+        channels = start + tl.arange(0, BLOCK_C)
+        x = load_tile(x_base, rows, channels, n, c, stride_n, stride_c)
+        y = load_tile(y_base, cols, channels, n, c, stride_n, stride_c)
+        center = tl.load(center_base + channels * stride_c, mask=channels < c, other=0.0)
+        center = center.to(tl.float32)[None, :]
+        # Rows beyond n are finite and not stored.
+        x = x.to(tl.float32) - center
+        y = y.to(tl.float32) - center
+        x_square += x * x
+        y_square += y * y
+        if x_base.dtype.element_ty == tl.float32:
+            dot = tl.dot(x, tl.trans(y), dot, input_precision="tf32x3")
+        else:
+            x_high, x_low = split(x, tl.bfloat16)
+            y_high, y_low = split(y, tl.bfloat16)
+            dot = half_dot(x_low, tl.trans(y_high), dot)
+            dot = half_dot(x_high, tl.trans(y_low), dot)
+            dot = half_dot(x_high, tl.trans(y_high), dot)
+    squares = tl.sum(x_square, axis=1)[:, None] + tl.sum(y_square, axis=1)[None, :]
+    return tl.maximum(squares - 2 * dot, 0.0)

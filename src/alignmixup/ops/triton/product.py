@@ -6,7 +6,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from alignmixup.ops.triton.common import Tiling, load_tile, padded, strides, transported
+from alignmixup.ops.size_classes import SizeClass, Tiling, channel_unit, size_class
+from alignmixup.ops.triton.common import load_tile, padded, strides, transported
 
 
 def tiling(n: int, dtype: torch.dtype) -> Tiling:
@@ -17,17 +18,26 @@ def tiling(n: int, dtype: torch.dtype) -> Tiling:
     return Tiling(64, 32, channels=64 if dtype == torch.float32 else 128, num_warps=4)
 
 
-def mix(features: Tensor, perm: Tensor, lam: Tensor, plan: Tensor, keep_partner: bool) -> Tensor:
+def mix(
+    features: Tensor,
+    perm: Tensor,
+    lam: Tensor,
+    plan: Tensor,
+    keep_partner: bool,
+    entry: SizeClass | None = None,
+) -> Tensor:
     """Interpolate features [b, n, c] with those of their partners, aligned by plans [b, n, n]."""
     b, n, c = features.shape
     out = torch.empty_like(features)
     tile = tiling(n, features.dtype)
+    if entry is not None and features.dtype != torch.float32:
+        tile = entry.mix
     grid = (b, triton.cdiv(c, tile.channels), triton.cdiv(n, tile.rows))
     _mix_kernel[grid](
         features, perm, lam, plan, out, c, features.stride(0), out.stride(0),
-        n=n, **strides(features, out),
+        n=n, plan_stride_n=plan.stride(1), plan_stride_m=plan.stride(2), **strides(features, out),
         KEEP_PARTNER=keep_partner, BLOCK_N=tile.rows, BLOCK_K=tile.inner, BLOCK_C=tile.channels,
-        num_warps=tile.num_warps, num_stages=tile.num_stages,
+        UNIT=channel_unit(entry, c), num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip
     return out
 
@@ -35,12 +45,15 @@ def mix(features: Tensor, perm: Tensor, lam: Tensor, plan: Tensor, keep_partner:
 @triton.jit
 def _mix_kernel(
     x_ptr, perm_ptr, lam_ptr, plan_ptr, out_ptr, c, stride_b, out_stride_b, n: tl.constexpr,
-    stride_n: tl.constexpr, stride_c: tl.constexpr, out_stride_n: tl.constexpr,
+    plan_stride_n: tl.constexpr, plan_stride_m: tl.constexpr, stride_n: tl.constexpr,
+    stride_c: tl.constexpr, out_stride_n: tl.constexpr,
     out_stride_c: tl.constexpr, KEEP_PARTNER: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
+    BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
     """out = lam A + (1 - lam) n P A', or lam n P' A + (1 - lam) A' if the partner is kept."""
     sample = tl.program_id(0).to(tl.int64)
+    if UNIT > 1:
+        c = c // UNIT * UNIT  # c is a multiple; now the compiler knows
     channels = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     rows = tl.program_id(2) * BLOCK_N + tl.arange(0, BLOCK_N)
     lam = tl.load(lam_ptr + sample)
@@ -49,14 +62,16 @@ def _mix_kernel(
     plan = plan_ptr + sample * n * n
     if KEEP_PARTNER:
         aligned = transported(
-            plan, anchor, rows, channels, n, c, 1, n, stride_n, stride_c, BLOCK_N, BLOCK_C, BLOCK_K
-        )
+            plan, anchor, rows, channels, n, c, plan_stride_m, plan_stride_n, stride_n, stride_c,
+            BLOCK_N, BLOCK_C, BLOCK_K,
+        )  # fmt: skip
         kept = load_tile(partner, rows, channels, n, c, stride_n, stride_c)
         mixed = lam * aligned + (1 - lam) * kept.to(tl.float32)
     else:
         aligned = transported(
-            plan, partner, rows, channels, n, c, n, 1, stride_n, stride_c, BLOCK_N, BLOCK_C, BLOCK_K
-        )
+            plan, partner, rows, channels, n, c, plan_stride_n, plan_stride_m, stride_n, stride_c,
+            BLOCK_N, BLOCK_C, BLOCK_K,
+        )  # fmt: skip
         kept = load_tile(anchor, rows, channels, n, c, stride_n, stride_c)
         mixed = lam * kept.to(tl.float32) + (1 - lam) * aligned
     out = out_ptr + sample * out_stride_b
@@ -72,9 +87,9 @@ def backward(grad: Tensor, perm: Tensor, lam: Tensor, plan: Tensor, keep_partner
     grid = (b, triton.cdiv(c, tile.channels), triton.cdiv(n, tile.rows))
     _backward_kernel[grid](
         grad, perm, lam, plan, out, b, c, grad.stride(0), out.stride(0),
-        n=n, **strides(grad, out),
+        n=n, plan_stride_n=plan.stride(1), plan_stride_m=plan.stride(2), **strides(grad, out),
         KEEP_PARTNER=keep_partner, BLOCK_N=tile.rows, BLOCK_K=tile.inner, BLOCK_C=tile.channels,
-        BLOCK_B=min(1024, triton.next_power_of_2(b)),
+        BLOCK_B=min(1024, triton.next_power_of_2(b)), UNIT=channel_unit(size_class(n), c),
         num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip
     return out
@@ -83,13 +98,17 @@ def backward(grad: Tensor, perm: Tensor, lam: Tensor, plan: Tensor, keep_partner
 @triton.jit
 def _backward_kernel(
     grad_ptr, perm_ptr, lam_ptr, plan_ptr, out_ptr, batch, c, stride_b, out_stride_b,
-    n: tl.constexpr, stride_n: tl.constexpr, stride_c: tl.constexpr, out_stride_n: tl.constexpr,
+    n: tl.constexpr, plan_stride_n: tl.constexpr, plan_stride_m: tl.constexpr,
+    stride_n: tl.constexpr, stride_c: tl.constexpr, out_stride_n: tl.constexpr,
     out_stride_c: tl.constexpr, KEEP_PARTNER: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_B: tl.constexpr,
+    UNIT: tl.constexpr,
 ):  # fmt: skip
     """out_k = lam_k g_k + sum of (1 - lam_i) n P_i' g_i over the samples i with partner k;
     lam_k n P_k g_k + sum of (1 - lam_i) g_i if the partner is kept."""
     sample = tl.program_id(0).to(tl.int64)
+    if UNIT > 1:
+        c = c // UNIT * UNIT  # c is a multiple; now the compiler knows
     channels = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     rows = tl.program_id(2) * BLOCK_N + tl.arange(0, BLOCK_N)
     lam = tl.load(lam_ptr + sample)
@@ -97,8 +116,9 @@ def _backward_kernel(
     if KEEP_PARTNER:
         plan = plan_ptr + sample * n * n
         total = lam * transported(
-            plan, own, rows, channels, n, c, n, 1, stride_n, stride_c, BLOCK_N, BLOCK_C, BLOCK_K
-        )
+            plan, own, rows, channels, n, c, plan_stride_n, plan_stride_m, stride_n, stride_c,
+            BLOCK_N, BLOCK_C, BLOCK_K,
+        )  # fmt: skip
     else:
         total = lam * load_tile(own, rows, channels, n, c, stride_n, stride_c).to(tl.float32)
     # Find the samples whose partner this one is (one for a permutation): no extra launch, and no
@@ -116,8 +136,8 @@ def _backward_kernel(
             else:
                 plan = plan_ptr + anchor.to(tl.int64) * n * n
                 total += share * transported(
-                    plan, other, rows, channels, n, c, 1, n, stride_n, stride_c,
-                    BLOCK_N, BLOCK_C, BLOCK_K,
+                    plan, other, rows, channels, n, c, plan_stride_m, plan_stride_n, stride_n,
+                    stride_c, BLOCK_N, BLOCK_C, BLOCK_K,
                 )  # fmt: skip
             anchor = tl.min(tl.where((partners == sample) & (i > anchor), i, batch), axis=0)
     out = out_ptr + sample * out_stride_b

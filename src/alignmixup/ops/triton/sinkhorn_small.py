@@ -6,9 +6,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from alignmixup.ops.size_classes import Tiling
 from alignmixup.ops.triton.common import (
     LOG2_E,
-    Tiling,
     cost_tile,
     half_dot,
     load_tile,

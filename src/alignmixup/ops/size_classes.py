@@ -1,0 +1,123 @@
+"""Launch settings of the transport kernels beyond 64 positions, by the number of positions.
+
+``SIZE_CLASSES`` is the only place that decides which kernels run. A class that is off leaves its
+sizes to ``triton/sinkhorn_large.py``; set ``is_on`` of a class to run its sizes by
+``triton/sinkhorn_rows.py``. ``benchmarks/large_maps.py`` times candidates for each class on a GPU
+and prints the fastest.
+
+This module imports no triton: the shape of a plan in a compiled graph depends on it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """Tile sizes and warps of one program."""
+
+    rows: int
+    inner: int
+    channels: int
+    num_warps: int
+    num_stages: int = 3
+
+
+@dataclass(frozen=True, slots=True)
+class RowTiling:
+    """How the programs of one sample divide its rows.
+
+    ``group`` programs have an equal share of the rows. ``block`` rows are in registers at a time;
+    0 keeps all rows of a program in registers during the iterations. ``per_sm`` programs run on one
+    SM together and share its registers.
+    """
+
+    group: int
+    block: int
+    num_warps: int
+    num_stages: int = 3
+    per_sm: int = 1
+
+    @property
+    def max_registers(self) -> int:
+        """The most registers of a thread with which ``per_sm`` programs are resident together."""
+        return min(255, 65536 // (self.per_sm * 32 * self.num_warps))
+
+
+@dataclass(frozen=True, slots=True)
+class SizeClass:
+    """Kernels for up to ``max_positions`` positions: cost, iterations, interpolation.
+
+    ``cost_parts`` is the largest number of partial sums of a cost over channels, ``cost`` and
+    ``mix`` are tiles for features in half precision.
+    """
+
+    max_positions: int
+    rows: RowTiling
+    cost: Tiling
+    cost_parts: int
+    mix: Tiling
+    is_on: bool
+
+
+# Not measured yet, hence off.
+SIZE_CLASSES = (
+    SizeClass(
+        max_positions=128,
+        rows=RowTiling(group=1, block=0, num_warps=16),
+        cost=Tiling(128, 128, channels=32, num_warps=8),
+        cost_parts=2,
+        mix=Tiling(64, 32, channels=128, num_warps=4),
+        is_on=False,
+    ),
+    SizeClass(
+        max_positions=256,
+        rows=RowTiling(group=2, block=0, num_warps=16),
+        cost=Tiling(128, 128, channels=32, num_warps=8),
+        cost_parts=1,
+        mix=Tiling(64, 32, channels=128, num_warps=4),
+        is_on=False,
+    ),
+    SizeClass(
+        max_positions=1024,
+        rows=RowTiling(group=8, block=8, num_warps=8),
+        cost=Tiling(128, 128, channels=32, num_warps=8),
+        cost_parts=1,
+        mix=Tiling(64, 32, channels=128, num_warps=4),
+        is_on=False,
+    ),
+)
+MIN_POSITIONS = 65
+
+
+def size_class(size: int) -> SizeClass | None:
+    """Return the class that runs ``size`` positions, or None if none is on.
+
+    None on ROCm as well, where a cooperative launch is untested.
+    """
+    if torch.version.hip is not None:
+        return None
+    for entry in SIZE_CLASSES:
+        if MIN_POSITIONS <= size <= entry.max_positions:
+            return entry if entry.is_on else None
+    return None
+
+
+def channel_unit(entry: SizeClass | None, c: int) -> int:
+    """Return a divisor of ``c`` that the kernels may use for wider loads.
+
+    Triton itself looks for 16 alone: with 1000 channels it would load one number at a time.
+    """
+    return math.gcd(c, 16) if entry else 1
+
+
+def num_parts(entry: SizeClass, n: int, c: int, dtype: torch.dtype) -> int:
+    """Return the number of partial sums of a cost over channels, at least 128 channels each.
+
+    A single one becomes the plan; several take at most the memory of the features.
+    """
+    return max(1, min(entry.cost_parts, c * dtype.itemsize // (4 * n), c // 128))

@@ -1,0 +1,159 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+"""Iterations of ``sinkhorn_rows.py`` with K in registers.
+
+A program has BLOCK_N x M entries of K: 32 per thread for 128 x 128 and 64 per thread for 128 x 256
+entries on 16 warps, which have 128 registers per thread. T stays in memory, or it would not fit.
+"""
+
+import triton
+import triton.language as tl
+
+from alignmixup.ops.triton.common import NEG, safe_steps
+from alignmixup.ops.triton.exchange import (
+    column_indices,
+    column_scalings,
+    exchange,
+    row_lse,
+    row_minima,
+    row_range,
+    row_sums,
+)
+
+
+@triton.jit(do_not_specialize=["batch", "num_iters"])
+def _held_kernel(
+    costs_ptr, T_ptr, slots_ptr, scalings_ptr, used_ptr, batch, scale, num_iters, tol, stride_part,
+    n: tl.constexpr, m: tl.constexpr, SHARE: tl.constexpr, BLOCK_N: tl.constexpr,
+    M: tl.constexpr, PARTS: tl.constexpr, GROUP: tl.constexpr, STAGES: tl.constexpr,
+    ONCE: tl.constexpr, HAS_TOL: tl.constexpr,
+):  # fmt: skip
+    """P = a exp2(T) b, at T_ptr."""
+    rank = tl.program_id(0) % GROUP
+    group = tl.program_id(0) // GROUP
+    slots = slots_ptr + group * (2 * GROUP * M)
+    i = rank * SHARE + tl.arange(0, BLOCK_N)
+    j = column_indices(M)
+    rows = (tl.arange(0, BLOCK_N) < SHARE) & (i < n)
+    inside = rows[:, None, None] & (j < m)[None, :, :]
+    number = rank * 0 + 1  # of the next exchange
+    sample = group.to(tl.int64)
+    while sample < batch:
+        offsets = sample * (n * m) + i[:, None, None] * m + j[None, :, :]
+        at = T_ptr + offsets
+        C = tl.load(costs_ptr + offsets, mask=inside, other=0.0)
+        for part in tl.static_range(1, PARTS):
+            C += tl.load(costs_ptr + part * stride_part + offsets, mask=inside, other=0.0)
+        if not ONCE:
+            C -= row_minima(C, inside)[:, None, None]
+        least = tl.min(tl.where(inside, C, -NEG), axis=0)
+        least = exchange(least, j, m, slots, number, rank, GROUP, M, "min")
+        T = tl.where(inside, (C - least[None, :, :]) * -scale, NEG)
+        if ONCE:
+            K = tl.exp2(T)
+            sums = exchange(tl.sum(K, axis=0), j, m, slots, number + 1, rank, GROUP, M, "sum")
+            P = K / (m * sums + tl.where(j < m, 0.0, 1.0))[None, :, :]
+            number += 2
+            used = 0
+        else:
+            v = tl.where(j < m, least * -scale, 0.0)
+            T = _log_step(T, v, rows, j, slots, number + 1, rank, n, m, GROUP, M)
+            number += 3
+            tl.store(at, T, mask=inside)
+            a, b, used, number = _steps(
+                at, inside, rows, j, slots, number, rank, num_iters, tol, n, m, GROUP, M, HAS_TOL
+            )
+            tl.debug_barrier()  # threads read what others have written
+            T = tl.load(at, mask=inside, other=NEG)
+            P = a[:, None, None] * tl.exp2(T) * b[None, :, :]
+        tl.debug_barrier()
+        tl.store(at, P, mask=inside)
+        tl.store(used_ptr + sample, used, mask=rank == 0)
+        sample += tl.num_programs(0) // GROUP
+
+
+@triton.jit
+def _log_step(
+    T, v, rows, j, slots, number, rank, n: tl.constexpr, m: tl.constexpr, GROUP: tl.constexpr,
+    M: tl.constexpr,
+):  # fmt: skip
+    """T after a log-domain iteration from the column scalings v; two exchanges."""
+    u = tl.where(rows, -tl.log2(tl.cast(n, tl.float32)) - row_lse(T, v), 0.0)
+    T += u[:, None, None]
+    top = tl.max(T, axis=0)
+    total = tl.sum(tl.exp2(T - top[None, :, :]), axis=0)
+    return T + column_scalings(top, total, j, slots, number, rank, m, GROUP, M)[None, :, :]
+
+
+@triton.jit
+def _steps(
+    at, inside, rows, j, slots, number, rank, num_iters, tol, n: tl.constexpr,
+    m: tl.constexpr, GROUP: tl.constexpr, M: tl.constexpr, HAS_TOL: tl.constexpr,
+):  # fmt: skip
+    """The iterations after the first: a, b, their number, and that of the next exchange."""
+    # Added to the sums of padded rows and columns: their scalings remain 1.
+    row_pad = tl.where(rows, 0.0, 1 / n)
+    col_pad = tl.where(j < m, 0.0, 1 / m)
+    a = row_pad * 0 + 1
+    b = col_pad * 0 + 1
+    used = 1
+    remaining = num_iters - 1
+    while remaining > 0:
+        tl.debug_barrier()
+        T = tl.load(at, mask=inside, other=NEG)
+        T += tl.log2(a)[:, None, None] + tl.log2(b)[None, :, :]
+        tl.debug_barrier()
+        tl.store(at, T, mask=inside)
+        a = row_pad * 0 + 1
+        b = col_pad * 0 + 1
+        K = tl.exp2(T)
+        sums = row_sums(K) + row_pad
+        low, high, error = row_range(
+            tl.min(sums, axis=0), tl.max(sums, axis=0), tl.sum(tl.abs(sums - 1 / n), axis=0),
+            slots, number, rank, GROUP, M,
+        )  # fmt: skip
+        number += 1
+        if HAS_TOL:
+            remaining = tl.where(error > tol, remaining, 0)
+        steps = tl.minimum(safe_steps(low, high, n), remaining)
+        if steps > 0:
+            if HAS_TOL:
+                taken = 0
+                while (taken < steps) & (error > tol):
+                    a, b = _linear_step(K, sums, col_pad, j, slots, number, rank, n, m, GROUP, M)
+                    sums = row_sums(K * b[None, :, :]) + row_pad
+                    error = tl.sum(tl.abs(a * sums - 1 / n), axis=0)
+                    _, _, error = row_range(0.0, 0.0, error, slots, number + 1, rank, GROUP, M)
+                    number += 2
+                    taken += 1
+                used += taken
+                remaining = tl.where(error > tol, remaining - taken, 0)
+            else:
+                a, b = _linear_step(K, sums, col_pad, j, slots, number, rank, n, m, GROUP, M)
+                for step in range(1, steps):
+                    sums = row_sums(K * b[None, :, :]) + row_pad
+                    a, b = _linear_step(
+                        K, sums, col_pad, j, slots, number + step, rank, n, m, GROUP, M
+                    )
+                number += steps
+                used += steps
+                remaining -= steps
+        elif remaining > 0:
+            T = _log_step(T, col_pad * 0, rows, j, slots, number, rank, n, m, GROUP, M)
+            tl.debug_barrier()
+            tl.store(at, T, mask=inside)
+            number += 2
+            used += 1
+            remaining -= 1
+    return a, b, used, number
+
+
+@triton.jit
+def _linear_step(
+    K, sums, col_pad, j, slots, number, rank, n: tl.constexpr, m: tl.constexpr,
+    GROUP: tl.constexpr, M: tl.constexpr,
+):  # fmt: skip
+    """a = (1/n) / sums and b = (1/m) / (K' a); one exchange."""
+    a = (1 / n) / sums
+    total = tl.sum(K * a[:, None, None], axis=0)
+    total = exchange(total, j, m, slots, number, rank, GROUP, M, "sum")
+    return a, (1 / m) / (total + col_pad)
