@@ -197,7 +197,7 @@ def test_a_report_without_a_figure_says_so(capsys, tmp_path):
     # Scored in the middle of training: no figure of the end, which is what the tables show.
     scored = Result("accuracy", "top1", 96.5, key=KEY, seed=0)
     (tmp_path / "results.jsonl").write_text(scored.to_json() + "\n")
-    for args, said in (([str(tmp_path)], "no figure for a table in"), ([], "name folders of runs")):
+    for args, said in (([str(tmp_path)], "no results in"), ([], "name folders of runs")):
         status, _, err = call(capsys, "report", *args)
         assert status == 1
         assert said in err
