@@ -193,6 +193,16 @@ def test_report_puts_ours_beside_the_published_figure(capsys, tmp_path):
         assert "--out must be a folder" in err
 
 
+def test_a_switch_that_is_on_has_a_flag_to_turn_it_off(capsys, tmp_path):
+    line = Result("calibration", "ece", 1.5, key=KEY, seed=0)
+    (tmp_path / "results.jsonl").write_text(line.to_json() + "\n")
+    status, _, err = call(capsys, "report", str(tmp_path), "--no-pictures")
+    assert (status, err) == (0, "")
+    status, _, err = call(capsys, "report", str(tmp_path), "--pictures")
+    assert status == 1
+    assert "did you mean --no-pictures?" in err
+
+
 def test_a_report_without_a_figure_says_so(capsys, tmp_path):
     # Scored in the middle of training: no figure of the end, which is what the tables show.
     scored = Result("accuracy", "top1", 96.5, key=KEY, seed=0)

@@ -119,7 +119,10 @@ def test_ctrl_c_leaves_a_page_of_what_is_finished(small, tmp_path, capsys, monke
     assert "input mixup" in text
     assert "Aligned features" not in text
     assert "test accuracy by epoch" in text
-    assert "the page of what is finished" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "the page of what is finished" in said
+    assert (tmp_path / "demo" / "report.html").as_uri() in said
+    assert "the same command continues" in said
 
 
 def test_ctrl_c_before_the_first_epoch_leaves_a_page_without_empty_sections(

@@ -1,7 +1,13 @@
 """How long a run will take, measured once and printed in two units."""
 
-import pytest
+import io
+import sys
+from functools import partial
 
+import pytest
+from rich.console import Console
+
+from alignmixup.training import progress
 from alignmixup.training.progress import Estimate, duration
 
 
@@ -29,3 +35,18 @@ def test_the_estimate_leaves_the_first_steps_out_and_waits_for_the_device(monkey
 )
 def test_a_duration_has_two_units(seconds, text):
     assert duration(seconds) == text
+
+
+def test_the_line_of_an_epoch_leaves_the_bar_its_room(monkeypatch):
+    shown = io.StringIO()
+    made = partial(Console, file=shown, force_terminal=True, width=80, color_system=None)
+    monkeypatch.setattr(progress, "Console", lambda **of: made())
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    line = "epoch 199/2,000  loss 0.9502 (mixed)  test top-1 95.00 %  0.4 s"
+    with progress.Reporter(781_250) as reporter:
+        reporter.advance(156_250)
+        reporter.epoch(line)
+    text = shown.getvalue()
+    assert line in text
+    assert any("156250/781250" in each and "left:" in each for each in text.splitlines())
+    assert "\u2026" not in text  # an ellipsis

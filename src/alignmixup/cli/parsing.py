@@ -53,7 +53,12 @@ def read_words(
         ValueError: If a flag or a word is unknown; with the nearest flag.
     """
     command = f"{PROGRAM} {name}"
-    known = {f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    fields = dataclasses.fields(kind)  # type: ignore[arg-type]
+    # A switch that is on by default has the flag that turns it off alone.
+    known = {
+        f"--{'no-' if field.default is True else ''}{field.name.replace('_', '-')}"
+        for field in fields
+    }
     for word in args:
         flag = word.partition("=")[0].replace("_", "-")
         if flag.startswith("--") and flag not in known | {"--help"}:

@@ -81,8 +81,10 @@ def demo(out: Path, size: Size | None = None) -> Path:
             page = write_story(out, size, results, match)
             bar.advance(DRAWING)
     except KeyboardInterrupt:
+        print("stopped; writing the page of what is finished ...", file=sys.stderr)
         page = write_story(out, size, results, match, todo)
-        print(f"stopped; the page of what is finished: {page}", file=sys.stderr)
+        print(f"open in a browser: {page.resolve().as_uri()}", file=sys.stderr)
+        print("the same command continues the demo", file=sys.stderr)
         raise
     return page
 

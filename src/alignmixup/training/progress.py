@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Self
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -19,7 +19,19 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.table import Column
 from rich.text import Text
+
+
+class _Bar(Progress):
+    """A bar with a line of text above it, so that neither takes room from the other."""
+
+    line = ""
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        if self.line:
+            yield Text(self.line, no_wrap=True, overflow="ellipsis")
+        yield from super().get_renderables()
 
 
 class _Rate(ProgressColumn):
@@ -71,15 +83,17 @@ class Reporter:
 
     def __init__(self, total_steps: int, done_steps: int = 0, *, quiet: bool = False) -> None:
         self._console = Console(stderr=True, quiet=quiet)
-        self._bar: Progress | None = None
+        self._bar: _Bar | None = None
         if sys.stderr.isatty() and not quiet:
-            self._bar = Progress(
+            whole = Column(no_wrap=True)
+            self._bar = _Bar(
                 TextColumn("{task.description}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                _Rate(),
-                TimeElapsedColumn(),
-                TimeRemainingColumn(),
+                BarColumn(bar_width=16),
+                MofNCompleteColumn(table_column=whole),
+                _Rate(table_column=whole),
+                TimeElapsedColumn(table_column=whole),
+                TextColumn("left:"),
+                TimeRemainingColumn(table_column=whole),
                 console=self._console,
             )
             self._task = self._bar.add_task("training", total=total_steps, completed=done_steps)
@@ -104,7 +118,7 @@ class Reporter:
 
     def epoch(self, line: str) -> None:
         if self._bar:
-            self._bar.update(self._task, description=line)
+            self._bar.line = line
         else:
             self.say(line)
 
