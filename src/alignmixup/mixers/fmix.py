@@ -22,6 +22,7 @@ from alignmixup.contracts import Draw, Mixed, fusible
 from alignmixup.mixers.base import (
     Loss,
     Method,
+    check_choices,
     check_nonnegative,
     image_size,
     paste_partner,
@@ -84,8 +85,7 @@ class FMix(Method):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_nonnegative(self, "decay")
-        if self.spectrum not in SPECTRA:
-            raise ValueError(f"unknown spectrum {self.spectrum!r}; choose from {list(SPECTRA)}")
+        check_choices(self, spectrum=SPECTRA)
 
     @classmethod
     def released(cls) -> FMix:

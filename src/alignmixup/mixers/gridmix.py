@@ -24,6 +24,7 @@ from alignmixup.contracts import Draw, Mixed, fusible
 from alignmixup.mixers.base import (
     Loss,
     Method,
+    check_choices,
     check_integers,
     image_size,
     paste_partner,
@@ -89,8 +90,7 @@ class GridMix(Method):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_integers(self, 1, "num_cells")
-        if self.grid not in GRIDS:
-            raise ValueError(f"unknown grid {self.grid!r}; choose from {list(GRIDS)}")
+        check_choices(self, grid=GRIDS)
 
     @classmethod
     def openmixup(cls) -> GridMix:
