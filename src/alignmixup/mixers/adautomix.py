@@ -25,6 +25,7 @@ from alignmixup.contracts import Draw, Mixed, fusible
 from alignmixup.mixers.base import (
     LOSSES,
     check_integers,
+    check_unit,
     image_size,
     require,
     sample_perm,
@@ -33,7 +34,6 @@ from alignmixup.mixers.base import (
 from alignmixup.mixers.learned import (
     Learned,
     attend,
-    check_unit,
     conv1x1,
     upsampled,
     with_share,

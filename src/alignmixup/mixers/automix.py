@@ -24,6 +24,7 @@ from alignmixup.hooks import check_layer_name, tap
 from alignmixup.mixers.base import (
     LOSSES,
     check_nonnegative,
+    check_unit,
     image_size,
     require,
     sample_perm,
@@ -36,7 +37,6 @@ from alignmixup.mixers.learned import (
     Learner,
     attend,
     blend_pixels,
-    check_unit,
     conv1x1,
     cosine,
     load_pretrained,

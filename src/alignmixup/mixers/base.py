@@ -50,8 +50,7 @@ class Method(Mixer):
     def __post_init__(self) -> None:
         """Check the settings that methods share, by name."""
         settings = vars(self)
-        if self.loss not in LOSSES:
-            raise ValueError(f"unknown loss {self.loss!r}; choose from {sorted(LOSSES)}")
+        check_choices(self, loss=sorted(LOSSES))
         if settings.get("alpha") is not None:
             check_alpha(settings["alpha"])
         if "mean" in settings:
@@ -59,9 +58,8 @@ class Method(Mixer):
         std = settings.get("saliency_std")
         if std is not None and not min(std) > 0:
             raise ValueError(f"saliency_std must be positive, got {std}")
-        for name in ("prob", "adv_prob", "content_weight", "omega"):
-            if name in settings and not 0 <= settings[name] <= 1:
-                raise ValueError(f"{name} must lie in [0, 1], got {settings[name]}")
+        shares = ("prob", "adv_prob", "content_weight", "omega")
+        check_unit(self, *(name for name in shares if name in settings))
 
     @property
     def is_multi_label(self) -> bool:
@@ -183,6 +181,20 @@ def check_nonnegative(mixer: Mixer, *names: str) -> None:
     for name in names:
         if not 0 <= getattr(mixer, name) < math.inf:
             raise ValueError(f"{name} must be >= 0 and finite, got {getattr(mixer, name)}")
+
+
+def check_unit(mixer: Mixer, *names: str) -> None:
+    """Raise a ``ValueError`` if one of these settings is not in [0, 1]."""
+    for name in names:
+        if not 0 <= getattr(mixer, name) <= 1:
+            raise ValueError(f"{name} must lie in [0, 1], got {getattr(mixer, name)}")
+
+
+def check_choices(mixer: Mixer, **choices: Collection[str]) -> None:
+    """Raise a ``ValueError`` if one of these settings is none of its choices."""
+    for name, known in choices.items():
+        if getattr(mixer, name) not in known:
+            raise ValueError(f"unknown {name} {getattr(mixer, name)!r}; choose from {list(known)}")
 
 
 def check_integers(mixer: Mixer, least: int, *names: str) -> None:

@@ -20,7 +20,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from alignmixup.contracts import Mixed, Mixer, fusible, soft_cross_entropy, widened
-from alignmixup.mixers.base import check_nonnegative
+from alignmixup.mixers.base import check_choices, check_nonnegative
 from alignmixup.mixers.wrapper import Wrapper
 from alignmixup.registry import register_mixer
 
@@ -60,8 +60,7 @@ class Decoupled(Wrapper):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_nonnegative(self, "eta")
-        if self.weight not in WEIGHTS:
-            raise ValueError(f"unknown weight {self.weight!r}; choose from {list(WEIGHTS)}")
+        check_choices(self, weight=WEIGHTS)
 
     @classmethod
     def paper(cls, mixer: Mixer) -> Decoupled:

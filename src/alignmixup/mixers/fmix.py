@@ -26,6 +26,7 @@ from alignmixup.contracts import Draw, Mixed, fusible
 from alignmixup.mixers.base import (
     Loss,
     Method,
+    check_choices,
     check_nonnegative,
     image_size,
     paste_partner,
@@ -95,8 +96,7 @@ class FMix(Method):
         check_nonnegative(self, "decay")
         if not 0 <= self.max_soft <= 0.5:
             raise ValueError(f"max_soft must lie in [0, 0.5], got {self.max_soft}")
-        if self.spectrum not in SPECTRA:
-            raise ValueError(f"unknown spectrum {self.spectrum!r}; choose from {list(SPECTRA)}")
+        check_choices(self, spectrum=SPECTRA)
 
     @classmethod
     def released(cls) -> FMix:

@@ -28,6 +28,7 @@ from alignmixup.hooks import check_layer_name, peek
 from alignmixup.mixers.base import (
     LOSSES,
     Loss,
+    check_choices,
     check_integers,
     check_nonnegative,
     image_size,
@@ -98,8 +99,7 @@ class GridMix(Stateful):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_integers(self, 1, "num_cells")
-        if self.grid not in GRIDS:
-            raise ValueError(f"unknown grid {self.grid!r}; choose from {list(GRIDS)}")
+        check_choices(self, grid=GRIDS)
         check_layer_name(self.layer)
         check_nonnegative(self, "local_weight")
         if self.local_weight and self.grid != "cells":

@@ -23,9 +23,9 @@ from jaxtyping import Float, Int
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from alignmixup.contracts import Mixer, fusible
+from alignmixup.contracts import fusible
 from alignmixup.hooks import attribute_around, check_layer_name, find_layer
-from alignmixup.mixers.base import Loss
+from alignmixup.mixers.base import Loss, check_unit
 from alignmixup.mixers.stateful import Stateful, follow, make_teacher, probe
 
 CHECKPOINT = "checkpoint.safetensors"  # of a run, in its folder
@@ -190,13 +190,6 @@ def load_pretrained(folder: str, block: nn.Module, encoder: nn.Module) -> None:
             )
         fits = {name: own[name] for name in own if own[name].shape == expected[name].shape}
         module.load_state_dict(fits, strict=False)
-
-
-def check_unit(mixer: Mixer, *names: str) -> None:
-    """Raise a ``ValueError`` if one of these settings is not in [0, 1]."""
-    for name in names:
-        if not 0 <= getattr(mixer, name) <= 1:
-            raise ValueError(f"{name} must lie in [0, 1], got {getattr(mixer, name)}")
 
 
 def cosine(progress: float) -> float:

@@ -22,7 +22,15 @@ from torch import Tensor, nn
 
 from alignmixup.contracts import Draw, Mixed, Mixer
 from alignmixup.hooks import tap
-from alignmixup.mixers.base import CLEAN, ImageMethod, clean_draw, probabilities, sample_case
+from alignmixup.mixers.base import (
+    CLEAN,
+    ImageMethod,
+    check_choices,
+    check_unit,
+    clean_draw,
+    probabilities,
+    sample_case,
+)
 from alignmixup.mixers.cutmix import CutMix
 from alignmixup.mixers.input_mixup import InputMixup
 from alignmixup.mixers.label_smoothing import check_smoothing, smoothed
@@ -85,11 +93,8 @@ class OneOf(Mixer):
                 f"weights must be one number >= 0 for each of {len(self.mixers)} mixers, and not "
                 f"all zero, got {self.weights}"
             )
-        for name in ("prob", "until"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} must lie in [0, 1], got {getattr(self, name)}")
-        if self.pairing not in PAIRINGS:
-            raise ValueError(f"unknown pairing {self.pairing!r}; choose from {list(PAIRINGS)}")
+        check_unit(self, "prob", "until")
+        check_choices(self, pairing=PAIRINGS)
         check_mode(self.mode, self.mixers)
 
     @classmethod

@@ -20,6 +20,7 @@ from alignmixup.mixers.base import (
     BoxDraw,
     Loss,
     Method,
+    check_choices,
     image_size,
     paste,
     require,
@@ -65,8 +66,7 @@ class ResizeMix(Method):
         super().__post_init__()
         if len(self.scope) != 2 or not 0 <= self.scope[0] <= self.scope[1] <= 1:
             raise ValueError(f"scope must be two rising shares in [0, 1], got {self.scope}")
-        if self.place not in PLACES:
-            raise ValueError(f"unknown place {self.place!r}; choose from {list(PLACES)}")
+        check_choices(self, place=PLACES)
 
     @classmethod
     def openmixup(cls) -> ResizeMix:

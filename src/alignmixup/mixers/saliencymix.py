@@ -19,6 +19,7 @@ from alignmixup.mixers.base import (
     Loss,
     Method,
     Scale,
+    check_choices,
     image_size,
     mixed_or_clean,
     paste,
@@ -73,8 +74,7 @@ class SaliencyMix(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.saliency not in BOXES:
-            raise ValueError(f"unknown saliency {self.saliency!r}; choose from {list(BOXES)}")
+        check_choices(self, saliency=BOXES)
 
     @property
     def cases(self) -> Mapping[str, float]:

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from alignmixup.contracts import Criterion, fusible
 from alignmixup.mixers.automix import PairLearned, mean_penalty
-from alignmixup.mixers.base import check_nonnegative
+from alignmixup.mixers.base import check_nonnegative, check_unit
 from alignmixup.mixers.decoupled import decoupled_cross_entropy
-from alignmixup.mixers.learned import attend, check_unit, conv1x1, upsampled
+from alignmixup.mixers.learned import attend, conv1x1, upsampled
 from alignmixup.ops.blend import without_autocast
 from alignmixup.registry import register_mixer
 

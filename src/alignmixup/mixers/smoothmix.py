@@ -23,6 +23,8 @@ from alignmixup.mixers.base import (
     BoxDraw,
     Loss,
     Method,
+    check_choices,
+    check_unit,
     image_size,
     require,
     sample_perm,
@@ -72,10 +74,8 @@ class SmoothMix(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.strength <= 1:
-            raise ValueError(f"strength must lie in [0, 1], got {self.strength}")
-        if self.labels not in LABELS:
-            raise ValueError(f"unknown labels {self.labels!r}; choose from {list(LABELS)}")
+        check_unit(self, "strength")
+        check_choices(self, labels=LABELS)
 
     @classmethod
     def openmixup(cls) -> SmoothMix:

@@ -26,6 +26,7 @@ from alignmixup.mixers.base import (
     CLEAN,
     BoxDraw,
     check_alpha,
+    check_choices,
     image_size,
     mixed_or_clean,
     paste,
@@ -109,8 +110,7 @@ class StyleCutMix(StyleMixer):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_alpha(self.gamma_alpha)
-        if self.gamma not in GAMMAS:
-            raise ValueError(f"unknown gamma {self.gamma!r}; choose from {list(GAMMAS)}")
+        check_choices(self, gamma=GAMMAS)
         if not self.delta > 0:
             raise ValueError(f"delta must be positive, got {self.delta}")
 

@@ -26,7 +26,9 @@ from alignmixup.mixers.base import (
     LOSSES,
     Loss,
     Method,
+    check_choices,
     check_integers,
+    check_unit,
     image_size,
     paste_partner,
     require,
@@ -95,14 +97,8 @@ class TokenMix(Method):
         super().__post_init__()
         check_integers(self, 2, "grid")
         check_layer_name(self.attention)
-        for name, choices in CHOICES.items():
-            if getattr(self, name) not in choices:
-                raise ValueError(
-                    f"unknown {name} {getattr(self, name)!r}; choose from {list(choices)}"
-                )
-        for name in ("share", "smoothing"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} must lie in [0, 1], got {getattr(self, name)}")
+        check_choices(self, **CHOICES)
+        check_unit(self, "share", "smoothing")
 
     @classmethod
     def released(cls, attention: str = "") -> OneOf:
