@@ -124,6 +124,14 @@ def test_excerpts_are_lines_of_an_example(page):
         assert any(text in script for script in scripts for text in quoted), code
 
 
+def test_tests_that_the_page_names_exist():
+    page = (ROOT / "docs/testing.md").read_text()
+    named = re.findall(r"`(tests/[\w/]+\.py)::(test_\w+)`", page)
+    assert len(named) > 20
+    for file, test in named:
+        assert f"def {test}(" in (ROOT / file).read_text(), f"{file}::{test}"
+
+
 def test_links_lead_somewhere():
     for page in [*PAGES, *OTHERS]:
         for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text(encoding="utf-8")):

@@ -38,6 +38,7 @@ def test_augmentation_is_that_of_deit_and_levit():
     assert shared == levit.train
 
 
+@pytest.mark.slow
 def test_learned_methods_read_a_block_in_the_middle(timm):
     for method in ("automix", "samix"):
         recipe = find_recipe(f"imagenet-deit-s-{method}")

@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import os
+import signal
 from functools import partial
 
 import numpy as np
@@ -10,7 +12,7 @@ import torch
 from PIL import Image
 
 from alignmixup import models
-from alignmixup.datasets import find
+from alignmixup.datasets import StreamLoader, find
 from alignmixup.datasets.imagenet import ImageNetLayout
 from alignmixup.experiments import styling
 from alignmixup.experiments.batches import eval_batches, load_split, side_of, train_batches
@@ -21,6 +23,8 @@ from alignmixup.recipes.mixups import IMAGENET
 from alignmixup.recipes.schema import changed
 from alignmixup.registry import DATASETS
 from alignmixup.report import paper
+from alignmixup.training import Stopped
+from alignmixup.training.checkpoint import CHECKPOINT, load_checkpoint
 from alignmixup.training.optim import learning_rate_share, make_optimizer
 from torchvision_schemas import define_torchvision_schemas
 
@@ -227,6 +231,41 @@ def test_a_recipe_trains_from_files_and_is_scored(method, root, tmp_path, monkey
     before = (out / "checkpoint.safetensors").read_bytes()
     train(recipe, out, data_root=root, quiet=True)
     assert (out / "checkpoint.safetensors").read_bytes() == before
+
+
+AUGMENTED = {"data.rand_augment": 9.0, "data.erasing": 0.5, "data.repeats": 3}
+
+
+@pytest.mark.usefixtures("small_imagenet")
+def test_the_augmentation_of_a_recipe_reaches_its_batches(root):
+    plain, recipe = (shrunk("imagenet-r50-baseline", **more) for more in ({}, AUGMENTED))
+    files, cpu = load_split(recipe.data, "train", root), torch.device("cpu")
+    batches = [next(train_batches(r.data, r.train, files, cpu).epoch(0)) for r in (plain, recipe)]
+    (_, y), (x, repeated) = batches
+    assert repeated.tolist() == [*[int(y[0])] * 3, int(y[1])]
+    assert not torch.equal(x[0], x[1])
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("small_imagenet")
+def test_an_augmented_run_resumes_bit_for_bit(root, tmp_path, monkeypatch):
+    recipe = shrunk("imagenet-r50-cutmix", **AUGMENTED, **{"train.epochs": 2})
+    train(recipe, tmp_path / "whole", data_root=root, quiet=True)
+    whole = StreamLoader.epoch
+
+    def stopping(self, epoch, start_step=0):
+        for step, batch in enumerate(whole(self, epoch, start_step)):
+            if (epoch, start_step + step) == (1, 1):
+                os.kill(os.getpid(), signal.SIGTERM)
+            yield batch
+
+    monkeypatch.setattr(StreamLoader, "epoch", stopping)
+    with pytest.raises(Stopped):
+        train(recipe, tmp_path / "parts", data_root=root, quiet=True)
+    monkeypatch.setattr(StreamLoader, "epoch", whole)
+    train(recipe, tmp_path / "parts", data_root=root, quiet=True)
+    one, other = (load_checkpoint(tmp_path / n / CHECKPOINT).tensors for n in ("whole", "parts"))
+    assert all(torch.equal(one[name], other[name]) for name in one)
 
 
 @pytest.mark.usefixtures("small_imagenet")
