@@ -20,6 +20,7 @@ def kept_registries() -> Iterator[None]:
         for kind, names in kept:
             for name in kind.imported().keys() - names:
                 entry = kind._entries[name]
-                module = getattr(getattr(entry, "function", entry), "__module__", None)
+                function = getattr(entry, "function", entry)
+                module = getattr(getattr(function, "func", function), "__module__", None)  # partial
                 if not str(module).startswith("alignmixup."):
                     del kind._entries[name]
