@@ -18,8 +18,8 @@ from alignmixup.contracts import RecipeKey
 from alignmixup.datasets import shapes
 from alignmixup.datasets.tiny_imagenet import TinyLayout, load_tiny
 from alignmixup.evaluation import outliers
-from alignmixup.evaluation.evaluate import task_options
 from alignmixup.evaluation.outliers import find_outliers, sources_for
+from alignmixup.evaluation.task_options import task_options
 from alignmixup.evaluation.tasks.localization import localization
 from alignmixup.experiments import run_folder, styling
 from alignmixup.experiments.provenance import provenance

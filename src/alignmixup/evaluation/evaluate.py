@@ -10,16 +10,14 @@ other tasks run in rank 0 alone. Every process gets all results, and rank 0 save
 from __future__ import annotations
 
 import dataclasses
-import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from alignmixup.checking import check_kind
 from alignmixup.contracts import ImageSet, Result
 from alignmixup.datasets.folder import FileSet
 from alignmixup.evaluation.forward import (
@@ -32,16 +30,19 @@ from alignmixup.evaluation.forward import (
 )
 from alignmixup.evaluation.outliers import Outliers, find_outliers, sources_for
 from alignmixup.evaluation.subject import EvalImages, eval_images, open_subject
-from alignmixup.registry import TASKS, suggestion
+from alignmixup.evaluation.task_options import (
+    DETECTION,
+    NEEDS,
+    check_options,
+    check_sources,
+    parameters_of,
+    task_names,
+)
+from alignmixup.registry import TASKS
 from alignmixup.training.distributed import Team
 from alignmixup.training.watch import RankLost, is_of_communication
 
 OnImages = Callable[[int, int | None], None]
-
-DETECTION = (
-    "it trains a detector first, with the network as its backbone: use 'alignmixup detect RUN "
-    "--data voc' (or coco)"
-)
 
 
 @dataclass(frozen=True)
@@ -156,7 +157,7 @@ def evaluate(
         "team": team,
     }
     with team.guarded():
-        if any("outliers" in _parameters(name) for name in names):
+        if any("outliers" in parameters_of(name) for name in names):
             needed["outliers"] = _outliers(shown, ood, seed, data_root, scores.left_out, team)
         for name in names:
             if on_task:
@@ -191,7 +192,7 @@ def _attempt(
     """Run a task; every process returns what rank 0 has got."""
     team: Team = needed["team"]
     found = _Attempt([])
-    if team.is_leader or "team" in _parameters(name):
+    if team.is_leader or "team" in parameters_of(name):
         try:
             found = _Attempt(_run_task(name, model, images, needed, options, on_images))
         except Skipped as why:
@@ -208,80 +209,6 @@ def _attempt(
     return dataclasses.replace(whole, error=found.error or elsewhere)
 
 
-def task_names(tasks: Sequence[str]) -> list[str]:
-    """Return the tasks that are meant, each once; raise for none or an unknown one."""
-    if isinstance(tasks, str):
-        raise ValueError(f"tasks must be a list of names: write [{tasks!r}]")
-    if "detection" in tasks:
-        raise ValueError(f"evaluate has no task 'detection': {DETECTION}")
-    if not tasks:
-        raise ValueError(f"no task is named; choose from {', '.join([*sorted(TASKS), 'all'])}")
-    for task in set(tasks) - {*TASKS, "all"}:
-        hint = suggestion(task, [*sorted(TASKS), "all"])
-        raise ValueError(f"unknown task {task!r}{hint}")
-    return list(TASKS) if "all" in tasks else list(dict.fromkeys(tasks))
-
-
-# The arguments of a task that evaluate passes; all others are options.
-NEEDS = frozenset(
-    {"seed", "amp_dtype", "normalized_by", "mixer", "boxes", "outliers", "on_images", "team"}
-)
-
-
-def task_options(name: str) -> dict[str, Any]:
-    """Return the type of each option of a task, by name.
-
-    The fields of an argument whose default is a dataclass are options themselves.
-    """
-    hints = get_type_hints(TASKS[name].function)
-    found: dict[str, Any] = {}
-    for option, parameter in list(_parameters(name).items())[2:]:
-        if option in NEEDS:
-            continue
-        if dataclasses.is_dataclass(parameter.default):
-            found |= get_type_hints(type(parameter.default))
-        else:
-            if parameter.default is parameter.empty:
-                raise ValueError(
-                    f"the argument {option!r} of the task {name!r} needs a default; without one "
-                    f"an argument is one of {', '.join(sorted(NEEDS))}"
-                )
-            found[option] = hints.get(option, object)
-    return found
-
-
-def _parameters(name: str) -> Mapping[str, inspect.Parameter]:
-    return inspect.signature(TASKS[name].function).parameters
-
-
-def check_options(options: Mapping[str, Mapping[str, object]], names: Sequence[str]) -> None:
-    """Raise for options of a task that is not run, unknown ones, and values of another type."""
-    known_options = {name: task_options(name) for name in names}
-    for task, chosen in options.items():
-        if task not in names:
-            (known,) = task_names([task])
-            raise ValueError(f"options for {known!r}, which is not among the tasks {names}: add it")
-        if not isinstance(chosen, Mapping):
-            raise ValueError(f"the options of {task!r} must be a dict of names, got {chosen!r}")
-        types = known_options[task]
-        for name, value in chosen.items():
-            if name not in types:
-                hint = suggestion(name, sorted(types)) or "; it has none"
-                raise ValueError(f"{task} has no option {name!r}{hint}")
-            check_kind(f"{task}.{name}", value, types[name])
-
-
-def check_sources(ood: Sequence[str], names: Sequence[str]) -> None:
-    """Raise if out-of-distribution sources are named but the task is not."""
-    if isinstance(ood, str):
-        raise ValueError(f"ood must be a list of names: write [{ood!r}]")
-    if (named := [name for name in ood if name != "all"]) and "ood" not in names:
-        raise ValueError(
-            f"out-of-distribution sources {named} are named, but 'ood' is not among the tasks "
-            f"{names}: add it"
-        )
-
-
 def _run_task(
     name: str,
     model: nn.Module,
@@ -290,7 +217,7 @@ def _run_task(
     options: Mapping[str, Any],
     on_images: OnImages | None,
 ) -> list[Result]:
-    parameters, team = _parameters(name), needed["team"]
+    parameters, team = parameters_of(name), needed["team"]
     is_shared = team.size > 1 and "team" in parameters and images.of is not None
     batches = images.of(team) if is_shared and images.of is not None else images.batches
 

@@ -15,10 +15,11 @@ from alignmixup.datasets.folder import BoxedFileSet, FileSet
 from alignmixup.datasets.loading.box_lists import boxes_in_view
 from alignmixup.datasets.loading.stream import CENTER_FRACTION
 from alignmixup.device import pick_device
-from alignmixup.evaluation.evaluate import evaluate, task_names
+from alignmixup.evaluation.evaluate import evaluate
 from alignmixup.evaluation.forward import ALONE, Batches, model_device
 from alignmixup.evaluation.shares import share_of
 from alignmixup.evaluation.subject import EvalImages, Subject, open_subject
+from alignmixup.evaluation.task_options import task_names
 from alignmixup.experiments.batches import eval_batches, load_split, side_of
 from alignmixup.experiments.data_record import check_classes, own_test_set
 from alignmixup.experiments.load import Run, load_run
