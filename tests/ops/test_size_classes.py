@@ -380,3 +380,20 @@ def test_a_captured_graph_replays_it(
         perm.copy_(perm.roll(1))
         graph.replay()
         assert torch.equal(captured, align_mix(x, perm, lam, backend="triton"))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("b", "n", "c"), GPU_SIZES[:4])
+def test_the_peak_is_the_output_and_the_plan(
+    monkeypatch: pytest.MonkeyPatch, b: int, n: int, c: int
+) -> None:
+    switch_on(monkeypatch)
+    features = random_features(b, n, c, torch.bfloat16)
+    perm, lam = torch.randperm(b, device=DEVICE), torch.rand(b, device=DEVICE)
+    _triton.align_mix(features, perm, lam, False, 0.1, 10, None, "columns")
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    out, plan = _triton.align_mix(features, perm, lam, False, 0.1, 10, None, "columns")
+    peak = torch.cuda.max_memory_allocated() - before
+    assert peak <= out.nbytes + plan.nbytes + 2**22  # words, scalings, rounding of allocations
