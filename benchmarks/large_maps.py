@@ -208,7 +208,7 @@ def _kernels() -> dict[tuple[Any, str], tuple[str, Any]]:
         (sinkhorn_rows, "_streamed_kernel"): "rows",
         (sinkhorn_large, "_stream_kernel"): "present",
         (product, "_mix_kernel"): "mix",
-        (product, "_backward_kernel"): "present",
+        (product, "_backward_kernel"): "mix",
     }
     return {place: (stage, getattr(*place)) for place, stage in names.items()}
 
@@ -444,7 +444,7 @@ class Worker:
             result: Result = self._connection.recv()
         except (EOFError, OSError) as error:  # the process ended, or it hangs
             result = Result(str(size), stage, label(stage, entry), failure=one_line(error))
-        if result.failure:
+        if result.failure and math.isnan(result.output_error):  # it has ended, or it hangs
             self.end()
         return result
 

@@ -153,6 +153,8 @@ def test_the_model_of_a_group_agrees_with_the_reference(group: int, scale: float
         (2, 4, 19, 37, 60, 1e-3, 3.0),
         (4, 0, 30, 17, 60, 0.3, 30.0),
         (2, 4, 12, 12, 10, 0.0, 1e6),
+        (3, 0, 2, 17, 4, 0.0, 5.0),  # the last program has no rows
+        (3, 4, 2, 17, 4, 0.0, 5.0),
     ],
 )
 def test_programs_in_parallel_exchange_their_sums(
@@ -352,11 +354,16 @@ def test_full_batches(monkeypatch: pytest.MonkeyPatch, b: int, n: int, c: int, k
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("n", [65, 100, 128, 196, 256, 400, 784, 1024])
+@pytest.mark.parametrize(
+    ("n", "m"),
+    [*((n, n) for n in (65, 100, 128, 196, 256, 400, 784, 1024)), (3, 300), (2, 200), (500, 70)],
+)
 @pytest.mark.parametrize("scale", [1.0, 1e3])
-def test_full_batches_of_costs(monkeypatch: pytest.MonkeyPatch, n: int, scale: float) -> None:
+def test_full_batches_of_costs(
+    monkeypatch: pytest.MonkeyPatch, n: int, m: int, scale: float
+) -> None:
     switch_on(monkeypatch)
-    cost = random_cost(150 if n <= 256 else 8, n, n, scale=scale)
+    cost = random_cost(150 if n <= 256 else 40, n, m, scale=scale)
     plan, used = _triton.solve(cost, 0.1, 100, None, "columns")
     check_against_reference(cost, plan, 100)
     assert used.unique().tolist() == [100]
@@ -380,3 +387,20 @@ def test_a_captured_graph_replays_it(
         perm.copy_(perm.roll(1))
         graph.replay()
         assert torch.equal(captured, align_mix(x, perm, lam, backend="triton"))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("b", "n", "c"), GPU_SIZES[:4])
+def test_the_peak_is_the_output_and_the_plan(
+    monkeypatch: pytest.MonkeyPatch, b: int, n: int, c: int
+) -> None:
+    switch_on(monkeypatch)
+    features = random_features(b, n, c, torch.bfloat16)
+    perm, lam = torch.randperm(b, device=DEVICE), torch.rand(b, device=DEVICE)
+    _triton.align_mix(features, perm, lam, False, 0.1, 10, None, "columns")
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    out, plan = _triton.align_mix(features, perm, lam, False, 0.1, 10, None, "columns")
+    peak = torch.cuda.max_memory_allocated() - before
+    assert peak <= out.nbytes + plan.nbytes + 2**22  # words, scalings, rounding of allocations
