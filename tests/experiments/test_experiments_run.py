@@ -500,7 +500,7 @@ def test_a_file_of_results_that_cannot_be_written_is_named(tmp_path):
 
 def test_a_file_in_the_place_of_the_folder_is_named_before_anything_is_loaded(tmp_path):
     (tmp_path / "run").write_text("mine")
-    with pytest.raises(ValueError, match="run is a file, where the folder"):
+    with pytest.raises(ValueError, match=r"run is a file, not .* choose another --out"):
         train(RECIPE, tmp_path / "run", data_root=tmp_path / "nowhere", quiet=True)
 
 

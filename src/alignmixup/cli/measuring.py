@@ -121,10 +121,12 @@ class Report:
 
         if self.out is not None and (self.out.is_file() or self.out.suffix == ".html"):
             raise ValueError(f"--out must be a folder, in which report.html is written: {self.out}")
+        if not self.runs:
+            raise ValueError("name at least one folder of runs, or a file of result lines")
         results = read_results(self.runs)
         summary = summarize(results, self.accuracy, recipe_settings, smoke_tests=self.smoke_tests)
         if not summary.tables:
-            where = ", ".join(str(path) for path in self.runs) or "no folder at all"
+            where = ", ".join(str(path) for path in self.runs)
             raise ValueError(
                 f"no figure for a table in {where}: name folders of runs that are finished, or "
                 "have been scored by 'alignmixup evaluate'"

@@ -107,7 +107,7 @@ def check_folder(
         ValueError: The folder holds a run with other settings, or something else altogether.
     """
     if folder.exists() and not folder.is_dir():
-        raise ValueError(f"{folder} is a file, where the folder of the run should be: other --out")
+        raise ValueError(f"{folder} is a file, not the folder of a run; choose another --out")
     if not (folder / RUN).exists():
         # A run killed while it claimed its folder leaves these at most.
         beginnings = {f"{RUN}.partial", "tensorboard"}
@@ -126,7 +126,10 @@ def check_folder(
         known["init_from"] = (recorded.init_from or {}).get("run")
         now["init_from"] = str(init_from.resolve())
     what = f"{folder} holds a run of {recorded.recipe.name} with other settings"
-    check_same(known, now, what, "choose another --out")
+    remedy = "choose another --out"
+    if recipe.train.epochs > before.train.epochs:
+        remedy += "; --extend trains a finished run for more epochs"
+    check_same(known, now, what, remedy)
     is_longer = before.train.epochs > recorded.recipe.train.epochs
     lengths = (*recorded.extended, recorded.recipe.train.epochs) if is_longer else recorded.extended
     return dataclasses.replace(recorded, recipe=recipe, extended=lengths)
