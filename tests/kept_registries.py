@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 from alignmixup import registry
 
@@ -20,8 +21,7 @@ def kept_registries() -> Iterator[None]:
         for kind, names in kept:
             for name in kind.imported().keys() - names:
                 entry = kind._entries[name]
-                function = getattr(entry, "function", entry)
-                function = getattr(function, "func", function)  # of a partial, whose module is not
-                module = getattr(function, "__module__", None)
-                if not str(module).startswith("alignmixup."):
+                made = getattr(entry, "function", entry)
+                made = made.func if isinstance(made, partial) else made
+                if not str(getattr(made, "__module__", None)).startswith("alignmixup."):
                     del kind._entries[name]

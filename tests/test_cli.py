@@ -90,6 +90,7 @@ def test_recipes_lists_the_published_figure(capsys):
         (["train", "cifar10-r18-cutmix", "runs/a"], "'alignmixup train' does not take 'runs/a'"),
         (["train"], "RECIPE"),
         (["evaluate"], "RUN"),
+        (["report"], "name at least one folder of runs"),
         (["export", "run"], "PATH"),
         (["recipes", "cifar10-r18-alinmixup"], "did you mean 'cifar10-r18-alignmixup'"),
         (["bench", "cifar10-r18-alinmixup"], "did you mean 'cifar10-r18-alignmixup'"),
@@ -234,6 +235,23 @@ def test_data_list_and_check(capsys):
     assert "tiny" in out
     status, out, _ = call(capsys, "data", "check", "shapes")
     assert (status, out.strip()) == (0, "shapes: complete")
+
+
+def test_the_help_of_data_has_one_sentence_a_command(capsys):
+    _, out, _ = call(capsys, "data")
+    abouts = out.partition("Commands:\n")[2].partition("\n\n")[0]
+    assert not re.search(r"[.;]  ", abouts)
+
+
+def test_ctrl_c_while_commands_are_imported_is_no_trace(monkeypatch):
+    class Interrupt:
+        def find_spec(self, name, path=None, target=None):
+            if name == "alignmixup.cli.program":
+                raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "alignmixup.cli.program")
+    monkeypatch.setattr(sys, "meta_path", [Interrupt(), *sys.meta_path])
+    assert main(["--version"]) == 130
 
 
 def test_the_installed_program_runs():

@@ -116,7 +116,16 @@ def test_doctor_prints_a_short_table_and_a_record(capsys, tmp_path, monkeypatch)
     assert main(["doctor", "--data", str(tmp_path)]) == 0
     out = capsys.readouterr().out
     assert max(map(len, out.splitlines())) <= 80 or len(str(tmp_path)) > 60
-    for name in ("torch", "GPU", "triton", "torch.compile", "[timm]", "data", "disk"):
+    for name in (
+        "torch",
+        "GPU",
+        "triton",
+        "torch.compile",
+        "[timm]",
+        "[transformers]",
+        "data",
+        "disk",
+    ):
         assert re.search(rf"^{re.escape(name)} ", out, re.M), name
     assert "cifar-10-batches-py" in out
     assert "alignmixup data fetch tiny" in out

@@ -81,7 +81,7 @@ def test_a_draw_cannot_be_changed() -> None:
 # ---- labels and losses ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8, torch.uint16])
 def test_integers_become_one_hot(dtype: torch.dtype) -> None:
     rows = soft_targets(torch.tensor([2, 0, 2], dtype=dtype), 4)
     assert rows.tolist() == [[0, 0, 1, 0], [1, 0, 0, 0], [0, 0, 1, 0]]

@@ -204,7 +204,7 @@ def test_commands_import_what_does_the_work_when_they_run() -> None:
         ]
         assert all(target.startswith("alignmixup.cli.") for target in eager), (path.name, eager)
     packages = MAY_IMPORT["demo"] | {"demo"} - {"contracts"}
-    program = "import alignmixup, sys; before = set(sys.modules); import alignmixup.cli"
+    program = "import alignmixup, sys; before = set(sys.modules); import alignmixup.cli.program"
     program += "; print(*set(sys.modules) - before)"
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     loaded = set(run.stdout.split())

@@ -1,14 +1,27 @@
 """Registries find entries by name, refuse two of one name, and suggest what was meant."""
 
+import dataclasses
+import importlib
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 
 import alignmixup as am
 from alignmixup.mixers.input_mixup import InputMixup
-from alignmixup.registry import MIXERS, Registry, import_plugin, imported_plugins, suggestion
+from alignmixup.registry import (
+    DATASETS,
+    MIXERS,
+    Registry,
+    import_plugin,
+    imported_plugins,
+    suggestion,
+)
+from kept_registries import kept_registries
 
 
 def empty():
@@ -85,6 +98,68 @@ def test_a_plugin_is_imported_once_by_name_or_path(tmp_path, monkeypatch):
     (tmp_path / "broken.py").write_text("import a_module_that_is_missing\n")
     with pytest.raises(ModuleNotFoundError, match="a_module_that_is_missing"):
         import_plugin("broken")
+
+
+HOME = """
+from alignmixup.registry import Registry
+LETTERS = Registry("letter", "slow_letters")
+"""
+ENTRY = """
+import time
+from slow_letters import LETTERS
+time.sleep(0.02)
+LETTERS.add("{name}", "{name}")
+"""
+
+
+@pytest.fixture
+def letters(tmp_path, monkeypatch):
+    """A registry of the modules a, b and c of a package that is slow to import."""
+    package = tmp_path / "slow_letters"
+    package.mkdir()
+    (package / "__init__.py").write_text(HOME)
+    for name in "abc":
+        (package / f"{name}.py").write_text(ENTRY.format(name=name))
+    monkeypatch.syspath_prepend(tmp_path)
+    yield importlib.import_module("slow_letters").LETTERS
+    for module in [name for name in sys.modules if name.startswith("slow_letters")]:
+        del sys.modules[module]
+
+
+def test_threads_that_look_up_first_all_find_every_entry(letters):
+    start = threading.Barrier(4)
+
+    def found(_):
+        start.wait()
+        return sorted(letters)
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(found, range(4))) == [["a", "b", "c"]] * 4
+
+
+def test_a_module_of_the_package_may_look_entries_up(letters, tmp_path):
+    looks = ENTRY.format(name="d") + "assert 'a' in LETTERS\n"
+    (tmp_path / "slow_letters" / "d.py").write_text(looks)
+    assert sorted(letters) == ["a", "b", "c", "d"]
+
+
+def test_a_package_that_failed_to_import_is_tried_again(letters, tmp_path):
+    (tmp_path / "slow_letters" / "b.py").write_text("raise KeyboardInterrupt")
+    with pytest.raises(KeyboardInterrupt):
+        len(letters)
+    (tmp_path / "slow_letters" / "b.py").write_text(ENTRY.format(name="b"))
+    assert sorted(letters) == ["a", "b", "c"]
+
+
+def test_what_the_package_registers_outlives_a_test(monkeypatch):
+    entry = DATASETS["cifar10"]
+    assert isinstance(entry.function, partial)
+    monkeypatch.delitem(DATASETS._entries, "cifar10")
+    with kept_registries():
+        DATASETS.add("cifar10", entry)  # as at the first import, in a test
+        DATASETS.add("mine", dataclasses.replace(entry, function=letters))
+    assert "cifar10" in DATASETS
+    assert "mine" not in DATASETS
 
 
 def test_suggestions_list_a_few_names_and_never_many():

@@ -169,10 +169,11 @@ def soft_targets(
             f"integer labels must have shape [b], got {list(labels.shape)}; "
             "pass soft labels as floats"
         )
+    labels = labels.long()  # torch has no comparison of uint16
     if is_checked and (problem := label_problem(labels, num_classes)):
         raise ValueError(f"{problem}; check the network's num_classes")
     rows = torch.zeros(len(labels), num_classes, device=labels.device)
-    return rows.scatter_(1, labels.long().unsqueeze(1), 1.0)
+    return rows.scatter_(1, labels.unsqueeze(1), 1.0)
 
 
 def label_problem(labels: Int[Tensor, " n"], num_classes: int) -> str:
@@ -505,9 +506,15 @@ def _ignoring_progress(draw: Callable[..., Draw]) -> Callable[..., Draw]:
 
 
 def _explain_dtype(net: nn.Module, x: Tensor, error: RuntimeError) -> None:
-    """Raise a ``ValueError`` where float64 met another type: numpy's images are often float64."""
+    """Raise a ``ValueError`` where images and weights are of types that do not multiply.
+
+    Autocast converts all but float64, which numpy's images often are.
+    """
     weights = {p.dtype for p in net.parameters() if p.is_floating_point()}
-    if weights and (x.dtype == torch.float64) != (torch.float64 in weights):
+    types = {x.dtype, *weights}
+    if torch.is_autocast_enabled(x.device.type) and torch.float64 not in types:
+        return
+    if weights and x.dtype not in weights and not isinstance(error, torch.OutOfMemoryError):
         kinds = " and ".join(sorted(str(dtype) for dtype in weights))
         raise ValueError(
             f"images are {x.dtype} but the network's weights are {kinds}: convert one of them, "

@@ -17,6 +17,7 @@ import importlib
 import importlib.util
 import pkgutil
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +25,9 @@ from types import ModuleType
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
+
+# One for all: modules of one package may look up the entries of another.
+_importing = threading.RLock()
 
 
 class Registry(Mapping[str, T], Generic[T]):
@@ -37,6 +41,7 @@ class Registry(Mapping[str, T], Generic[T]):
     def __init__(self, kind: str, package: str) -> None:
         self.kind = kind
         self._package: str | None = package
+        self._is_importing = False
         self._entries: dict[str, T] = {}
 
     def add(self, name: str, entry: T) -> T:
@@ -79,12 +84,22 @@ class Registry(Mapping[str, T], Generic[T]):
     def _all(self) -> dict[str, T]:
         """Return the entries, after an import of the package at the first call."""
         if self._package is not None:
-            name, self._package = self._package, None  # first: its modules may look entries up
-            package = importlib.import_module(name)
-            for module in pkgutil.iter_modules(getattr(package, "__path__", []), f"{name}."):
+            with _importing:  # other threads wait for all entries
+                self._import_package()
+        return self._entries
+
+    def _import_package(self) -> None:
+        if self._package is None or self._is_importing:  # looked up by one of its own modules
+            return
+        self._is_importing = True
+        try:
+            package, prefix = importlib.import_module(self._package), f"{self._package}."
+            for module in pkgutil.iter_modules(getattr(package, "__path__", []), prefix):
                 if not module.ispkg:
                     importlib.import_module(module.name)
-        return self._entries
+            self._package = None
+        finally:
+            self._is_importing = False
 
 
 def suggestion(name: str, known: list[str]) -> str:

@@ -63,6 +63,13 @@ def test_every_mode_becomes_rgb(tmp_path, mode, color, expected):
     assert read_rgb(tmp_path / "image.png").getpixel((4, 4)) == expected
 
 
+@pytest.mark.parametrize("level", [-1, 2**16, 2**31 - 1])
+def test_pixels_beyond_16_bits_are_refused(tmp_path, level):
+    save(tmp_path / "image.tif", mode="I", color=level)
+    with pytest.raises(ValueError, match=rf"image.tif .* {level}\.\.{level}, beyond 16 bits"):
+        read_rgb(tmp_path / "image.tif")
+
+
 def test_a_palette_with_transparency_becomes_rgb(tmp_path):
     image = Image.new("P", (4, 4), 1)
     image.putpalette([0, 0, 0, *BLUE])

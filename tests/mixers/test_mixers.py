@@ -645,6 +645,21 @@ def test_float64_images_are_named_unless_the_network_takes_them(row: Row) -> Non
         assert row.attached(net, x)(net, x, labels(6), rng).loss().isfinite()
 
 
+@pytest.mark.parametrize(
+    ("x", "net"),
+    [(torch.float16, torch.float32), (torch.bfloat16, torch.float32), (torch.float32, torch.half)],
+)
+def test_images_of_another_float_type_are_named(x: torch.dtype, net: torch.dtype) -> None:
+    with pytest.raises(ValueError, match=f"images are {x} but the network's weights are {net}"):
+        InputMixup()(TinyNet().to(net), images(6).to(x), labels(6))
+
+
+def test_autocast_takes_images_of_another_float_type() -> None:
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = InputMixup()(TinyNet(), images(6).half(), labels(6)).loss()
+    assert loss.isfinite()
+
+
 def test_an_error_of_the_network_itself_stays_its_own() -> None:
     class Broken(TinyNet):
         def forward(self, x: Tensor) -> Tensor:

@@ -8,6 +8,19 @@ calling it imports what does the work and prints the answer. ``examples`` ends e
 
 from __future__ import annotations
 
-from alignmixup.cli.program import main
+import signal
+from collections.abc import Sequence
 
 __all__ = ["main"]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; return the exit status.
+
+    The commands are imported here, where Ctrl-C is no trace either.
+    """
+    try:
+        from alignmixup.cli.program import main as run
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    return run(argv)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from alignmixup.cli.program import main
+from alignmixup.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

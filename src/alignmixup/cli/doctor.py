@@ -37,11 +37,15 @@ class Doctor:
         if self.json:
             print(dump(machine.to_json(), indent=2))
             return
-        for name, text in describe_machine(machine):
+        lines = describe_machine(machine)
+        width = max(len(name) for name, _ in lines) + 1
+        for name, text in lines:
             first, *rest = textwrap.wrap(
-                text, WIDTH - 14, break_long_words=False, break_on_hyphens=False
+                text, WIDTH - width, break_long_words=False, break_on_hyphens=False
             )
-            print("\n".join([f"{name:<14}{first}", *(f"{'':<14}{line}" for line in rest)]))
+            print(
+                "\n".join([f"{name:<{width}}{first}", *(f"{'':<{width}}{line}" for line in rest)])
+            )
 
 
 dump = json.dumps  # the flag --json has the module's name

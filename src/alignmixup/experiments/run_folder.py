@@ -126,7 +126,10 @@ def check_folder(
         known["init_from"] = (recorded.init_from or {}).get("run")
         now["init_from"] = str(init_from.resolve())
     what = f"{folder} holds a run of {recorded.recipe.name} with other settings"
-    check_same(known, now, what, "choose another --out")
+    remedy = "choose another --out"
+    if recipe.train.epochs > before.train.epochs:
+        remedy += "; --extend trains a finished run for more epochs"
+    check_same(known, now, what, remedy)
     is_longer = before.train.epochs > recorded.recipe.train.epochs
     lengths = (*recorded.extended, recorded.recipe.train.epochs) if is_longer else recorded.extended
     return dataclasses.replace(recorded, recipe=recipe, extended=lengths)

@@ -73,6 +73,7 @@ def channel_values(
     """Return one value per channel, filled on the device: no copy from the host in a step."""
     if len(values) != like.shape[1]:
         raise ValueError(
-            f"{values} has {len(values)} values, but the images have {like.shape[1]} channels"
+            f"{values} has {len(values)} values, but the images have {like.shape[1]} channels: "
+            "set one value per channel"
         )
     return torch.stack([like.new_full((1, 1), value) for value in values])

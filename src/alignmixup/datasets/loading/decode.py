@@ -2,6 +2,7 @@
 
 An image of any shape becomes the centered square of its shorter side, resized (bilinear, with
 Pillow's anti-aliasing): the usual "resize the shorter side, then crop the center", in one step.
+The orientation in EXIF and transparency are ignored, as in torchvision's ImageFolder.
 """
 
 from __future__ import annotations
@@ -108,7 +109,10 @@ def to_rgb(image: Image.Image) -> Image.Image:
 
     if image.mode.startswith("I"):  # 16-bit gray: Pillow's own conversion would clip at 255
         levels = np.asarray(image)
-        wide = image.mode != "I" or (levels.size and int(levels.max()) > 255)
+        low, high = int(levels.min()), int(levels.max())
+        if low < 0 or high > 65535:
+            raise ValueError(f"its pixels lie in {low}..{high}, beyond 16 bits: save it with 8")
+        wide = image.mode != "I" or high > 255
         image = Image.fromarray((levels >> 8 if wide else levels).astype(np.uint8))
     if image.mode == "F":
         raise ValueError(
