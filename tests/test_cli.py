@@ -90,7 +90,7 @@ def test_recipes_lists_the_published_figure(capsys):
         (["train", "cifar10-r18-cutmix", "runs/a"], "'alignmixup train' does not take 'runs/a'"),
         (["train"], "RECIPE"),
         (["evaluate"], "RUN"),
-        (["report"], "name at least one folder of runs"),
+        (["report"], "name folders of runs"),
         (["export", "run"], "PATH"),
         (["recipes", "cifar10-r18-alinmixup"], "did you mean 'cifar10-r18-alignmixup'"),
         (["bench", "cifar10-r18-alinmixup"], "did you mean 'cifar10-r18-alignmixup'"),
