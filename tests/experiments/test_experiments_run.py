@@ -150,6 +150,16 @@ def test_sets_of_other_things_or_of_two_kinds_of_classes_are_refused(sets):
         Sets(sets.train, other)
 
 
+def test_sets_that_are_empty_or_of_two_sizes_are_refused(sets):
+    test = dataclasses.replace(sets.test, boxes=None)
+    empty = dataclasses.replace(test, images=test.images[:0], labels=test.labels[:0])
+    with pytest.raises(ValueError, match=rf"{empty.name}/{empty.split} has no image"):
+        Sets(sets.train, empty)
+    small = dataclasses.replace(test, images=test.images[:, :, ::2, ::2])
+    with pytest.raises(ValueError, match=r"must have one size, got .* for training and .* test"):
+        Sets(sets.train, small)
+
+
 def renamed(sets, name, class_names):
     return Sets(
         *(

@@ -52,7 +52,8 @@ class Method(Mixer):
         settings = vars(self)
         if self.loss not in LOSSES:
             raise ValueError(f"unknown loss {self.loss!r}; choose from {sorted(LOSSES)}")
-        if settings.get("alpha") is not None:
+        may_be_none = getattr(type(self), "alpha", None) is None  # where that is the default
+        if "alpha" in settings and not (may_be_none and settings["alpha"] is None):
             check_alpha(settings["alpha"])
         if "mean" in settings:
             check_scale(settings["mean"], settings["std"])
@@ -60,8 +61,8 @@ class Method(Mixer):
         if std is not None and not min(std) > 0:
             raise ValueError(f"saliency_std must be positive, got {std}")
         for name in ("prob", "adv_prob", "content_weight", "omega"):
-            if name in settings and not 0 <= settings[name] <= 1:
-                raise ValueError(f"{name} must lie in [0, 1], got {settings[name]}")
+            if name in settings and not (is_number(settings[name]) and 0 <= settings[name] <= 1):
+                raise ValueError(f"{name} must lie in [0, 1], got {settings[name]!r}")
 
     @property
     def is_multi_label(self) -> bool:
@@ -154,9 +155,14 @@ def value_range(x: Tensor) -> tuple[float, float]:
     return float(low), float(high)
 
 
+def is_number(value: object) -> bool:
+    """Return whether a setting is a number, which a string of digits is not."""
+    return isinstance(value, int | float)
+
+
 def check_alpha(alpha: float) -> None:
-    if not 0 < alpha < math.inf:
-        raise ValueError(f"alpha must be positive and finite, got {alpha}; NoMix does not mix")
+    if not (is_number(alpha) and 0 < alpha < math.inf):
+        raise ValueError(f"alpha must be positive and finite, got {alpha!r}; NoMix does not mix")
 
 
 def check_nonnegative(mixer: Mixer, *names: str) -> None:
