@@ -514,6 +514,12 @@ def test_a_file_in_the_place_of_the_folder_is_named_before_anything_is_loaded(tm
         train(RECIPE, tmp_path / "run", data_root=tmp_path / "nowhere", quiet=True)
 
 
+def test_a_folder_that_cannot_be_made_is_named(tmp_path, sets):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(OSError, match=r"cannot write .*run: Not a directory"):
+        train(RECIPE, tmp_path / "file" / "run", sets=sets, quiet=True)
+
+
 def test_every_result_says_which_style_weights_were_used(tmp_path, sets):
     path = tmp_path / "style.safetensors"
     made = make_style_weights("shapes", path, steps=4, num_images=60, width=3, seed=0).weights
