@@ -150,6 +150,16 @@ def test_sets_of_other_things_or_of_two_kinds_of_classes_are_refused(sets):
         Sets(sets.train, other)
 
 
+def test_sets_that_are_empty_or_of_two_sizes_are_refused(sets):
+    test = dataclasses.replace(sets.test, boxes=None)
+    empty = dataclasses.replace(test, images=test.images[:0], labels=test.labels[:0])
+    with pytest.raises(ValueError, match=rf"{empty.name}/{empty.split} has no image"):
+        Sets(sets.train, empty)
+    small = dataclasses.replace(test, images=test.images[:, :, ::2, ::2])
+    with pytest.raises(ValueError, match=r"must have one size, got .* for training and .* test"):
+        Sets(sets.train, small)
+
+
 def renamed(sets, name, class_names):
     return Sets(
         *(
@@ -502,6 +512,12 @@ def test_a_file_in_the_place_of_the_folder_is_named_before_anything_is_loaded(tm
     (tmp_path / "run").write_text("mine")
     with pytest.raises(ValueError, match=r"--out must be a folder; .*run is a file"):
         train(RECIPE, tmp_path / "run", data_root=tmp_path / "nowhere", quiet=True)
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path, sets):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(OSError, match=r"cannot write .*run: Not a directory"):
+        train(RECIPE, tmp_path / "file" / "run", sets=sets, quiet=True)
 
 
 def test_every_result_says_which_style_weights_were_used(tmp_path, sets):

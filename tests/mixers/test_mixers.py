@@ -563,6 +563,9 @@ def test_inference_mode_works_or_is_named(row: Row) -> None:
     ("build", "message"),
     [
         (lambda: InputMixup(alpha=0.0), "alpha must be positive and finite, got 0.0"),
+        (lambda: InputMixup(alpha="2"), "alpha must be positive and finite, got '2'"),
+        (lambda: InputMixup(alpha=None), "alpha must be positive and finite, got None"),
+        (lambda: CutMix(prob="1"), r"prob must lie in \[0, 1\], got '1'"),
         (lambda: InputMixup(alpha=float("nan")), "alpha must be positive and finite, got nan"),
         (lambda: InputMixup(alpha=float("inf")), "alpha must be positive and finite, got inf"),
         (lambda: InputMixup(loss="mse"), "unknown loss 'mse'; choose from"),

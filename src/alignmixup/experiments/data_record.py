@@ -23,7 +23,10 @@ class Sets:
 
     Args:
         train: Images to train on.
-        test: Images of the same classes to evaluate on.
+        test: Images of the same classes and size to evaluate on.
+
+    Raises:
+        ValueError: If a set is empty, or classes or sizes differ.
 
     Example:
         ```python
@@ -47,6 +50,16 @@ class Sets:
                 f"{_listed(self.train.class_names)}, {self.test.name} "
                 f"{_listed(self.test.class_names)}"
             )
+        for images in (self.train, self.test):
+            if not len(images):
+                raise ValueError(f"{images.name}/{images.split} has no image: fill it")
+        if isinstance(self.train, ImageSet) and isinstance(self.test, ImageSet):
+            train, test = (list(images.images.shape[2:]) for images in (self.train, self.test))
+            if train != test:
+                raise ValueError(
+                    f"the images of both sets must have one size, got {train} for training and "
+                    f"{test} for the test: resize one of them"
+                )
 
 
 @dataclass(frozen=True)

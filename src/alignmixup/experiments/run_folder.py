@@ -161,7 +161,8 @@ def claim(folder: Path, record: RunRecord) -> None:
         ValueError: The run there was trained on other images.
     """
     if not has_checkpoint(folder / CHECKPOINT):
-        folder.mkdir(parents=True, exist_ok=True)
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
         _replace(folder, record.to_json())
         return
     recorded = read_run(folder)

@@ -51,7 +51,8 @@ class Method(Mixer):
         """Check the settings that methods share, by name."""
         settings = vars(self)
         check_choices(self, loss=sorted(LOSSES))
-        if settings.get("alpha") is not None:
+        may_be_none = getattr(type(self), "alpha", None) is None  # where that is the default
+        if "alpha" in settings and not (may_be_none and settings["alpha"] is None):
             check_alpha(settings["alpha"])
         if "mean" in settings:
             check_scale(settings["mean"], settings["std"])
@@ -171,23 +172,32 @@ def value_range(x: Tensor) -> tuple[float, float]:
     return float(low), float(high)
 
 
+def is_number(value: object) -> bool:
+    """Return whether a setting is a number, which a string of digits is not."""
+    return isinstance(value, int | float)
+
+
 def check_alpha(alpha: float) -> None:
-    if not 0 < alpha < math.inf:
-        raise ValueError(f"alpha must be positive and finite, got {alpha}; use NoMix for no mixing")
+    if not (is_number(alpha) and 0 < alpha < math.inf):
+        raise ValueError(
+            f"alpha must be positive and finite, got {alpha!r}; use NoMix for no mixing"
+        )
 
 
 def check_nonnegative(mixer: Mixer, *names: str) -> None:
     """Raise a ``ValueError`` if one of these settings is negative or infinite."""
     for name in names:
-        if not 0 <= getattr(mixer, name) < math.inf:
-            raise ValueError(f"{name} must be >= 0 and finite, got {getattr(mixer, name)}")
+        value = getattr(mixer, name)
+        if not (is_number(value) and 0 <= value < math.inf):
+            raise ValueError(f"{name} must be >= 0 and finite, got {value!r}")
 
 
 def check_unit(mixer: Mixer, *names: str) -> None:
     """Raise a ``ValueError`` if one of these settings is not in [0, 1]."""
     for name in names:
-        if not 0 <= getattr(mixer, name) <= 1:
-            raise ValueError(f"{name} must lie in [0, 1], got {getattr(mixer, name)}")
+        value = getattr(mixer, name)
+        if not (is_number(value) and 0 <= value <= 1):
+            raise ValueError(f"{name} must lie in [0, 1], got {value!r}")
 
 
 def check_choices(mixer: Mixer, **choices: Collection[str]) -> None:
@@ -270,7 +280,8 @@ def sample_share(
     # Two gammas make a beta; torch.distributions.Beta takes no generator, hence the private op.
     # In float64: with a small alpha both gammas underflow float32, and 0 / 0 is NaN.
     concentration = torch.full(shape, alpha, dtype=torch.float64, device=rng.device)
-    concentration[0] += ahead
+    if ahead:
+        concentration[0] += ahead
     g = torch._standard_gamma(concentration, generator=rng)
     return (g[0] / g.sum(0)).float()
 
