@@ -136,29 +136,36 @@ def _wait() -> None:
 
 
 def plot(rows: list[Row], path: Path) -> None:
-    import matplotlib
+    """Draw a panel an axis; lines differ by color and by marker."""
+    from alignmixup.figures.style import PALETTE, new_figure, save, use_style
 
-    matplotlib.use("agg")
-    from matplotlib import pyplot
-
-    axes = [("positions", "r"), ("batch", "batch"), ("iterations", "iters")]
-    labels = {"positions": "positions r", "batch": "batch b (r = 16)"}
-    labels["iterations"] = "iterations (r = 16, b = 128)"
-    figure, panels = pyplot.subplots(1, 3, figsize=(11, 3.4), sharey=True, layout="constrained")
-    for panel, (axis, field) in zip(panels, axes, strict=True):
-        for name in dict.fromkeys(r.name for r in rows):
-            line = [r for r in rows if r.axis == axis and r.name == name]
-            xs, ys = [getattr(r, field) for r in line], [r.p50_ms for r in line]
-            panel.loglog(xs, ys, "o-", markersize=3, label=name)
-        ticks = sorted({getattr(r, field) for r in rows if r.axis == axis})
-        panel.set_xticks(ticks, [str(t) for t in ticks])
-        panel.minorticks_off()
-        panel.tick_params(labelsize=7)
-        panel.set_xlabel(labels[axis])
-        panel.grid(alpha=0.3)
-    panels[0].set_ylabel(f"ms, {rows[0].hardware}")
-    panels[0].legend(fontsize=8)
-    figure.savefig(path, dpi=110)
+    axes = {
+        "positions": ("r", "positions r"),
+        "batch": ("batch", "batch b (r = 16)"),
+        "iterations": ("iters", "iterations (r = 16, b = 128)"),
+    }
+    with use_style("screen", (path.suffix.removeprefix("."),)):
+        figure = new_figure(10.5, 3.8)
+        panels = figure.subplots(1, 3, sharey=True)
+        for panel, (axis, (field, label)) in zip(panels, axes.items(), strict=True):
+            for k, name in enumerate(dict.fromkeys(r.name for r in rows)):
+                line = [r for r in rows if r.axis == axis and r.name == name]
+                xs, ys = [getattr(r, field) for r in line], [r.p50_ms for r in line]
+                how = {"color": PALETTE[k], "marker": "os^Dv"[k % 5], "markersize": 5}
+                panel.loglog(xs, ys, label=name, **how)
+            ticks = sorted({getattr(r, field) for r in rows if r.axis == axis})
+            # Neighbors whose numbers would touch share one.
+            kept = [
+                t for t, after in zip(ticks, [*ticks[1:], 10**9], strict=True) if after > 1.4 * t
+            ]
+            panel.set_xticks(kept, [f"{t:,}" for t in kept])
+            panel.minorticks_off()
+            panel.set_xlabel(label)
+            panel.grid()
+        panels[0].set_ylabel(f"ms, {rows[0].hardware}")
+        handles = panels[0].get_legend_handles_labels()
+        figure.legend(*handles, loc="outside lower center", ncols=5)
+        save(figure, path.with_suffix(""))
 
 
 def read(path: Path) -> list[Row]:

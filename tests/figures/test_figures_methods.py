@@ -8,7 +8,13 @@ import torch
 
 from alignmixup.datasets import shapes
 from alignmixup.experiments.painters import LayerDecoder
-from alignmixup.figures.methods import NO_IMAGE, _title, method_pictures, small_style_network
+from alignmixup.figures.methods import (
+    NO_IMAGE,
+    _title,
+    method_pictures,
+    share_caption,
+    small_style_network,
+)
 from alignmixup.figures.sources import Source, different_pairs
 from alignmixup.mixers.input_mixup import InputMixup
 from alignmixup.models import build
@@ -126,6 +132,13 @@ def test_co_mixups_picture_shows_a_good_share_of_both(source):
         (caption,) = [p.caption for p in mixed if p.title == "Co-Mixup"]
         shares = {name: float(share[:-1]) for name, share in map(str.split, caption.split(", "))}
         assert min(shares[anchor.caption], shares[partner.caption]) >= 15
+
+
+def test_a_caption_names_the_largest_shares_of_a_label():
+    names = ("a", "b", "c", "d", "e")
+    assert share_caption(torch.tensor([0.1, 0.6, 0.0, 0.3, 0.001]), names) == "b 60%, d 30%, a 10%"
+    spread = torch.tensor([0.05, 0.6, 0.05, 0.25, 0.05])
+    assert share_caption(spread, names) == "b 60%, d 25%, a 5%, others 10%"
 
 
 def test_pairs_are_of_different_classes_and_disjoint(images):

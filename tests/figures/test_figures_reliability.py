@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from alignmixup.experiments.run import Sets, train
 from alignmixup.experiments.scoring import evaluate
 from alignmixup.figures import reliability as figures, sources
 from alignmixup.figures.reliability import ReliabilityPanel, draw_reliability, reliability_panels
-from alignmixup.figures.style import BLUE, VERMILLION
+from alignmixup.figures.style import BLUE, VERMILLION, use_style
 from alignmixup.mixers.nomix import NoMix
 from alignmixup.models.zoo import NetSpec
 from alignmixup.recipes.schema import DataSpec, Recipe
@@ -98,7 +99,7 @@ def test_a_run_is_drawn_from_its_record_or_else_measured(run, images, tmp_path, 
         patch.setattr(figures, "evaluate", lambda *_, **__: pytest.fail("measured again"))
         figures.reliability(tmp_path, run=run)
     (measured, _), (recorded, _) = seen
-    assert recorded[0].title == f"shapes/test, {len(images)} images"
+    assert recorded[0].title == f"as trained\nshapes/test, {len(images)} images"
     assert recorded[0].note == measured[0].note
     assert list(recorded[0].bins.counts) == list(measured[0].bins.counts)
     assert "small" in written[2].read_text()
@@ -133,3 +134,19 @@ def test_bars_are_accuracies_and_gaps_and_empty_bins_have_none():
     assert [p.get_height() for p in bottom.patches] == [0, 3, 10, 7]
     assert [t.get_text() for t in bottom.texts] == ["0", "3", "10", "7"]
     assert "ECE 1.00 %" in top.get_title()
+
+
+@pytest.mark.parametrize("name", ["two-column", "one-column", "two-column-wide"])
+def test_papers_have_diagrams_without_text_that_overlaps(name):
+    panel = ReliabilityPanel("as trained\n10,000 images", BINS, "ECE 1.00 %, OE 1.00 %")
+    with use_style(name, ("pdf",)) as style:
+        figure = draw_reliability([panel, panel], "two")
+        figure.draw_without_rendering()
+        assert figure.get_figwidth() == pytest.approx(style.width)
+        tops = [axes.get_window_extent() for axes in figure.axes[:2]]
+        assert min(box.height for box in tops) > 0.6 * figure.dpi
+        titles = [axes.title.get_window_extent() for axes in figure.axes[:2]]
+        assert titles[0].x1 < titles[1].x0
+        for counts in figure.axes[2:]:
+            boxes = [text.get_window_extent() for text in counts.texts]
+            assert all(a.x1 <= b.x0 for a, b in pairwise(boxes))

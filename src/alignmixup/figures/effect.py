@@ -87,7 +87,8 @@ def draw_effects(networks: Mapping[str, Sequence[Effect]], title: str) -> Figure
 
     A dashed line says where next to nothing begins. What is zero is drawn at the foot of the axis.
     """
-    figure = new_figure(max(6.4, 4.8 * len(networks)), 5.6)
+    widths = [max(2.7, 1.2 * len(effects)) for effects in networks.values()]
+    figure = new_figure(max(6.4, sum(widths)), 5.6)
     grid = figure.subplots(2, len(networks), squeeze=False, sharey="row", height_ratios=(2, 1))
     for column, (name, effects) in enumerate(networks.items()):
         where = np.arange(len(effects))

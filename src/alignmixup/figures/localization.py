@@ -17,7 +17,15 @@ from alignmixup.experiments.built_in import localizer
 from alignmixup.experiments.load import load_run
 from alignmixup.figures.by_name import register_figure
 from alignmixup.figures.sources import Source, floats, run_source, shown
-from alignmixup.figures.style import ORANGE, SKY, Image, new_figure, save, write_title
+from alignmixup.figures.style import (
+    ORANGE,
+    SKY,
+    Image,
+    new_figure,
+    num_columns,
+    save,
+    write_title,
+)
 from alignmixup.models.zoo import default_tap
 
 if TYPE_CHECKING:
@@ -32,6 +40,7 @@ __all__ = [
 ]
 
 NUM_PICTURES, COLUMNS = 8, 4
+LEAST_WIDTH = 1.6  # inches of an image beside its map
 PREDICTED, TRUE = (ORANGE, "-"), (SKY, "--")  # by color and by line
 Box = tuple[float, float, float, float]
 
@@ -118,7 +127,7 @@ def localized_pictures(
 
 def draw_localization(pictures: Sequence[LocalizedPicture], title: str) -> Figure:
     """Two pictures an image: as it is, and under its map; the boxes on both, the IoU above."""
-    columns = min(COLUMNS, len(pictures))
+    columns = num_columns(min(COLUMNS, len(pictures)), LEAST_WIDTH)
     num_rows = -(-len(pictures) // columns)
     figure = new_figure(2.9 * columns, 1.95 * num_rows + 0.6)
     grid = figure.subplots(num_rows, columns, squeeze=False)

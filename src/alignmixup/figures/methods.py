@@ -57,6 +57,7 @@ COMMON: Mapping[str, object] = {"lam": SHARE, "center": (0.5, 0.35)}
 # On ten untrained networks the output chosen showed 22 to 50 % of the lesser of the two; with a
 # whole part of twenty inputs it showed both on none of them.
 CO_OTHERS, CO_DRAWS = 2, 10
+MOST_SHARES = 4  # of a label that a caption names
 MOST_DRAWS = 100  # until a case comes up that mixes
 # Seconds of training, not minutes: enough to carry a style over, not to keep fine detail.
 ADAIN_STEPS, ADAIN_WIDTH, ADAIN_BATCH = 300, 16, 16
@@ -337,7 +338,11 @@ def small_style_network(images: ImageSet, steps: int, seed: int) -> AdaIN:
 
 
 def share_caption(targets: Float[Tensor, " k"], names: tuple[str, ...]) -> str:
-    """A soft label in words: ``cat 65%, dog 35%``."""
+    """A soft label in words: ``cat 65%, dog 35%``; of many classes the largest shares."""
     order = targets.argsort(descending=True, stable=True).tolist()
     kept = [k for k in order if targets[k] >= 0.005]
-    return ", ".join(f"{names[k]} {float(targets[k]):.0%}" for k in kept)
+    parts = [f"{names[k]} {float(targets[k]):.0%}" for k in kept]
+    if len(kept) > MOST_SHARES:
+        rest = float(targets[kept[MOST_SHARES - 1 :]].sum())
+        parts = [*parts[: MOST_SHARES - 1], f"others {rest:.0%}"]
+    return ", ".join(parts)

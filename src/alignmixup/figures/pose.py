@@ -26,6 +26,7 @@ from alignmixup.figures.style import (
     new_figure,
     save,
     show,
+    shrink,
     write_title,
 )
 
@@ -108,15 +109,21 @@ def draw_pose(
     points: Sequence[PosePoint], examples: Mapping[str, Sequence[Image]], title: str
 ) -> Figure:
     """Left, a line a plan through (appearance, pose); right, decoded examples, a column a kind."""
-    names = list(examples)
-    figure = new_figure(5.0 + 0.95 * len(names), 5.2)
-    halves: Any = figure.subfigures(1, 2, width_ratios=(5.0, 0.95 * len(names)))
+    names, width = list(examples), 0.95 * len(examples)
+    is_small = shrink(5.0 + width) < 0.6  # of a paper: the plot above the examples
+    if is_small:
+        figure = new_figure(width, 10.0)
+        halves: Any = figure.subfigures(2, 1, height_ratios=(4.5, 5.5))
+    else:
+        figure = new_figure(5.0 + width, 5.2)
+        halves = figure.subfigures(1, 2, width_ratios=(5.0, width))
     axes = halves[0].subplots()
+    dot = 2.5 if is_small else 4.0
     for plan, color in COLOURS.items():
         way = sorted((p for p in points if p.plan == plan), key=lambda p: -p.kept_share)
         appearance, poses = [p.appearance for p in way], [p.pose for p in way]
-        axes.plot(appearance, poses, marker="o", markersize=4, color=color, label=plan)
-        axes.plot(appearance[-1:], poses[-1:], marker="D", markersize=7, color=color)
+        axes.plot(appearance, poses, marker="o", markersize=dot, color=color, label=plan)
+        axes.plot(appearance[-1:], poses[-1:], marker="D", markersize=1.7 * dot, color=color)
     axes.axhline(0, color="0.7", linewidth=0.8, linestyle="--")
     axes.set_xlabel("appearance: 0 the kept image's, 1 the other's")
     axes.set_ylabel("pose: 1 the kept image's, 0 a stranger's")
@@ -126,5 +133,7 @@ def draw_pose(
     grid = halves[1].subplots(len(examples[names[0]]), len(names), squeeze=False)
     for column, name in enumerate(names):
         for row, image in enumerate(examples[name]):
-            show(grid[row, column], image, name if row == 0 else "")
+            show(grid[row, column], image)
+        heading = grid[0, column].set_title(name, fontsize="small" if is_small else "medium")
+        heading.set_rotation(90 if is_small else 0)
     return write_title(figure, title)

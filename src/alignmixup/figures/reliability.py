@@ -15,7 +15,7 @@ from alignmixup.experiments.run_folder import read_recipe
 from alignmixup.experiments.scoring import evaluate
 from alignmixup.figures.by_name import register_figure
 from alignmixup.figures.localization import classifier_source
-from alignmixup.figures.style import BLUE, VERMILLION, new_figure, save, write_title
+from alignmixup.figures.style import BLUE, VERMILLION, new_figure, save, shrink, write_title
 from alignmixup.report.reading import read_results
 
 if TYPE_CHECKING:
@@ -76,11 +76,13 @@ def _panel(result: Result) -> ReliabilityPanel:
     bins = Reliability(**recorded)
     count = sum(bins.counts)
     # Images that somebody passed are named: they need not be the run's own.
-    title = str(result.settings.get("images", f"{count} images"))
+    title = str(result.settings.get("images", f"{count:,} images"))
     if result.task == "temperature":
-        others = f"{count} of {title}" if "images" in result.settings else title
+        others = f"{count:,} of {title}" if "images" in result.settings else title
         title = f"temperature {result.settings['temperature']:.2f}\n{others}"
-    note = f"ECE {result.value:.2f} %, OE {100 * bins.oe:.2f} %, {len(bins.counts)} bins"
+    else:
+        title = f"as trained\n{title}"
+    note = f"ECE {result.value:.2f} %, OE {100 * bins.oe:.2f} %"
     return ReliabilityPanel(title, bins, note)
 
 
@@ -93,15 +95,19 @@ def draw_reliability(panels: Sequence[ReliabilityPanel], title: str) -> Figure:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    figure = new_figure(max(4.6, 4.4 * len(panels)), 6.2)
+    width = max(4.6, 4.4 * len(panels))
+    is_small = shrink(width) < 0.6
+    figure = new_figure(width, 9.5 if is_small else 6.2)
     # Each with counts of its own: what is held out for a temperature is missing from its panel.
     grid = figure.subplots(2, len(panels), squeeze=False, sharex=True, height_ratios=(2.4, 1))
     for column, panel in enumerate(panels):
-        _draw_bins(grid[0, column], panel.bins)
+        _draw_bins(grid[0, column], panel.bins, dot=1.6 if is_small else 3.2)
         grid[0, column].set_title(f"{panel.title}\n{panel.note}".strip())
-        _draw_counts(grid[1, column], panel.bins)
+        _draw_counts(grid[1, column], panel.bins, with_numbers=not is_small)
     grid[0, 0].set_ylabel("accuracy")
     grid[1, 0].set_ylabel("images")
+    for axes in grid.flat:
+        axes.set_xticks([0, 0.5, 1] if is_small else np.linspace(0, 1, 6))
     dot = Line2D([], [], color="black", marker="o", markersize=3.2, linestyle="none")
     dot.set_label("mean confidence and accuracy of a bin")
     bars = [
@@ -113,7 +119,7 @@ def draw_reliability(panels: Sequence[ReliabilityPanel], title: str) -> Figure:
     return write_title(figure, title)
 
 
-def _draw_bins(axes: Any, bins: Reliability) -> None:
+def _draw_bins(axes: Any, bins: Reliability, dot: float) -> None:
     axes.plot([0, 1], [0, 1], color="0.4", linewidth=0.9, linestyle="--")
     width = bins.edges[1] - bins.edges[0]
     for left, count, confidence, accuracy in zip(
@@ -126,16 +132,17 @@ def _draw_bins(axes: Any, bins: Reliability) -> None:
         gap = {"bottom": accuracy, "align": "edge", "color": color, "edgecolor": color}
         axes.bar(left, confidence - accuracy, width, alpha=0.45, hatch="///", linewidth=0.0, **gap)
         # Where in the bin its confidences lie, on average.
-        axes.plot(confidence, accuracy, marker="o", markersize=3.2, color="black")
+        axes.plot(confidence, accuracy, marker="o", markersize=dot, color="black")
     axes.set(xlim=(0, 1), ylim=(0, 1.02))
     axes.grid()
 
 
-def _draw_counts(axes: Any, bins: Reliability) -> None:
+def _draw_counts(axes: Any, bins: Reliability, *, with_numbers: bool) -> None:
     edges, counts = np.asarray(bins.edges), np.asarray(bins.counts)
     axes.bar(edges[:-1], counts, np.diff(edges), align="edge", color="0.8", edgecolor="0.35")
     top = max(1, int(counts.max()))
-    for middle, count in zip((edges[:-1] + edges[1:]) / 2, counts, strict=True):
+    middles = (edges[:-1] + edges[1:]) / 2
+    for middle, count in zip(middles, counts, strict=True) if with_numbers else ():
         axes.text(
             middle, count + 0.03 * top, str(count), fontsize="xx-small", ha="center", rotation=90
         )

@@ -34,8 +34,10 @@ __all__ = [
     "Style",
     "gallery",
     "new_figure",
+    "num_columns",
     "save",
     "show",
+    "shrink",
     "use_style",
     "write_title",
 ]
@@ -141,16 +143,14 @@ def gallery(pictures: Sequence[Picture], title: str, columns: int = 5) -> Figure
 
     There are fewer columns where the style is too narrow for them.
     """
-    width = _style.get().width
-    if width is not None:
-        columns = max(1, min(columns, int(width / LEAST_WIDTH)))
+    columns = num_columns(columns, LEAST_WIDTH)
     num_rows = -(-len(pictures) // columns)
     figure = new_figure(2.1 * columns, 2.75 * num_rows + 0.5)
     grid = figure.subplots(num_rows, columns, squeeze=False)
     for axes in grid.flat:
         axes.set_axis_off()
     for axes, picture in zip(grid.flat, pictures, strict=False):
-        show(axes, picture.image, picture.title)
+        show(axes, picture.image, picture.title, frame=True)
         axes.text(
             0.5,
             -0.04,
@@ -163,12 +163,27 @@ def gallery(pictures: Sequence[Picture], title: str, columns: int = 5) -> Figure
     return write_title(figure, title)
 
 
-def show(axes: Any, image: Image, title: str = "") -> None:
-    """Draw an image without axes."""
+def show(axes: Any, image: Image, title: str = "", *, frame: bool = False) -> None:
+    """Draw an image without axes; a ``frame`` shows where a white one ends."""
     axes.imshow(np.clip(image, 0, 1), interpolation="nearest")
     axes.set_axis_off()
+    if frame:
+        axes.set_axis_on()
+        axes.set(xticks=[], yticks=[])
+        axes.spines[:].set(visible=True, color="0.75", linewidth=0.6)
     if title:
         axes.set_title(title)
+
+
+def num_columns(most: int, least_width: float) -> int:
+    """Columns of at least so many inches that the style has room for, up to ``most``."""
+    width = _style.get().width
+    return most if width is None else max(1, min(most, int(width / least_width)))
+
+
+def shrink(width: float) -> float:
+    """The factor by which the style scales a figure of that many inches: 1 on a screen."""
+    return (_style.get().width or width) / width
 
 
 def new_figure(width: float, height: float) -> Figure:
@@ -178,7 +193,7 @@ def new_figure(width: float, height: float) -> Figure:
     """
     from matplotlib.figure import Figure
 
-    scale = (_style.get().width or width) / width
+    scale = shrink(width)
     return Figure(figsize=(width * scale, height * scale), layout="constrained")
 
 
