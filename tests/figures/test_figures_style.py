@@ -121,6 +121,15 @@ def test_a_papers_figure_has_exactly_its_width_and_no_title(name, tmp_path):
     assert text.read_text() == "What it shows.\n"
 
 
+def test_pictures_of_a_gallery_have_a_frame_and_empty_places_none():
+    white = Picture("white", np.ones((4, 4, 3)), "")
+    figure = gallery([white, white], "two of three", columns=3)
+    *drawn, empty = figure.axes
+    assert all(axes.axison and axes.spines["top"].get_visible() for axes in drawn)
+    assert not any(axes.get_xticks().size for axes in drawn)
+    assert not empty.axison
+
+
 def test_a_gallery_in_a_narrow_column_has_fewer_columns():
     pictures = [Picture(f"m{k}", RNG.random((8, 8, 3)), "cat 65%, dog 35%") for k in range(7)]
     columns = {}

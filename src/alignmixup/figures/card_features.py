@@ -14,7 +14,7 @@ from alignmixup.experiments.painters import features_at
 from alignmixup.figures.card_pair import LABEL, Card, Pair, heat_maps, heat_pictures
 from alignmixup.figures.correspondences import aligned_pair
 from alignmixup.figures.methods import SHARE, recorded
-from alignmixup.figures.sources import floats
+from alignmixup.figures.sources import floats, shown
 from alignmixup.figures.style import Image, Picture
 from alignmixup.hooks import evaluating
 from alignmixup.mixers.adautomix import AdAutoMix
@@ -235,8 +235,8 @@ def _pair_learned(pair: Pair, mixer: PairLearned, title: str) -> Card:
     assert mixed.targets is not None
     titles = ("mixed", "the other way round")
     results = [pair.labeled(*of) for of in zip(titles, seen.images, mixed.targets, strict=True)]
-    heat = heat_maps(masks)
-    shares = [Picture("mask", image, "white: first image") for image in heat]
+    names = (pair.name(0), pair.name(1))
+    shares = [Picture("mask", _gray(m), f"white: {n}") for m, n in zip(masks, names, strict=True)]
     pictures = [*pair.clean(), shares[0], results[0], shares[1], results[1]]
     return Card(title, pictures, LEARNED_NOTE, columns=6)
 
@@ -263,9 +263,14 @@ def adautomix(pair: Pair) -> Card:
     handle.remove()
     assert targets is not None
     mixed = pair.labeled("mixed", batches[1][0].clamp(0, 1), targets[0])
-    heat = [Picture(f"mask {k}", image, "") for k, image in enumerate(heat_maps(masks), start=1)]
+    gray = [Picture("mask", _gray(mask), f"white: {pair.name(k)}") for k, mask in enumerate(masks)]
     title = "AdAutoMix: learned masks for three images"
-    return Card(title, [*pair.clean(3), mixed, *heat], LEARNED_NOTE, columns=4)
+    return Card(title, [*pair.clean(3), mixed, *gray], LEARNED_NOTE, columns=4)
+
+
+def _gray(mask: Float[Tensor, "h w"]) -> Image:
+    """A share from 0 to 1 as a picture, black to white."""
+    return shown(mask.clamp(0, 1).expand(3, -1, -1))
 
 
 def trained_mixer(pair: Pair, mixer: AnyLearned) -> AnyLearned:

@@ -201,7 +201,7 @@ def oneof(pair: Pair) -> Card:
 
 def decoupled(pair: Pair) -> Card:
     """The probabilities that the two terms of the loss compare, for one mixed image."""
-    mixed = pair.mixed(CutMix(prob=1.0), "CutMix", {"lam": SHARE, "center": CENTER})
+    mixed = pair.mixed(CutMix(prob=1.0), "CutMix", {"lam": 0.45, "center": [0.5, 0.6]})
     image = torch.from_numpy(mixed.image).permute(2, 0, 1).to(pair.x)
     with torch.no_grad():
         logits = pair.net(image[None])[0].cpu()

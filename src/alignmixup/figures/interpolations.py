@@ -65,7 +65,7 @@ def interpolations(
         )
         pairs.append(replace(made, names=(first, second)))
     caption = (
-        f"Decoded mixes of features: {source.what}. Columns: the share of x, from none to all. "
+        f"Decoded mixes of features: {source.what}. Columns: the share of x, from all to none. "
         "Aligned, x keeps its positions and takes the features of x'; unaligned, x turns into x'. "
         "Pairs drawn at random."
     )
@@ -106,10 +106,10 @@ def draw_interpolations(pairs: Sequence[Interpolation], title: str) -> Figure:
     axes, a picture one unit wide, so that no label moves them. The other direction is that of the
     pair (x', x), so it is not drawn.
     """
-    rows, step, start = list(pairs[0].keep_first), 1.06, 1.75
+    rows, step, start = list(pairs[0].keep_first), 1.06, 1.5
     block = len(rows) * step + 0.2
     width, height = start + len(pairs[0].shares) * step, len(pairs) * block
-    figure = new_figure(INCHES * width, INCHES * height + 0.8)
+    figure = new_figure(INCHES * width, INCHES * height + 0.5)
     axes = figure.subplots()
     for number, pair in enumerate(pairs):
         top = number * block

@@ -34,8 +34,10 @@ __all__ = [
     "Style",
     "gallery",
     "new_figure",
+    "num_columns",
     "save",
     "show",
+    "shrink",
     "use_style",
     "write_title",
 ]
@@ -148,7 +150,7 @@ def gallery(pictures: Sequence[Picture], title: str, columns: int = 5) -> Figure
     for axes in grid.flat:
         axes.set_axis_off()
     for axes, picture in zip(grid.flat, pictures, strict=False):
-        show(axes, picture.image, picture.title)
+        show(axes, picture.image, picture.title, frame=True)
         axes.text(
             0.5,
             -0.04,
@@ -161,10 +163,14 @@ def gallery(pictures: Sequence[Picture], title: str, columns: int = 5) -> Figure
     return write_title(figure, title)
 
 
-def show(axes: Any, image: Image, title: str = "") -> None:
-    """Draw an image without axes."""
+def show(axes: Any, image: Image, title: str = "", *, frame: bool = False) -> None:
+    """Draw an image without axes; a ``frame`` shows where a white one ends."""
     axes.imshow(np.clip(image, 0, 1), interpolation="nearest")
     axes.set_axis_off()
+    if frame:
+        axes.set_axis_on()
+        axes.set(xticks=[], yticks=[])
+        axes.spines[:].set(visible=True, color="0.75", linewidth=0.6)
     if title:
         axes.set_title(title)
 
