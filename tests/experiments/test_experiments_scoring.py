@@ -648,7 +648,7 @@ def test_a_failed_task_is_told_on_the_command_line(tmp_path, capsys, monkeypatch
     said = capsys.readouterr()
     assert "failed fgsm: RuntimeError: out of luck" in said.out
     assert "top1_error" in said.out
-    assert "some tasks failed" in said.err
+    assert "failed: fgsm; the other results are saved" in said.err
 
 
 def test_noise_added_to_the_images_is_a_source_for_who_asks(two_tone, tmp_path):

@@ -74,7 +74,8 @@ class Evaluate:
         for name, why in done.failed.items():
             print(f"failed {name}: {why}")
         if done.failed:
-            raise RuntimeError(f"{len(done.failed)} tasks failed; other results are saved")
+            failed = ", ".join(done.failed)
+            raise RuntimeError(f"failed: {failed}; the other results are saved")
 
 
 def parse_evaluate(args: list[str]) -> Call:
