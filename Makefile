@@ -20,7 +20,8 @@ $(READY_DEMO): pyproject.toml constraints.txt
 
 # One thread a worker: two workers on two cores beat one worker with two threads, and nothing oversubscribes.
 # A file stays with one worker, which makes its fixtures once.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+# Bytecode is kept: the processes that tests start would compile the package again.
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 # Everything a change can break. Tests in a browser run where there is a Chromium (Debian: apt-get install chromium);
 # ALIGNMIXUP_REQUIRE_BROWSER=1 fails where there is none.

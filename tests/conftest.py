@@ -103,9 +103,9 @@ def traced(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def process_group() -> Iterator[None]:
-    """A group of this process alone. It ends after the wrapped networks of the test.
+    """A group of this process alone. It ends after the wrapped networks of the tests.
 
     A reducer that outlives its group waits for a thread of the group that may wait for the GIL.
     """

@@ -362,7 +362,11 @@ def layer_compiled_itself(net: TinyNet) -> nn.Module:
     return net
 
 
-@pytest.mark.parametrize("mixer", [AlignMixup(), ManifoldMixup()], ids=["align", "manifold"])
+@pytest.mark.parametrize(
+    "mixer",
+    [AlignMixup(), pytest.param(ManifoldMixup(), marks=pytest.mark.slow)],
+    ids=["align", "manifold"],
+)
 @pytest.mark.parametrize("wrap", [compiled, compiled_itself])
 def test_twelve_steps_compile_once_a_case(wrap: Callable, mixer: Mixer) -> None:
     expected = train_steps(mixer, TinyNet())

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -97,8 +98,13 @@ class Import:
     is_eager: bool
 
 
-def imports_of(source: str) -> Iterator[Import]:
+@cache
+def imports_of(source: str) -> list[Import]:
     """Every import in ``source``, also those inside functions and by ``import_module("...")``."""
+    return list(_imports_of(source))
+
+
+def _imports_of(source: str) -> Iterator[Import]:
     tree = ast.parse(source)
     deferred = {
         id(inner)

@@ -306,6 +306,7 @@ def loss_of(detector, examples):
 
 
 @pytest.mark.usefixtures("operators")
+@pytest.mark.slow
 def test_faster_rcnn_trains_and_is_scored(trained, voc):
     settings = FineTuning(num_epochs=2, batch_size=3, lr=0.005, num_warmup_steps=1)
     detector = small_faster_rcnn(trained)

@@ -91,6 +91,7 @@ def plugin(tmp_path):
     return path
 
 
+@pytest.mark.slow
 def test_an_outside_mixer_and_recipe_train_die_resume_and_are_scored(plugin, tmp_path):
     run, recipe = tmp_path / "run", f"{plugin}:outside"
     words = [sys.executable, "-m", "alignmixup.cli", "train", recipe, "--out", str(run)]

@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import itertools
 import math
+from typing import Any
 
 import pytest
 import scipy.stats
@@ -72,9 +73,17 @@ EXPECTED = {
     ("x", "A", "E"): "input feat feat' embed embed'",
 }
 SETS = list(itertools.product(("ae", "vae"), EXPECTED, (True, False), (True, False)))
+QUICK = (("x",), ("x", "A", "e"), ("x", "A", "E"))  # the others run with the slow tests
+
+
+def set_param(kind: str, layers: tuple[str, ...], clean: bool, aligned: bool) -> Any:
+    name = f"{kind}-{''.join(layers)}-{clean:d}{aligned:d}"
+    marks = [pytest.mark.slow] * (layers not in QUICK)
+    return pytest.param(kind, layers, clean, aligned, id=name, marks=marks)
+
+
 every_set = pytest.mark.parametrize(
-    ("kind", "layers", "clean", "aligned"),
-    [pytest.param(*s, id=f"{s[0]}-{''.join(s[1])}-{s[2]:d}{s[3]:d}") for s in SETS],
+    ("kind", "layers", "clean", "aligned"), [set_param(*each) for each in SETS]
 )
 
 

@@ -71,13 +71,13 @@ MIXERS = [
 ]
 
 
-# Those that share what they mix with another of the list.
-ALIKE = (OneOf, LabelSmoothing, Decoupled, DenseMultiMix, SAMix, RegMixup)
+# One of each kind: of images, of features, of boxes, of masks, learned, of the whole batch.
+QUICK = (NoMix, InputMixup, CutMix, AlignMixup, PuzzleMix, AdAutoMix, FMix, MultiMix)
 
 
 def taught() -> list[Any]:
     return [
-        pytest.param(m, id=type(m).__name__, marks=[pytest.mark.slow] if type(m) in ALIKE else [])
+        pytest.param(m, id=type(m).__name__, marks=[pytest.mark.slow] * (type(m) not in QUICK))
         for m in MIXERS
     ]
 
@@ -89,7 +89,7 @@ def test_it_learns_stripes(mixer: Mixer) -> None:
 
 
 @pytest.mark.unchecked_shapes
-@pytest.mark.parametrize("kind", [StyleMix, StyleCutMix])
+@pytest.mark.parametrize("kind", [StyleMix, pytest.param(StyleCutMix, marks=pytest.mark.slow)])
 def test_it_learns_stripes_in_other_colors(kind: type[Mixer], colors: str) -> None:
     check_it_learns(kind(colors, prob=1.0, alpha=0.2))
 

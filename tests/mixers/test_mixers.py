@@ -247,22 +247,12 @@ def test_calling_a_mixer_draws_and_applies(row: Row) -> None:
 # ---- agreements ----------------------------------------------------------------------------------
 
 
-# One row a method; the settings of the others change numbers, not what is traced.
-TRACED_ALIKE = {
-    *("none-bce", "input-bce", "input-per-sample", "cutmix-always", "manifold-per-sample"),
-    *("align-per-sample", "align-early", "align-tol", "align-bce", "align-released"),
-    *("align-attention", "saliencymix-per-sample", "puzzle-clean", "co-small-parts"),
-    *("automix-imagenet", "samix", "adautomix-pairs"),
-    *("resizemix-openmixup", "smoothmix", "fmix", "fmix-released", "gridmix", "gridmix-cells"),
-    *("oneof-deit", "smoothed", "decoupled", "tokenmix", "automix", "adautomix", "multimix"),
-    *("resizemix", "regmixup", "align-resolution", "align-unaligned", "recursive", "oneof"),
-    *("none", "input", "cutout", "cutmix", "stylemix", "attentivemix", "align-ae-xA"),
-    *("cutmix-per-sample", "oneof-elem", "oneof-pair", "fmix-soft", "gridmix-local"),
-}
+# One row mixes images and one features; the others run with the slow tests.
+TRACED = ("saliencymix", "align")
 every_traced_row = pytest.mark.parametrize(
     "row",
     [
-        pytest.param(row, id=row.name, marks=[pytest.mark.slow] if row.name in TRACED_ALIKE else [])
+        pytest.param(row, id=row.name, marks=[pytest.mark.slow] * (row.name not in TRACED))
         for row in ROWS
     ],
 )

@@ -65,7 +65,15 @@ def check(
 
 
 @dtypes
-@pytest.mark.parametrize(("n", "c"), [(1, 5), (3, 70), (16, 70), (49, 5), (64, 33), (81, 37)])
+@pytest.mark.parametrize(
+    ("n", "c"),
+    [
+        (1, 5),
+        (16, 70),
+        (81, 37),
+        *(pytest.param(n, c, marks=pytest.mark.slow) for n, c in ((3, 70), (49, 5), (64, 33))),
+    ],
+)
 def test_any_size(n: int, c: int, dtype: torch.dtype, rtol: float) -> None:
     check(random_features(3, n, c, dtype), rtol, num_iters=8)
 
@@ -121,7 +129,7 @@ def test_a_sample_may_be_a_partner_twice_or_never(keep: str, n: int) -> None:
 # ---- numerics ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("n", [9, 65])
+@pytest.mark.parametrize("n", [9, pytest.param(65, marks=pytest.mark.slow)])
 @dtypes
 def test_all_of_the_anchor_is_the_anchor_bit_for_bit(n, dtype, rtol) -> None:
     features = random_features(3, n, 20, dtype)
@@ -139,7 +147,7 @@ def test_the_plan_keeps_the_mean_over_positions(n: int) -> None:
 
 
 @dtypes
-@pytest.mark.parametrize("n", [16, 65])
+@pytest.mark.parametrize("n", [16, pytest.param(65, marks=pytest.mark.slow)])
 def test_costs_of_features_far_from_the_origin(n: int, dtype: torch.dtype, rtol: float) -> None:
     # |a|^2 is about 2000 and distances are about 200, so in float32 the sum of squares is off by
     # 2000 * 2^-24 and more. Centerd, a cost must be good to a hundredth of eps.

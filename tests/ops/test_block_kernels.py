@@ -60,7 +60,13 @@ def check_cut(unary: Tensor, down: Tensor, right: Tensor, **settings: int) -> No
 
 @pytest.mark.parametrize(
     ("num_labels", "n", "m"),
-    [(3, 1, 1), (3, 6, 1), (5, 1, 6), (2, 5, 3), (3, 2, 2), (4, 3, 7), (3, 8, 8), (3, 11, 13)],
+    [
+        *((3, 1, 1), (5, 1, 6), (2, 5, 3), (4, 3, 7)),
+        *(
+            pytest.param(*shape, marks=pytest.mark.slow)
+            for shape in ((3, 6, 1), (3, 2, 2), (3, 8, 8), (3, 11, 13))
+        ),
+    ],
 )
 def test_cuts_of_any_shape(num_labels: int, n: int, m: int) -> None:
     check_cut(rand(4, num_labels, n, m), rand(4, n - 1, m, seed=1), rand(4, n, m - 1, seed=2))
@@ -101,7 +107,7 @@ def test_numbers_that_are_none_give_labels_all_the_same() -> None:
 # ---- the auction ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("n", [2, 3, 4, pytest.param(6, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("n", [2, 3, *(pytest.param(n, marks=pytest.mark.slow) for n in (4, 6))])
 @pytest.mark.parametrize("t_eps", [0.8, pytest.param(0.05, marks=pytest.mark.slow), 0.0])
 def test_transport_moves_the_same_blocks(n: int, t_eps: float) -> None:
     """Concentrated saliency and a small price of distance, so that many blocks want one place."""
@@ -185,7 +191,10 @@ def check_assignment(costs: JointCosts, restarts: int, **settings: object) -> Te
         (3, 2, {}),
         pytest.param(5, 4, {}, marks=pytest.mark.slow),
         (4, 3, {"half_labels": False}),
-        (4, 4, {"half_labels": False, "resolve_ties": False, "num_iters": 1}),
+        pytest.param(
+            *(4, 4, {"half_labels": False, "resolve_ties": False, "num_iters": 1}),
+            marks=pytest.mark.slow,
+        ),
         pytest.param(5, 3, {"num_iters": 2, "num_sweeps": 1}, marks=pytest.mark.slow),
     ],
 )
@@ -194,7 +203,9 @@ def test_assignments(inputs: int, n: int, settings: dict[str, object]) -> None:
     assert torch.equal(shares.sum(3), torch.ones_like(shares[..., 0]))
 
 
-@pytest.mark.parametrize(("preference", "num_iters"), [(1.5, 3), (0.5, 3), (0.5, 1)])
+@pytest.mark.parametrize(
+    ("preference", "num_iters"), [(1.5, 3), pytest.param(0.5, 3, marks=pytest.mark.slow), (0.5, 1)]
+)
 def test_ties(preference: float, num_iters: int) -> None:
     """Five outputs that show the same two inputs: pushed by 1 each, before the last iteration."""
     unary = torch.zeros(1, 5, 4, device=DEVICE)

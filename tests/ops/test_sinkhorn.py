@@ -245,7 +245,7 @@ HARD = {
 
 
 @both_sides
-@pytest.mark.parametrize("n", [1, 3, 16, 49])
+@pytest.mark.parametrize("n", [1, 16, *(pytest.param(n, marks=pytest.mark.slow) for n in (3, 49))])
 @pytest.mark.parametrize("name", HARD)
 def test_float32_is_near_float64_on_hard_costs(name: str, n: int, last: str) -> None:
     cost = (1000 * HARD[name](n)).float()
@@ -256,7 +256,7 @@ def test_float32_is_near_float64_on_hard_costs(name: str, n: int, last: str) -> 
 
 @both_sides
 @pytest.mark.parametrize("num_iters", [0, 1, 100])
-@pytest.mark.parametrize("scale", [1e4, 1e5, 1e6])
+@pytest.mark.parametrize("scale", [1e4, pytest.param(1e5, marks=pytest.mark.slow), 1e6])
 @pytest.mark.parametrize("name", HARD)
 def test_no_nan_up_to_costs_of_a_million(name, scale, num_iters, last) -> None:
     plan = solve((scale * HARD[name](16)).float(), num_iters=num_iters, last=last).plan

@@ -44,7 +44,9 @@ def check_against_reference(cost: Tensor, num_iters: int, last: str = "columns")
 
 
 @pytest.mark.parametrize(("n", "m"), SMALL)
-@pytest.mark.parametrize("num_iters", [0, 1, 2, 11, 100])
+@pytest.mark.parametrize(
+    "num_iters", [0, 11, *(pytest.param(k, marks=pytest.mark.slow) for k in (1, 2, 100))]
+)
 def test_small_plans(n: int, m: int, num_iters: int) -> None:
     check_against_reference(random_cost(2, n, m, scale=20.0), num_iters)
 

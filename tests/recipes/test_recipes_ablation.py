@@ -68,6 +68,14 @@ ROWS = [
     ),
 ]
 every_row = pytest.mark.parametrize(("name", "key", "aligned"), ROWS, ids=[r[0] for r in ROWS])
+# Every third row; the others run with the slow tests.
+some_rows = pytest.mark.parametrize(
+    ("name", "key", "aligned"),
+    [
+        pytest.param(*row, id=row[0], marks=[pytest.mark.slow] * (i % 3 > 0))
+        for i, row in enumerate(ROWS)
+    ],
+)
 
 
 def recipe_of(name):
@@ -111,7 +119,7 @@ def test_cases_are_those_of_the_layers(name, key, aligned):
     assert mixer.aligned == aligned
 
 
-@every_row
+@some_rows
 def test_mixing_is_that_of_the_row_worked_out_by_hand(name, key, aligned):
     """Where it happens, whether it is aligned, at which resolution: the logits say it all."""
     recipe = recipe_of(name).shrunk()
@@ -162,7 +170,7 @@ def by_hand(net, key, aligned, draw, x):
     return net.classifier(e.flatten(1))
 
 
-@every_row
+@some_rows
 def test_networks_are_those_of_the_row(name, key, aligned):
     """At full width: 512 x 4 x 4 (2 x 2 or 8 x 8 where stated), e of 512, E of 128 x 2 x 2."""
     spec = recipe_of(name).net

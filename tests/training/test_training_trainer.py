@@ -236,6 +236,7 @@ print(*statuses)
 """
 
 
+@pytest.mark.slow
 def test_killed_at_any_instant_and_started_again_gives_the_same_weights(tmp_path):
     folder = os.path.dirname(__file__)
     code = CHILD.format(paths=[folder, os.path.dirname(folder)])
