@@ -95,7 +95,7 @@ def test_any_side(keep: str, last: str, num_iters: int, n: int) -> None:
     check(random_features(3, n, 20), 1e-5, keep=keep, last=last, num_iters=num_iters)
 
 
-@pytest.mark.parametrize("n", [9, 66])
+@pytest.mark.parametrize("n", [9, pytest.param(66, marks=pytest.mark.slow)])
 def test_tol(n: int) -> None:
     features = (
         random_features(3, n, 12) * torch.tensor([0.3, 1.0, 3.0], device=DEVICE)[:, None, None]
@@ -112,7 +112,7 @@ def test_maps_of_either_memory_format(h, w, memory_format, dtype, rtol) -> None:
     check(maps.contiguous(memory_format=memory_format), rtol, num_iters=5)
 
 
-@pytest.mark.parametrize("n", [4, 65])
+@pytest.mark.parametrize("n", [4, pytest.param(65, marks=pytest.mark.slow)])
 def test_tokens_of_a_longer_sequence(n: int) -> None:
     sequence = random_features(3, n + 1, 10)
     mixed = align_mix(sequence[:, 1:], PERM, LAM, num_iters=5, backend="triton")
@@ -121,7 +121,7 @@ def test_tokens_of_a_longer_sequence(n: int) -> None:
 
 
 @pytest.mark.parametrize("keep", ["anchor", "partner"])
-@pytest.mark.parametrize("n", [9, 65])
+@pytest.mark.parametrize("n", [9, pytest.param(65, marks=pytest.mark.slow)])
 def test_a_sample_may_be_a_partner_twice_or_never(keep: str, n: int) -> None:
     check(random_features(3, n, 7), 1e-5, perm=PERM.new_tensor([1, 1, 2]), keep=keep, num_iters=3)
 
@@ -137,7 +137,7 @@ def test_all_of_the_anchor_is_the_anchor_bit_for_bit(n, dtype, rtol) -> None:
     assert torch.equal(mixed, features)
 
 
-@pytest.mark.parametrize("n", [16, 65])
+@pytest.mark.parametrize("n", [16, pytest.param(65, marks=pytest.mark.slow)])
 def test_the_plan_keeps_the_mean_over_positions(n: int) -> None:
     features = random_features(3, n, 40)
     mixed = align_mix(features, PERM, LAM, num_iters=40, backend="triton")

@@ -84,7 +84,7 @@ def test_cuts_with_other_settings(settings: dict[str, int]) -> None:
     check_cut(rand(3, 3, 5, 5), rand(3, 4, 5, seed=1), rand(3, 5, 4, seed=2), **settings)
 
 
-@pytest.mark.parametrize("n", [2, 4, 8, 16])
+@pytest.mark.parametrize("n", [4, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 8, 16))])
 def test_cuts_of_puzzles(n: int) -> None:
     pictures = salient_pictures()
     num = 6 if IS_EXACT else 128
@@ -188,7 +188,7 @@ def check_assignment(costs: JointCosts, restarts: int, **settings: object) -> Te
 @pytest.mark.parametrize(
     ("inputs", "n", "settings"),
     [
-        (3, 2, {}),
+        pytest.param(3, 2, {}, marks=pytest.mark.slow),
         pytest.param(5, 4, {}, marks=pytest.mark.slow),
         (4, 3, {"half_labels": False}),
         pytest.param(

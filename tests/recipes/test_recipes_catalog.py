@@ -40,7 +40,8 @@ def one_of_each(names):
         parts = [(size, net), type(recipe.mixer), recipe.train]
         together = (size, net, recipe.mixer)
         is_new = any(part not in seen for part in parts)
-        is_new &= "deit" not in net.name  # large: its methods are tested on small transformers
+        # Large; their methods are tested on small transformers.
+        is_new &= "deit" not in net.name and "levit" not in net.name
         if is_new or together not in seen:
             chosen.append(pytest.param(name, marks=() if is_new else pytest.mark.slow))
             seen += [*parts, together]
