@@ -90,6 +90,10 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_unconfigure() -> None:
+    gc.unfreeze()
+
+
 @pytest.fixture(autouse=True)
 def _forget_plugins() -> Iterator[None]:
     """What a test registers or imports as a plugin is unknown to the next test."""
