@@ -347,6 +347,14 @@ def test_settings_are_flags_with_the_names_of_train_changes():
     assert typed_settings({"train.milestones": []}, [recipe]) == {"train.milestones": ()}
 
 
+def test_a_setting_with_names_is_read_as_the_help_shows_it():
+    recipe = find_recipe("cifar10-r18-alignmixup")
+    words = ["--mixer.weights", "input", "2", "feat", "1", "feat'", "1"]
+    _, settings = take_settings(words)
+    weights = changed(recipe, typed_settings(settings, [recipe])).mixer.weights
+    assert weights == {"input": 2, "feat": 1, "feat'": 1}
+
+
 def test_plugins_are_taken_from_anywhere():
     words = ["--plugin", "a", "train", "r", "--plugin=b.py", "--out", "x", "--plugin", "c"]
     assert take_plugins(words) == (["train", "r", "--out", "x"], ["a", "b.py", "c"])

@@ -1,5 +1,7 @@
 """Grids and summaries: rows by length, smoke tests, and what several seeds allow to say."""
 
+from dataclasses import replace
+
 import pytest
 
 from alignmixup.contracts import RecipeKey, Result
@@ -68,6 +70,8 @@ def test_better_is_claimed_only_where_the_interval_excludes_zero():
     (claim,) = claims_of(only_grid(better + worse))
     assert claim.comparison.high < 0  # of errors: lower is better
     assert claim.verdict == "AlignMixup is better"
+    parameters = replace(claim.measure, printed="params")  # neither way is better
+    assert replace(claim, measure=parameters).verdict == "AlignMixup is lower"
     noisy = [line("baseline", value, s) for s, value in enumerate((95.0, 97.0, 96.0))]
     (claim,) = claims_of(only_grid(better + noisy))
     assert claim.verdict == "no difference shown"

@@ -50,9 +50,11 @@ class Bench:
         from alignmixup.experiments.bench import bench, write_rows
 
         first = None
-        for method in bench(names, changes=changes, repeats=self.repeats):
+        for name in names:
+            print(f"{name}: ", end="", file=sys.stderr, flush=True)
+            (method,) = bench([name], changes=changes, repeats=self.repeats)
             first = first or method.mean()
-            print(f"{method.recipe}: {method.mean():.3f} ms", file=sys.stderr)
+            print(f"{method.mean():.3f} ms", file=sys.stderr)
             table.add_row(
                 method.recipe,
                 f"{method.mean():.3f}",

@@ -162,6 +162,8 @@ def _typed(path: str, words: Sequence[str], recipes: Sequence[object]) -> object
     part, _, name = path.partition(".")
     now = [getattr(getattr(recipe, part, None), name, None) for recipe in recipes]
     values = tuple(map(parse_value, words))
+    if any(isinstance(value, dict) for value in now) and len(values) % 2 == 0:
+        return dict(zip(values[::2], values[1::2], strict=True))  # as the help shows it
     is_one = len(values) == 1 and isinstance(values[0], tuple)
     if len(values) > 1 or (any(isinstance(value, tuple) for value in now) and not is_one):
         return values

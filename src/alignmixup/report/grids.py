@@ -120,8 +120,10 @@ class Claim:
         verdict, better = self.comparison.verdict, better_way(self.measure)
         if self.comparison.num_seeds < 2:
             return "one seed: no comparison"
-        if verdict == "not shown" or better is None:
+        if verdict == "not shown":
             return "no difference shown"
+        if better is None:
+            return f"{self.first.name} is {verdict}"
         wins = self.first if verdict == better else self.second
         return f"{wins.name} is better"
 
