@@ -88,6 +88,7 @@ def pytest_collection_finish() -> None:
     """Leave what is alive now, a million objects of modules and tests, out of later collections."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(10_000, 20, 20)
 
 
 def pytest_unconfigure() -> None:

@@ -159,9 +159,6 @@ def package_of(path: Path) -> str:
 
 
 FILES = sorted(PACKAGE.rglob("*.py"))
-each_file = pytest.mark.parametrize(
-    "path", [pytest.param(path, id=str(path.relative_to(PACKAGE))) for path in FILES]
-)
 
 
 def test_the_table_knows_every_package_and_has_no_circle() -> None:
@@ -174,14 +171,14 @@ def test_the_table_knows_every_package_and_has_no_circle() -> None:
         done |= ready
 
 
-@each_file
-def test_packages_import_what_they_may(path: Path) -> None:
-    assert forbidden(package_of(path), path.read_text()) == []
+def test_packages_import_what_they_may() -> None:
+    found = {path: forbidden(package_of(path), path.read_text()) for path in FILES}
+    assert {path: problems for path, problems in found.items() if problems} == {}
 
 
-@each_file
-def test_heavy_libraries_are_imported_where_they_are_needed(path: Path) -> None:
-    assert too_early(module_of(path), path.read_text()) == []
+def test_heavy_libraries_are_imported_where_they_are_needed() -> None:
+    found = {path: too_early(module_of(path), path.read_text()) for path in FILES}
+    assert {path: problems for path, problems in found.items() if problems} == {}
 
 
 def too_early(module: str, source: str) -> list[str]:

@@ -79,6 +79,7 @@ def test_the_shapes_are_of_four_classes_and_the_others_unseen():
     assert not set(CLASSES) & set(unseen.class_names)
 
 
+@pytest.mark.slow
 def test_the_demo_writes_its_page(small, tmp_path, capsys):
     assert main(["demo", "--out", str(tmp_path / "demo"), "--epochs", "1"]) == 0
     shown = capsys.readouterr()

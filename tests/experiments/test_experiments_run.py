@@ -520,6 +520,7 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path, sets):
         train(RECIPE, tmp_path / "file" / "run", sets=sets, quiet=True)
 
 
+@pytest.mark.slow
 def test_every_result_says_which_style_weights_were_used(tmp_path, sets):
     path = tmp_path / "style.safetensors"
     made = make_style_weights("shapes", path, steps=4, num_images=60, width=3, seed=0).weights
@@ -563,6 +564,7 @@ def test_style_weights_without_distances_leave_no_run_of_automatic_gamma_behind(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_automatic_gamma_without_weights_gets_the_distances_of_the_training_set(
     tmp_path, sets, monkeypatch
 ):

@@ -41,6 +41,15 @@ def folder_of(dataset, rest):
     return f"{data}-r18-{rest}"
 
 
+def test_a_recipe_is_trained_and_scored(tmp_path, pictures):
+    name = "cifar10-r18-alignmixup-fast"
+    (job,) = sweep([name], tmp_path, changes=SMALL, dataset=pictures, tasks=["accuracy"])
+    assert job.state == "done"
+    lines = (job.folder / "results.jsonl").read_text().splitlines()
+    assert {"top1_last", "top1"} <= {json.loads(line)["metric"] for line in lines}
+
+
+@pytest.mark.slow
 def test_every_recipe_is_trained_and_scored_and_a_failure_stops_nobody(tmp_path, pictures):
     names = ["cifar10-r18-baseline-fast", "cifar10-r18-alignmixup-fast"]
     out = tmp_path / "out"

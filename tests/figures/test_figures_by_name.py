@@ -82,6 +82,7 @@ SLOW = [
 
 
 @pytest.mark.parametrize("name", ["toy", *SLOW])
+@pytest.mark.slow
 def test_each_figure_from_the_command_line(small, name, tmp_path, capsys):
     assert main(["figure", name, "--out", str(tmp_path / "out"), "--seed", "0"]) == 0
     png, pdf, text = (tmp_path / "out" / f"{name}{end}" for end in (".png", ".pdf", ".txt"))

@@ -179,7 +179,7 @@ def test_stem_norm_reaches_the_network():
 
 FOREIGN = [
     ("torchvision:resnet18", 32, "model.layer4", (512, 1, 1)),
-    ("torchvision:vgg11", 32, "model.features", (512, 1, 1)),
+    pytest.param(*("torchvision:vgg11", 32, "model.features", (512, 1, 1)), marks=pytest.mark.slow),
     ("torchvision:densenet121", 32, "model.features", (1024, 1, 1)),
     ("timm:resnet10t", 32, "model.layer4", (512, 1, 1)),
     ("timm:levit_128s", 64, "model.stem", (128, 4, 4)),
@@ -332,6 +332,7 @@ def test_pretrained_weights_reach_torchvisions_own_but_for_the_classifier(torchv
         make(spec)
 
 
+@pytest.mark.slow
 def test_weights_in_older_forms_are_taken(torchvision, monkeypatch):
     """DenseNet's files name layers as they were once; older files count no batches."""
     for name in ("densenet121", "resnet18"):

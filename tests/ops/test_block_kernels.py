@@ -219,6 +219,7 @@ def test_ties(preference: float, num_iters: int) -> None:
 
 
 @pytest.mark.usefixtures("_exact_bonus")
+@pytest.mark.slow
 def test_a_soft_penalty() -> None:
     check_assignment(joint_costs(1, 4, 3, "soft"), 1, num_iters=2)
 
@@ -273,6 +274,7 @@ def test_asked_for_by_name_they_run_or_say_why_not(monkeypatch: pytest.MonkeyPat
         choose("triton", torch.rand(1), 16)
 
 
+@pytest.mark.slow
 def test_the_mixers_reach_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     ran = []
     for module, name in (

@@ -68,7 +68,13 @@ def check_against_reference(cost: Tensor, plan: Tensor, num_iters: int) -> None:
 @pytest.mark.parametrize("tiling", [HELD, STREAMED])
 @pytest.mark.parametrize(
     ("n", "m", "num_iters", "scale"),
-    [(20, 20, 0, 20.0), (17, 20, 1, 20.0), (20, 17, 24, 20.0), (20, 20, 12, 1e6), (9, 140, 3, 5.0)],
+    [
+        *((17, 20, 1, 20.0), (20, 20, 12, 1e6)),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in ((20, 20, 0, 20.0), (20, 17, 24, 20.0), (9, 140, 3, 5.0))
+        ),
+    ],
 )
 def test_plans(tiling: RowTiling, n: int, m: int, num_iters: int, scale: float) -> None:
     cost = random_cost(2, n, m, scale=scale)
@@ -212,7 +218,7 @@ def relative_error(one: Tensor, other: Tensor) -> float:
         pytest.param("partner", "columns", marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.parametrize("tiling", [HELD, STREAMED])
+@pytest.mark.parametrize("tiling", [HELD, pytest.param(STREAMED, marks=pytest.mark.slow)])
 def test_features_and_gradients(
     monkeypatch: pytest.MonkeyPatch, keep: str, last: str, tiling: RowTiling
 ) -> None:
