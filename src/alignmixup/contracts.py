@@ -494,7 +494,7 @@ class Mixer(ABC):
 
 
 def _ignoring_progress(draw: Callable[..., Draw]) -> Callable[..., Draw]:
-    """Return a ``draw`` that takes no ``progress``, as mixers were written before it, with it."""
+    """Wrap a ``draw`` without the argument ``progress``, as older mixers have it."""
 
     def with_progress(
         self: Mixer, batch_size: int, rng: torch.Generator, progress: float = 0.0

@@ -69,12 +69,18 @@ def timm_augment():
     return auto_augment
 
 
-@pytest.mark.parametrize("magnitude", [0.0, 4.3, 9.0, 10.0])
-@pytest.mark.parametrize("name", NAMES)
+# At 10 timm's Posterize keeps no bit, which Pillow refuses.
+COMPARED = [
+    (name, magnitude)
+    for name in NAMES
+    for magnitude in (0.0, 4.3, 9.0, 10.0)
+    if (name, magnitude) != ("Posterize", 10.0)
+]
+
+
+@pytest.mark.parametrize(("name", "magnitude"), COMPARED)
 def test_operations_are_timms(name, magnitude, timm_augment, monkeypatch):
     """Equal pixels, in both directions."""
-    if (name, magnitude) == ("Posterize", 10.0):
-        pytest.skip("timm keeps no bit, which Pillow refuses")
     hparams = {"img_mean": FILL, "interpolation": Image.Resampling.BICUBIC}
     theirs = timm_augment.AugmentOp(THEIRS.get(name, name), 1.0, magnitude, hparams)
     for direction in (1, -1):

@@ -28,7 +28,7 @@ from alignmixup.training import Stopped, TrainSettings, fit, join_team, summariz
 torch.set_num_threads(1)
 out, epochs = Path(sys.argv[1]), int(sys.argv[2])
 team, device = join_team(torch.device("cpu"))
-torch.manual_seed(7 + team.rank)  # other first weights: the leader's count
+torch.manual_seed(7 + team.rank)  # other first weights: those of rank 0 count
 net = nn.Sequential(nn.AvgPool2d(8), nn.Flatten(), nn.Linear(48, 10))
 if team.size == 1:
     torch.manual_seed(7)
@@ -191,7 +191,7 @@ def test_a_signal_to_one_process_stops_them_all_and_the_run_goes_on(tmp_path):
     while not (tmp_path / "checkpoint.safetensors").exists():
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    processes[1].send_signal(signal.SIGTERM)  # not the leader
+    processes[1].send_signal(signal.SIGTERM)  # not rank 0
     first, second = finish(processes)
     assert first == second
     reached = int(first.split()[0])

@@ -44,10 +44,10 @@ class Evaluate:
 
         team, device = join_processes(self.device)
         images = None
-        with team.leader_first():  # rank 0 decodes, the others read what it has decoded
+        with team.rank_zero_first():  # rank 0 decodes, the others read what it has decoded
             if self.dataset is not None:
                 images = other_images(self.run, self.dataset, self.data)
-        with Watch(is_shown=team.is_leader) as watch:
+        with Watch(is_shown=team.is_rank_zero) as watch:
             done = evaluate(
                 self.run,
                 images,
@@ -61,7 +61,7 @@ class Evaluate:
                 on_images=watch.images,
                 team=team,
             )
-        if not team.is_leader:
+        if not team.is_rank_zero:
             return
         table = Table("task", "metric", "value", "unit", "source", box=None)
         for result in done.results:

@@ -139,7 +139,7 @@ def evaluate(
     check_sources(ood, names)
     normalized_by = None if normalized_by is None else Pixels.of(normalized_by)
     team = team or ALONE
-    with team.leader_first():  # rank 0 decodes, the others read what it has decoded
+    with team.rank_zero_first():  # rank 0 decodes, the others read what it has decoded
         subject = open_subject(run, images, data_root, device, model)
         shown = eval_images(subject, boxes, normalized_by, batch_size)
     if team.size > 1 and shown.of is None:
@@ -169,7 +169,7 @@ def evaluate(
             scores.failed.update(found.failed)
             stamped = [_described(r, images).stamped(**subject.origin) for r in found.results]
             scores.results.extend(stamped)
-            if subject.save and team.is_leader:
+            if subject.save and team.is_rank_zero:
                 subject.save(stamped)
     return scores
 
@@ -192,7 +192,7 @@ def _attempt(
     """Run a task; every process returns what rank 0 has got."""
     team: Team = needed["team"]
     found = _Attempt([])
-    if team.is_leader or "team" in parameters_of(name):
+    if team.is_rank_zero or "team" in parameters_of(name):
         try:
             found = _Attempt(_run_task(name, model, images, needed, options, on_images))
         except Skipped as why:
@@ -204,7 +204,7 @@ def _attempt(
             found = _Attempt([], failed={name: text}, error=error)
     if team.size == 1:
         return found
-    whole = team.from_leader(dataclasses.replace(found, error=None))
+    whole = team.from_rank_zero(dataclasses.replace(found, error=None))
     elsewhere = RuntimeError(whole.failed[name]) if whole.failed else None
     return dataclasses.replace(whole, error=found.error or elsewhere)
 

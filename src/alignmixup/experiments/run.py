@@ -115,7 +115,7 @@ def train(
     record = check_folder(folder, recipe, extend=extend, init_from=source)
     recipe = record.recipe
     team, device = join_team(pick_device(recipe.train.device))
-    with team.leader_first():  # rank 0 decodes, the others read what it has decoded
+    with team.rank_zero_first():  # rank 0 decodes, the others read what it has decoded
         given = sets or Sets(
             *(load_split(recipe.data, split, data_root) for split in ("train", "test"))  # type: ignore[arg-type]
         )
@@ -123,7 +123,7 @@ def train(
     used = Sets(shortened(given.train, limit), shortened(given.test, limit))
     check_batch_size(recipe.train, used.train)
     images = DataRecord.of(recipe.data, used, is_given=sets is not None)
-    quiet = quiet or not team.is_leader
+    quiet = quiet or not team.is_rank_zero
     if not quiet:
         for note in _notes(requested, recipe.train):
             print(note)
@@ -146,18 +146,18 @@ def train(
         if not quiet and (effect.is_next_to_nothing or not effect.is_exact):
             print(f"note: {effect}")
     about = {"recipe": recipe.to_json()}
-    chosen = make_loggers(loggers if team.is_leader else (), folder, quiet=quiet, about=about)
+    chosen = make_loggers(loggers if team.is_rank_zero else (), folder, quiet=quiet, about=about)
     if isinstance(recipe.mixer, StyleMixer) and recipe.mixer.weights:
         recipe.mixer.network(device)  # or an error that says what is wrong with them
-    with team.leader_first():
-        if team.is_leader:
+    with team.rank_zero_first():
+        if team.is_rank_zero:
             claim(folder, record)  # nothing is missing: the folder is ours now
         mixers = [with_style_weights(stage, used.train, folder, device) for _, stage in stages]
     if isinstance(mixers[0], StyleMixer):
         notes["style_weights"] = dict(mixers[0].describe())
     evaluate = Evaluator(plan, used.test, device, team)
     try:
-        with alone_in(folder) if team.is_leader else nullcontext():
+        with alone_in(folder) if team.is_rank_zero else nullcontext():
             for (epochs, stage), mixer in zip(stages, mixers, strict=True):
                 if epochs.start:
                     loader = train_batches(stage.data, stage.train, used.train, device, team)
@@ -175,7 +175,7 @@ def train(
                     epochs=epochs,
                 )
     finally:
-        if team.is_leader:
+        if team.is_rank_zero:
             record_accuracy(recipe, folder)
     size = {"num_classes": used.train.num_classes, "image_size": images.image_size}
     return load_run(folder, model=model, device=str(device), **size)

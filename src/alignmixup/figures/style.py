@@ -176,7 +176,7 @@ def show(axes: Any, image: Image, title: str = "", *, frame: bool = False) -> No
 
 
 def num_columns(most: int, least_width: float) -> int:
-    """Columns of at least so many inches that the style has room for, up to ``most``."""
+    """Return how many columns of at least so many inches fit the style, up to ``most``."""
     width = _style.get().width
     return most if width is None else max(1, min(most, int(width / least_width)))
 

@@ -58,38 +58,17 @@ class SizeClass:
 
     max_positions: int
     rows: RowTiling
-    cost: Tiling
-    cost_parts: int
-    mix: Tiling
-    is_on: bool
+    cost: Tiling = Tiling(128, 128, channels=32, num_warps=8)
+    cost_parts: int = 1
+    mix: Tiling = Tiling(64, 32, channels=128, num_warps=4)
+    is_on: bool = False
 
 
 # Off until they are measured. The settings are the best by the instructions of the compiled loops.
 SIZE_CLASSES = (
-    SizeClass(
-        max_positions=128,
-        rows=RowTiling(group=1, block=0, num_warps=16),
-        cost=Tiling(128, 128, channels=32, num_warps=8),
-        cost_parts=1,
-        mix=Tiling(64, 32, channels=128, num_warps=4),
-        is_on=False,
-    ),
-    SizeClass(
-        max_positions=256,
-        rows=RowTiling(group=4, block=0, num_warps=8, per_sm=2),
-        cost=Tiling(128, 128, channels=32, num_warps=8),
-        cost_parts=1,
-        mix=Tiling(64, 32, channels=128, num_warps=4),
-        is_on=False,
-    ),
-    SizeClass(
-        max_positions=1024,
-        rows=RowTiling(group=8, block=8, num_warps=8),
-        cost=Tiling(128, 128, channels=32, num_warps=8),
-        cost_parts=1,
-        mix=Tiling(64, 32, channels=128, num_warps=4),
-        is_on=False,
-    ),
+    SizeClass(max_positions=128, rows=RowTiling(group=1, block=0, num_warps=16)),
+    SizeClass(max_positions=256, rows=RowTiling(group=4, block=0, num_warps=8, per_sm=2)),
+    SizeClass(max_positions=1024, rows=RowTiling(group=8, block=8, num_warps=8)),
 )
 MIN_POSITIONS = 65
 

@@ -212,7 +212,7 @@ def cost_charts(runs: Sequence[RunInfo], palette: Palette) -> list[ChartBlock]:
             for (run, cost), label in zip(both, labels, strict=True)
         ]
         times = [row["ms"] for row in rows]
-        # Room for the names to the right of the points.
+        # Space for the names to the right of the points.
         margin = 0.35 * (max(times) - min(times)) or max(times)
         scale = alt.Scale(domain=[0.9 * min(times), max(times) + margin], nice=False)
         base = data(rows).encode(

@@ -48,7 +48,7 @@ def to_text(table: Table, width: int) -> str:
         lines += [line for i in members for line in body[i]]
     notes = list(table.notes)
     if len(widths) < len(columns):
-        notes.append(f"No room for: {', '.join(columns[len(widths) :])}.")
+        notes.append(f"Columns left out: {', '.join(columns[len(widths) :])}.")
     below = [line for note in notes for line in wrap(plain(note), width)]
     text = "\n".join([*wrap(plain(table.title), width), *lines, *below])
     return text.replace("\u00a0", " ") + "\n"  # it has kept words together
@@ -94,10 +94,10 @@ def _longest(texts: Sequence[str]) -> int:
 def _cells(row: Sequence[str], widths: Sequence[int]) -> list[list[str]]:
     """Wrap the cells of a row; its name has few lines."""
     name = row[0]
-    room = NAME_LINES * widths[0]
-    while len(lines := wrap(name, widths[0])) > NAME_LINES and room > 0:
-        name = shorten(row[0], room)
-        room -= 1
+    length = NAME_LINES * widths[0]
+    while len(lines := wrap(name, widths[0])) > NAME_LINES and length > 0:
+        name = shorten(row[0], length)
+        length -= 1
     return [lines, *(wrap(cell, size) for cell, size in zip(row[1:], widths[1:], strict=False))]
 
 

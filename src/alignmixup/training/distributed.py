@@ -41,7 +41,7 @@ class Team:
     size: int = 1
 
     @property
-    def is_leader(self) -> bool:
+    def is_rank_zero(self) -> bool:
         return self.rank == 0
 
     def share(self, batch_size: int, accumulate: int = 1) -> slice:
@@ -90,7 +90,7 @@ class Team:
                 dist.broadcast(tensor.detach(), src=0)
 
     @contextmanager
-    def state_of_leader(self, module: nn.Module) -> Iterator[None]:
+    def state_of_rank_zero(self, module: nn.Module) -> Iterator[None]:
         """Give every process the state of rank 0 for this block, then its own back.
 
         Parameters are the same everywhere; batch statistics may differ.
@@ -128,7 +128,7 @@ class Team:
             whole[rank :: self.size] = part[: shape[0]]
         return whole
 
-    def from_leader(self, value: T) -> T:
+    def from_rank_zero(self, value: T) -> T:
         """Return the value that rank 0 has passed, in every process."""
         if self.size == 1:
             return value
@@ -201,13 +201,13 @@ class Team:
             dist.barrier()
 
     @contextmanager
-    def leader_first(self) -> Iterator[None]:
+    def rank_zero_first(self) -> Iterator[None]:
         """Let rank 0 run the block before the others, who find what it has written."""
         with self.guarded():
-            if not self.is_leader:
+            if not self.is_rank_zero:
                 self.wait()
             yield
-            if self.is_leader:
+            if self.is_rank_zero:
                 self.wait()
 
     def guarded(self) -> AbstractContextManager[None]:

@@ -24,7 +24,7 @@ from rich.text import Text
 
 
 class _Bar(Progress):
-    """A bar with a line of text above it, so that neither takes room from the other."""
+    """A bar with a line of text above it, so that neither is cut."""
 
     line = ""
 

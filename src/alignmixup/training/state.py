@@ -179,7 +179,7 @@ class TrainState:
             nets["test_teacher"] = teacher
         scores = {}
         for name, net in nets.items():
-            with team.state_of_leader(net):
+            with team.state_of_rank_zero(net):
                 scores[name] = dict(evaluate(net))
         if "top1" not in scores["test"]:
             names = list(scores["test"])

@@ -97,7 +97,7 @@ def fit(
     if not len(loader):
         raise ValueError("the loader has no batch: use more images, or a smaller batch_size")
     out.mkdir(parents=True, exist_ok=True)
-    quiet = quiet or not team.is_leader
+    quiet = quiet or not team.is_rank_zero
     if loggers is None:
         loggers = () if quiet else (Console(),)
     device = next(net.parameters()).device
@@ -106,11 +106,11 @@ def fit(
         now = resumed_settings(settings, out)
         run = _Run(net, mixer, loader, now, out, team, epochs or range(now.epochs))
         stopped_by = run.train(
-            evaluate, notes or {}, Loggers(loggers if team.is_leader else ()), quiet
+            evaluate, notes or {}, Loggers(loggers if team.is_rank_zero else ()), quiet
         )
         team.wait()  # for the last line of rank 0
     if stopped_by is not None:
-        where = run.state.where_stopped(stopped_by, now.epochs, out) if team.is_leader else ""
+        where = run.state.where_stopped(stopped_by, now.epochs, out) if team.is_rank_zero else ""
         raise Stopped(stopped_by, where)
     return summarize(out)
 
@@ -159,7 +159,7 @@ class _Run:
         skipped, measured = (2, 3) if self.device.type == "cpu" else (100, 300)
         self.estimate = Estimate(skipped, measured, partial(synchronize, self.device))
         team.wait()  # all have read before rank 0 writes
-        self.ledger = Ledger(out / LEDGER, self.state.ledger_length, writes=team.is_leader)
+        self.ledger = Ledger(out / LEDGER, self.state.ledger_length, writes=team.is_rank_zero)
         self.writer = CheckpointWriter(self.path)
         module = prepared(team.wrap(net, uses_all=self.mixer.trains_all), settings)
         optimizer, ema = self.state.optimizer, self.state.ema
@@ -303,6 +303,6 @@ class _Run:
 
     def _save(self) -> None:
         generators = self.state.generators(self.team)
-        if self.team.is_leader:
+        if self.team.is_rank_zero:
             facts = {"ledger_length": self.ledger.length, "compute": asdict(self.compute)}
             self.writer.save(self.state.checkpoint(facts, generators))

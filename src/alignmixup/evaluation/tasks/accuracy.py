@@ -76,7 +76,7 @@ def count_hits(
     counts = (hits.num_images, hits.top1, hits.top5)
     num_images, top1, top5 = team.total(counts, own.labels.device)
     # Rank 0 has images if there are any.
-    return Hits(num_images, team.from_leader(hits.num_classes), top1, top5)
+    return Hits(num_images, team.from_rank_zero(hits.num_classes), top1, top5)
 
 
 def _hits(of: Predictions) -> Hits:
