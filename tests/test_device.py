@@ -45,7 +45,10 @@ def test_a_cpu_computes_in_float32_and_compiles_nothing():
 def test_a_gpu_computes_in_bf16_compiles_and_captures(gpu):
     gpu(9)
     assert compute_for(AUTO, CUDA) == Compute("cuda", "bf16", True, True, True)
-    assert not compute_for(AUTO, CUDA, world_size=2).capture
+    assert not compute_for(AUTO, CUDA, world_size=2).capture  # measured with one process alone
+    assert compute_for(ALL, CUDA, world_size=2).capture
+    joined = dataclasses.replace(ALL, partners="batch", compile=False)
+    assert not compute_for(joined, CUDA, world_size=2).capture
     gpu(7)  # bf16 is emulated there
     assert compute_for(AUTO, CUDA) == Compute("cuda", "float32", True, True, True)
     gpu(9, has_triton=False)

@@ -128,20 +128,23 @@ def compute_for(settings: ComputeSettings, device: torch.device, world_size: int
 
     An explicit precision or compilation is kept on every device. Channels_last and capture exist
     on CUDA alone: convolutions of narrow channels_last networks crash on a CPU (torch 2.13).
-    Communication between processes is not captured, and partners of the whole batch are exchanged
-    within the network, which is not compiled then.
+    Several processes capture their communication only where the setting is True: it is measured
+    with a single one alone. Partners of the whole batch are exchanged within the network, which is
+    neither compiled nor captured then.
     """
     major = torch.cuda.get_device_capability(device)[0] if is_gpu(device) else 0
     precision = settings.precision
     if precision == "auto":
         precision = "bf16" if major >= 8 else "float32"
+    is_alone = world_size == 1
     can_compile = major >= 7 and find_spec("triton") is not None and settings.partners == "share"
+    can_capture = is_gpu(device) and (is_alone or settings.partners == "share")
     return Compute(
         device=device.type,
         precision=precision,
         channels_last=is_gpu(device) and _chosen(settings.channels_last, True),
         compile=_chosen(settings.compile, can_compile),
-        capture=is_gpu(device) and world_size == 1 and _chosen(settings.capture, True),
+        capture=can_capture and _chosen(settings.capture, is_alone),
         processes=world_size,
         accumulate=settings.accumulate,
     )

@@ -18,7 +18,7 @@ NAMES = recipe_names("imagenet-deit-s-*")
 
 def test_they_differ_in_the_mixer_alone():
     baseline = find_recipe("imagenet-deit-s-baseline")
-    assert len(NAMES) == 12
+    assert len(NAMES) == 14
     for name in NAMES:
         recipe = find_recipe(name)
         assert dataclasses.replace(baseline, key=recipe.key, mixer=recipe.mixer) == recipe

@@ -1,10 +1,13 @@
 """Captured steps on a GPU: the same draws give the same training as plain steps."""
 
 import dataclasses
+import gc
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from alignmixup.datasets import DeviceLoader, shapes
 from alignmixup.mixers.adautomix import AdAutoMix
@@ -28,7 +31,13 @@ from alignmixup.models import PreActResNet18
 from alignmixup.models.zoo import NetSpec, build
 from alignmixup.training import TrainSettings
 from alignmixup.training.optim import make_optimizer
-from alignmixup.training.steps import CapturedStep, PlainStep, make_step
+from alignmixup.training.steps import (
+    CapturedStep,
+    PlainStep,
+    capture_stream,
+    make_step,
+    prepared,
+)
 from tiny_transformer import TinyTransformer
 
 pytestmark = pytest.mark.gpu
@@ -72,12 +81,15 @@ def classifier():
     return PreActResNet18(10, half, half, width=16)
 
 
-def train(mixer, step_kind, num_steps=24, settings=SETTINGS, *, lr=0.005, make_net=classifier):
+def train(
+    mixer, step_kind, num_steps=24, settings=SETTINGS, *, lr=0.005, make_net=classifier, wrap=None
+):
     net = make_net().cuda().to(memory_format=torch.channels_last)
     loader = DeviceLoader(shapes("train", 320), 32, 0, "cuda", channels_last=True)
     mixer = mixer.attach(net, loader.gather(loader.rows(0)[:32])[0])
     optimizer = make_optimizer(net, settings, mixer)
-    plain = PlainStep(net, mixer, optimizer, settings, loader.gather)
+    module = net if wrap is None else wrap(net)
+    plain = PlainStep(module, mixer, optimizer, settings, loader.gather)
     step = step_kind(plain)
     rng = torch.Generator().manual_seed(1)
     rows = torch.cat([loader.rows(e) for e in range(-(-num_steps // len(loader)))])
@@ -161,6 +173,35 @@ def weights_by_part(net):
         for name, part in net.named_children()
     }
     return {name: torch.cat(weights) for name, weights in flat.items() if weights}
+
+
+@pytest.fixture
+def nccl():
+    """A group of one process."""
+    dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    gc.collect()
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("compiles", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("mixer", [CutMix(), AlignMixup()], ids=lambda m: type(m).__name__)
+def test_captured_steps_hold_the_communication(mixer, compiles, nccl):
+    stream = capture_stream(torch.device("cuda"))
+
+    def wrap(net):
+        with torch.cuda.stream(stream):
+            module = DistributedDataParallel(net, device_ids=[0], gradient_as_bucket_view=True)
+        return prepared(module, dataclasses.replace(SETTINGS, compile=compiles))
+
+    def captured_on_stream(plain):
+        return CapturedStep(plain, torch.device("cuda"), stream)
+
+    plain, _ = train(mixer, lambda p: p, 40)
+    captured, step = train(mixer, captured_on_stream, 40, wrap=wrap)
+    assert step.path == "captured"
+    assert set(step._graphs) == set(mixer.cases)
+    torch.testing.assert_close(captured, plain, rtol=2e-2, atol=1e-2)
 
 
 class Waits(nn.Module):

@@ -8,8 +8,9 @@ nothing else. TransMix was published with batch 256, weight decay 0.03, 20 epoch
 EMA of the weights; OpenMixup's table is by its own configurations.
 
 ``oneof``, ``transmix`` and ``tokenmix`` switch with input mixup and smooth the labels, as their
-authors do; the other methods have neither. TokenMix has the network's own attention instead of a
-teacher's maps.
+authors do; the other methods have neither. Manifold mixup and AlignMixup mix after the sixth of
+twelve blocks: after the last one the head reads the class token alone, which is not aligned.
+TokenMix has the network's own attention instead of a teacher's maps.
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ import dataclasses
 from collections.abc import Callable, Iterator
 
 from alignmixup.contracts import Mixer, RecipeKey
+from alignmixup.mixers.alignmixup import AlignMixup
 from alignmixup.mixers.attentivemix import AttentiveMix
 from alignmixup.mixers.automix import AutoMix
 from alignmixup.mixers.cutmix import CutMix
 from alignmixup.mixers.fmix import FMix
 from alignmixup.mixers.input_mixup import InputMixup
+from alignmixup.mixers.manifold_mixup import ManifoldMixup
 from alignmixup.mixers.nomix import NoMix
 from alignmixup.mixers.oneof import OneOf
 from alignmixup.mixers.resizemix import ResizeMix
@@ -41,6 +44,8 @@ METHODS: dict[tuple[str, str], Callable[[], Mixer]] = {
     ("input", ""): lambda: InputMixup(alpha=0.8),
     ("cutmix", ""): lambda: CutMix(alpha=1.0, prob=1.0),
     ("oneof", ""): OneOf.deit,
+    ("manifold", ""): lambda: ManifoldMixup(("input", MIDDLE_BLOCK)),
+    ("alignmixup", ""): lambda: AlignMixup(MIDDLE_BLOCK),
     ("resizemix", ""): ResizeMix,
     ("fmix", ""): FMix,
     ("attentivemix", "self"): lambda: AttentiveMix(layer=LAST_BLOCK),

@@ -215,6 +215,11 @@ class Team:
         return _watches[0].active() if self.size > 1 and _watches else nullcontext()
 
 
+def is_wrapped(net: nn.Module) -> bool:
+    """Whether the gradients of the network are averaged over processes by torch."""
+    return any(isinstance(module, DistributedDataParallel) for module in net.modules())
+
+
 def join_team(device: torch.device) -> tuple[Team, torch.device]:
     """Return the processes that torchrun started, if it did, and the device of this one."""
     size = int(os.environ.get("WORLD_SIZE", "1"))

@@ -60,7 +60,7 @@ class TrainSettings:
             batch from the batch of all, which then exchange images, features and logits. Batch
             gives the weights of one process.
         capture: Replay each case of the mixer as a CUDA graph where possible; CUDA only. auto: on
-            CUDA.
+            CUDA with one process. True also captures NCCL's communication between processes.
         eval_every: Epochs between evaluations; each of the last ten epochs is always evaluated.
         device: cuda, cpu, ...; auto: a GPU if there is one.
 

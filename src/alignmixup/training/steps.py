@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from alignmixup.contracts import Draw, Mixer, fusing
 from alignmixup.device import compute_for, is_gpu
-from alignmixup.training.distributed import Team
+from alignmixup.training.distributed import Team, is_wrapped
 from alignmixup.training.optim import EMA, mixer_parameters
 from alignmixup.training.partners import JoinedNet, join
 from alignmixup.training.settings import TrainSettings
@@ -27,6 +27,9 @@ Batch = tuple[Tensor, ...]
 Gather = Callable[..., tuple[Tensor, Tensor]]
 
 WARM_UP_STEPS = 3
+# DistributedDataParallel times its first ten passes, and one of a hundred later, by events, which a
+# graph cannot hold.
+WARM_UP_PASSES, TIMED_PASSES = 11, 100
 
 
 class Loader(Protocol):
@@ -114,7 +117,7 @@ class PlainStep:
         self.net, self.mixer, self.optimizer = net, mixer, optimizer
         self.settings, self.gather, self.ema = settings, gather, ema
         self.team, self.mixer_parameters = team or Team(), mixer_parameters(mixer)
-        self.compute = compute_for(settings, next(net.parameters()).device)
+        self.compute = compute_for(settings, next(net.parameters()).device, self.team.size)
         self.num_parts = settings.accumulate
         self.joins = settings.partners == "batch" and self.team.size > 1
         if mixer.module is not None:
@@ -178,24 +181,33 @@ class CapturedStep:
     once (compiled code, momentum, workspaces). Then the case is captured and from there on
     replayed, its inputs copied into fixed buffers. A case that cannot be captured runs eagerly, and
     ``path`` names it.
+
+    With several processes the graph holds the communication too. All capture a case at the same
+    step, since their draws have the same case, and run it eagerly if one of them cannot capture.
+    ``stream`` is then the one on which the network was wrapped.
     """
 
-    def __init__(self, plain: PlainStep, device: torch.device) -> None:
+    def __init__(
+        self, plain: PlainStep, device: torch.device, stream: torch.cuda.Stream | None = None
+    ) -> None:
         self.plain = plain
         self.path = "captured"
+        self._num_eager, self._min_eager, self._error_mode = 0, 0, "global"
+        if is_wrapped(plain.net):
+            # A thread of NCCL asks for the state of earlier work during a capture.
+            self._min_eager, self._error_mode = WARM_UP_PASSES, "thread_local"
         self._taken: dict[str, int] = {}
         self._graphs: dict[str, tuple[torch.cuda.CUDAGraph, Batch, Draw, Tensor]] = {}
         self._refused: set[str] = set()
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._stream = stream or capture_stream(device)
         self._pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, batch: Batch, draw: Draw) -> Tensor:
         case = draw.case
         if case not in self._graphs:
             taken = self._taken[case] = self._taken.get(case, 0) + 1
-            if taken <= WARM_UP_STEPS or case in self._refused:
-                return self._warm_up(batch, draw)
-            if not self._capture(batch, draw):
+            is_warm = taken > WARM_UP_STEPS and self._num_eager % TIMED_PASSES >= self._min_eager
+            if not is_warm or case in self._refused or not self._capture(batch, draw):
                 return self._warm_up(batch, draw)
         graph, static_batch, static_draw, loss = self._graphs[case]
         if any(a.shape != b.shape for a, b in zip(static_batch, batch, strict=True)):
@@ -212,6 +224,7 @@ class CapturedStep:
 
     def _warm_up(self, batch: Batch, draw: Draw) -> Tensor:
         # Capture has its own stream, and what it uses must have been used there.
+        self._num_eager += 1
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             loss = self.plain(batch, draw)
@@ -226,17 +239,25 @@ class CapturedStep:
         static_draw = draw.with_tensors(moved)
         graph, before = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
         torch.cuda.synchronize()
+        why = ""
         try:
             self.plain.optimizer.zero_grad(set_to_none=True)
-            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+            with torch.cuda.graph(
+                graph,
+                pool=self._pool,
+                stream=self._stream,
+                capture_error_mode=self._error_mode,
+            ):
                 loss = self.plain(static_batch, static_draw)
         except RuntimeError as error:
             # The network or the mixer does what a graph cannot hold, e.g. waits for the device.
             # The reason is the error behind that of the end of the capture.
             why, *_ = [*str(error.__context__ or error).splitlines(), "no reason given"]
-            self._refused.add(draw.case)
-            self.path = f"plain for {sorted(self._refused)}: {why}"
             self._leave_capture(before)
+        if self.plain.team.any(bool(why), device):
+            self._refused.add(draw.case)
+            why = why or "another process could not capture it"
+            self.path = f"plain for {sorted(self._refused)}: {why}"
             return False
         self._graphs[draw.case] = (graph, static_batch, static_draw, loss)
         return True
@@ -253,10 +274,17 @@ class CapturedStep:
 Step = PlainStep | CapturedStep
 
 
-def make_step(plain: PlainStep, device: torch.device) -> Step:
+def capture_stream(device: torch.device) -> torch.cuda.Stream:
+    """Return a stream to capture steps on, and to wrap their network on."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
+def make_step(
+    plain: PlainStep, device: torch.device, stream: torch.cuda.Stream | None = None
+) -> Step:
     """Return the step that the settings choose; capture exists on CUDA alone."""
     if plain.compute.capture:
-        return CapturedStep(plain, device)
+        return CapturedStep(plain, device, stream)
     return plain
 
 

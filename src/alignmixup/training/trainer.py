@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
+import torch
 from torch import nn
 
 from alignmixup.contracts import Mixer
@@ -43,6 +44,7 @@ from alignmixup.training.steps import (
     Loader,
     PlainStep,
     Step,
+    capture_stream,
     draw_size,
     make_step,
     prepared,
@@ -161,12 +163,13 @@ class _Run:
         team.wait()  # all have read before rank 0 writes
         self.ledger = Ledger(out / LEDGER, self.state.ledger_length, writes=team.is_rank_zero)
         self.writer = CheckpointWriter(self.path)
-        module = prepared(team.wrap(net, uses_all=self.mixer.trains_all), settings)
+        stream = capture_stream(self.device) if self.compute.capture else None
+        with torch.cuda.stream(stream):
+            module = prepared(team.wrap(net, uses_all=self.mixer.trains_all), settings)
         optimizer, ema = self.state.optimizer, self.state.ema
         gather = self.batches.gather
         plain = PlainStep(module, self.mixer, optimizer, settings, gather, ema, team)
-        # Communication between processes is not captured.
-        self.take_step: Step = plain if team.size > 1 else make_step(plain, self.device)
+        self.take_step: Step = make_step(plain, self.device, stream)
 
     def train(
         self,
