@@ -61,18 +61,32 @@ SIZES = [
 ]
 SMOKE_SIZES = [Size(2, 66, 8, 1e9)]
 
-# group, block, warps, stages, programs per SM
-ROWS: dict[int, list[tuple[int, int, int, int, int]]] = {
-    128: [(1, 0, 16, 3, 1), (1, 0, 8, 3, 1), (2, 0, 8, 3, 2), (2, 0, 4, 3, 2), (4, 0, 4, 3, 4)],
-    256: [(2, 0, 16, 3, 1), (4, 0, 8, 3, 2), (4, 0, 16, 3, 1), (2, 16, 16, 3, 1), (4, 8, 8, 3, 2)],
+# group, block, warps, stages, programs per SM, columns of a slice
+ROWS: dict[int, list[tuple[int, int, int, int, int, int]]] = {
+    128: [
+        (1, 0, 8, 3, 1, 128),
+        (1, 0, 8, 3, 1, 64),
+        (1, 0, 8, 3, 1, 32),
+        (2, 0, 4, 3, 2, 128),
+        (2, 0, 4, 3, 2, 64),
+        (2, 0, 4, 3, 2, 32),
+    ],
+    256: [
+        (4, 0, 8, 3, 2, 128),
+        (4, 0, 8, 3, 2, 64),
+        (4, 0, 8, 3, 2, 32),
+        (4, 0, 8, 3, 1, 64),
+        (2, 0, 8, 3, 1, 128),
+        (2, 0, 8, 3, 1, 64),
+        (2, 0, 8, 3, 1, 32),
+        (4, 0, 4, 3, 2, 64),
+    ],
     1024: [
-        (8, 8, 8, 3, 1),
-        (8, 8, 8, 2, 1),
-        (8, 8, 8, 4, 1),
-        (8, 16, 16, 2, 1),
-        (8, 4, 4, 4, 1),
-        (16, 8, 8, 2, 2),
-        (16, 4, 4, 3, 2),
+        (8, 4, 4, 4, 1, 128),
+        (8, 4, 4, 3, 1, 128),
+        (8, 4, 4, 5, 1, 128),
+        (8, 8, 8, 3, 1, 128),
+        (8, 2, 4, 4, 1, 64),
     ],
 }
 # tile, channels, warps, stages, partial sums
@@ -147,7 +161,7 @@ def candidates(size: Size, stage: str, best: Any) -> list[Any]:
     from alignmixup.ops.size_classes import RowTiling, Tiling, num_parts
 
     if stage == "rows":
-        tilings = [RowTiling(g, k, w, s, p) for g, k, w, s, p in ROWS[best.max_positions]]
+        tilings = [RowTiling(*values) for values in ROWS[best.max_positions]]
         return [replace(best, rows=tiling) for tiling in tilings]
     if stage == "mix":
         return [replace(best, mix=Tiling(*values)) for values in MIXES]
@@ -167,7 +181,7 @@ def label(stage: str, entry: Any) -> str:
     tile = getattr(entry, stage)
     if stage == "rows":
         name = f"group {tile.group} block {tile.block} w{tile.num_warps} s{tile.num_stages}"
-        return f"{name} x{tile.per_sm}"
+        return f"{name} x{tile.per_sm} width {tile.width}"
     parts = f" parts {entry.cost_parts}" if stage == "cost" else ""
     sizes = f"{tile.rows}x{tile.inner}x{tile.channels}"
     return f"{sizes} w{tile.num_warps} s{tile.num_stages}{parts}"

@@ -33,7 +33,7 @@ class RowTiling:
 
     ``group`` programs have an equal share of the rows. ``block`` rows are in registers at a time;
     0 keeps all rows of a program in registers during the iterations. ``per_sm`` programs run on one
-    SM together and share its registers.
+    SM together and share its registers. ``width`` columns make a slice, see ``triton/exchange.py``.
     """
 
     group: int
@@ -41,6 +41,7 @@ class RowTiling:
     num_warps: int
     num_stages: int = 3
     per_sm: int = 1
+    width: int = 128
 
     @property
     def max_registers(self) -> int:

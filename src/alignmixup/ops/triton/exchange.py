@@ -32,7 +32,7 @@ def exchange(x, j, m, slots, number, rank, GROUP: tl.constexpr, M: tl.constexpr,
         slots += (number % 2) * (GROUP * M)
         stamp = number.to(tl.int64) << 32
         word = stamp | (x.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF)
-        tl.atomic_xchg(slots + rank * M + j, word, mask=j < m, sem="relaxed")
+        tl.store(slots + rank * M + j, word, mask=j < m)
         is_waiting = number > 0
         while is_waiting:
             oldest = tl.load(slots + j, mask=j < m, other=stamp, volatile=True)
@@ -93,16 +93,16 @@ def column_scalings(
 
 
 # ---- tiles of rows x slices x columns ------------------------------------------------------------
-# A tile [BLOCK_N, M] would share a row of more than 128 entries between warps. With its columns in
-# slices of up to 128, a warp has whole rows: most of the sum over a row is within a thread, and no
-# other warp takes part in it.
+# Triton gives threads to the columns of a slice first, then to rows: a warp has whole rows, where a
+# tile [BLOCK_N, M] would share a row of more than 128 entries between warps. The narrower a slice,
+# the fewer threads share a row, so the sum over it is mostly within a thread.
 
 
 @triton.jit
-def column_indices(M: tl.constexpr):
-    """The columns [slices, up to 128]."""
-    WIDTH: tl.constexpr = min(M, 128)
-    return tl.arange(0, M // WIDTH)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
+def column_indices(M: tl.constexpr, WIDTH: tl.constexpr):
+    """The columns [slices, up to WIDTH]."""
+    W: tl.constexpr = min(M, WIDTH)
+    return tl.arange(0, M // W)[:, None] * W + tl.arange(0, W)[None, :]
 
 
 @triton.jit

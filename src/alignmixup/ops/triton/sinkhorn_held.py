@@ -25,14 +25,14 @@ def _held_kernel(
     costs_ptr, T_ptr, slots_ptr, scalings_ptr, used_ptr, batch, scale, num_iters, tol, stride_part,
     n: tl.constexpr, m: tl.constexpr, SHARE: tl.constexpr, BLOCK_N: tl.constexpr,
     M: tl.constexpr, PARTS: tl.constexpr, GROUP: tl.constexpr, STAGES: tl.constexpr,
-    ONCE: tl.constexpr, HAS_TOL: tl.constexpr,
+    ONCE: tl.constexpr, HAS_TOL: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """P = a exp2(T) b, at T_ptr."""
     rank = tl.program_id(0) % GROUP
     group = tl.program_id(0) // GROUP
     slots = slots_ptr + group * (2 * GROUP * M)
     i = rank * SHARE + tl.arange(0, BLOCK_N)
-    j = column_indices(M)
+    j = column_indices(M, WIDTH)
     rows = (tl.arange(0, BLOCK_N) < SHARE) & (i < n)
     inside = rows[:, None, None] & (j < m)[None, :, :]
     number = rank * 0 + 1  # of the next exchange

@@ -42,6 +42,9 @@ def solve(
     num_groups = min(b, max(1, _num_processors(device) * tiling.per_sm // group))
     share = triton.cdiv(n, group)
     M = padded(m)
+    if group > 1 and 32 * tiling.num_warps > M:
+        # Several threads would read a word each, at different times.
+        raise ValueError(f"{tiling.num_warps} warps exchange {M} sums: use at most {M // 32}")
     used = torch.empty(b, dtype=torch.int32, device=device)
     num_words = num_groups * 2 * group * M if group > 1 else 1
     slots = torch.zeros(num_words, dtype=torch.int64, device=device)
@@ -51,7 +54,7 @@ def solve(
         costs, plan, slots, scalings, used, b, LOG2_E / eps, num_iters, tol or 0.0,
         costs.stride(0), n=n, m=m, SHARE=share, BLOCK_N=tiling.block or padded(share), M=M,
         PARTS=parts, GROUP=group, STAGES=tiling.num_stages, ONCE=num_iters == 0,
-        HAS_TOL=tol is not None, num_warps=tiling.num_warps, maxnreg=tiling.max_registers,
-        launch_cooperative_grid=group > 1,
+        HAS_TOL=tol is not None, WIDTH=tiling.width, num_warps=tiling.num_warps,
+        maxnreg=tiling.max_registers, launch_cooperative_grid=group > 1,
     )  # fmt: skip
     return used

@@ -25,7 +25,7 @@ def _streamed_kernel(
     costs_ptr, T_ptr, slots_ptr, scalings_ptr, used_ptr, batch, scale, num_iters, tol, stride_part,
     n: tl.constexpr, m: tl.constexpr, SHARE: tl.constexpr, BLOCK_N: tl.constexpr,
     M: tl.constexpr, PARTS: tl.constexpr, GROUP: tl.constexpr, STAGES: tl.constexpr,
-    ONCE: tl.constexpr, HAS_TOL: tl.constexpr,
+    ONCE: tl.constexpr, HAS_TOL: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """P = a exp2(T + v) b, at T_ptr."""
     rank = tl.program_id(0) % GROUP
@@ -33,14 +33,14 @@ def _streamed_kernel(
     slots = slots_ptr + group * (2 * GROUP * M)
     first = rank * SHARE
     end = tl.minimum(first + SHARE, n)
-    j = column_indices(M)
+    j = column_indices(M, WIDTH)
     number = rank * 0 + 1  # of the next exchange
     sample = group.to(tl.int64)
     while sample < batch:
         base = T_ptr + sample * (n * m)
         costs = costs_ptr + sample * (n * m)
         a_ptr = scalings_ptr + sample * (2 * n)
-        least = _minima_pass(costs, base, stride_part, first, end, m, BLOCK_N, M, PARTS, ONCE)
+        least = _minima_pass(costs, base, stride_part, first, end, j, m, BLOCK_N, PARTS, ONCE)
         least = exchange(least, j, m, slots, number, rank, GROUP, M, "min")
         v = tl.where(j < m, least * -scale, 0.0)
         b = v * 0 + 1
@@ -48,43 +48,42 @@ def _streamed_kernel(
         at_one = rank * 0 + 1  # whether a and b are 1
         used = tl.minimum(num_iters, 1)
         if ONCE:
-            sums = _softmax_pass(base, first, end, least, scale, m, BLOCK_N, M)
+            sums = _softmax_pass(base, first, end, least, scale, j, m, BLOCK_N)
             sums = exchange(sums, j, m, slots, number + 1, rank, GROUP, M, "sum")
             b = 1 / (m * sums + tl.where(j < m, 0.0, 1.0))
             v = b * 0
             number += 2
         else:
-            top, total = _log_pass(base, first, end, v, least, scale, n, m, BLOCK_N, M, True)
+            top, total = _log_pass(base, first, end, v, least, scale, j, n, m, BLOCK_N, True)
             v = column_scalings(top, total, j, slots, number + 1, rank, m, GROUP, M)
             number += 3
             v, b, current, at_one, used, number = _steps(
                 base, a_ptr, first, end, v, j, slots, number, rank, num_iters, tol,
                 n, m, BLOCK_N, M, GROUP, STAGES, HAS_TOL,
             )  # fmt: skip
-        _plan_pass(base, a_ptr + current * n, first, end, v, b, at_one, m, BLOCK_N, M)
+        _plan_pass(base, a_ptr + current * n, first, end, v, b, at_one, j, m, BLOCK_N)
         tl.store(used_ptr + sample, used, mask=rank == 0)
         sample += tl.num_programs(0) // GROUP
 
 
 @triton.jit
-def _block(base, start, end, m: tl.constexpr, BLOCK_N: tl.constexpr, M: tl.constexpr):
+def _block(base, start, end, j, m: tl.constexpr, BLOCK_N: tl.constexpr):
     """Rows of a block and their mask, pointers to its entries and their mask."""
     i = start + tl.arange(0, BLOCK_N)
-    j = column_indices(M)
     inside = (i < end)[:, None, None] & (j < m)[None, :, :]
     return i, i < end, base + i[:, None, None] * m + j[None, :, :], inside
 
 
 @triton.jit
 def _minima_pass(
-    costs, base, stride_part, first, end, m: tl.constexpr, BLOCK_N: tl.constexpr,
-    M: tl.constexpr, PARTS: tl.constexpr, ONCE: tl.constexpr,
+    costs, base, stride_part, first, end, j, m: tl.constexpr, BLOCK_N: tl.constexpr,
+    PARTS: tl.constexpr, ONCE: tl.constexpr,
 ):  # fmt: skip
     """Store sums of costs over parts less row minima, unless ONCE; own column minima."""
-    least = column_indices(M) * 0.0 - NEG
+    least = j * 0.0 - NEG
     for start in range(first, end, BLOCK_N):
-        _, _, at, inside = _block(base, start, end, m, BLOCK_N, M)
-        _, _, parts, _ = _block(costs, start, end, m, BLOCK_N, M)
+        _, _, at, inside = _block(base, start, end, j, m, BLOCK_N)
+        _, _, parts, _ = _block(costs, start, end, j, m, BLOCK_N)
         C = tl.load(parts, mask=inside, other=-NEG)
         for part in tl.static_range(1, PARTS):
             C += tl.load(parts + part * stride_part, mask=inside, other=0.0)
@@ -97,13 +96,11 @@ def _minima_pass(
 
 
 @triton.jit
-def _softmax_pass(
-    base, first, end, least, scale, m: tl.constexpr, BLOCK_N: tl.constexpr, M: tl.constexpr
-):
+def _softmax_pass(base, first, end, least, scale, j, m: tl.constexpr, BLOCK_N: tl.constexpr):
     """Replace costs by T = S; own column sums of exp2(T)."""
     sums = least * 0
     for start in range(first, end, BLOCK_N):
-        _, _, at, inside = _block(base, start, end, m, BLOCK_N, M)
+        _, _, at, inside = _block(base, start, end, j, m, BLOCK_N)
         C = tl.load(at, mask=inside, other=0.0)
         T = tl.where(inside, (C - least[None, :, :]) * -scale, NEG)
         tl.store(at, T, mask=inside)
@@ -114,8 +111,8 @@ def _softmax_pass(
 
 @triton.jit
 def _log_pass(
-    base, first, end, v, least, scale, n: tl.constexpr, m: tl.constexpr,
-    BLOCK_N: tl.constexpr, M: tl.constexpr, FIRST: tl.constexpr,
+    base, first, end, v, least, scale, j, n: tl.constexpr, m: tl.constexpr,
+    BLOCK_N: tl.constexpr, FIRST: tl.constexpr,
 ):  # fmt: skip
     """Add the row scalings u of a log-domain iteration to T; own column maxima and sums.
 
@@ -124,7 +121,7 @@ def _log_pass(
     top = v * 0 + NEG
     total = v * 0
     for start in range(first, end, BLOCK_N):
-        _, rows, at, inside = _block(base, start, end, m, BLOCK_N, M)
+        _, rows, at, inside = _block(base, start, end, j, m, BLOCK_N)
         T = tl.load(at, mask=inside, other=NEG)
         if FIRST:
             T = tl.where(inside, (T - least[None, :, :]) * -scale, NEG)
@@ -158,7 +155,7 @@ def _steps(
     while remaining > 0:
         sums, low, high, error = _absorb_pass(
             base, a_ptr + current * n, a_ptr + (1 - current) * n, first, end, v + tl.log2(b),
-            at_one, n, m, BLOCK_N, M,
+            at_one, j, n, m, BLOCK_N,
         )  # fmt: skip
         low, high, error = row_range(low, high, error, slots, number, rank, GROUP, M)
         number += 1
@@ -180,7 +177,7 @@ def _steps(
             while (taken < steps) & (resting == 0):
                 sums, error = _linear_pass(
                     base, a_ptr + current * n, a_ptr + (1 - current) * n, first, end, b,
-                    taken + 1 == steps, n, m, BLOCK_N, M, STAGES, HAS_TOL,
+                    taken + 1 == steps, j, n, m, BLOCK_N, STAGES, HAS_TOL,
                 )  # fmt: skip
                 if HAS_TOL:
                     _, _, error = row_range(0.0, 0.0, error, slots, number, rank, GROUP, M)
@@ -195,7 +192,7 @@ def _steps(
             used += taken
             remaining = tl.where(resting == 0, remaining - taken, 0)
         elif remaining > 0:
-            top, total = _log_pass(base, first, end, v, v, 1.0, n, m, BLOCK_N, M, False)
+            top, total = _log_pass(base, first, end, v, v, 1.0, j, n, m, BLOCK_N, False)
             v = column_scalings(top, total, j, slots, number, rank, m, GROUP, M)
             number += 2
             used += 1
@@ -205,20 +202,20 @@ def _steps(
 
 @triton.jit
 def _absorb_pass(
-    base, a_ptr, new_a_ptr, first, end, v, at_one, n: tl.constexpr, m: tl.constexpr,
-    BLOCK_N: tl.constexpr, M: tl.constexpr,
+    base, a_ptr, new_a_ptr, first, end, v, at_one, j, n: tl.constexpr, m: tl.constexpr,
+    BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """T += log2 a + v, and a linear iteration up to its own column sums.
 
     Return these, the least and largest row sum of K, and the distance of its rows from uniform.
     """
     # Reduced once at the end.
-    sums = tl.zeros([BLOCK_N, M // min(M, 128), min(M, 128)], tl.float32)
+    sums = tl.zeros([BLOCK_N, j.shape[0], j.shape[1]], tl.float32)
     low = 1.0 / n
     high = 1.0 / n
     error = 0.0
     for start in range(first, end, BLOCK_N):
-        i, rows, at, inside = _block(base, start, end, m, BLOCK_N, M)
+        i, rows, at, inside = _block(base, start, end, j, m, BLOCK_N)
         a = tl.where(at_one > 0, 1.0, tl.load(a_ptr + i, mask=rows, other=1.0))
         T = tl.load(at, mask=inside, other=NEG)
         T += tl.log2(a)[:, None, None] + v[None, :, :]
@@ -238,17 +235,17 @@ def _absorb_pass(
 
 @triton.jit
 def _linear_pass(
-    base, a_ptr, new_a_ptr, first, end, b, is_last, n: tl.constexpr, m: tl.constexpr,
-    BLOCK_N: tl.constexpr, M: tl.constexpr, STAGES: tl.constexpr, HAS_TOL: tl.constexpr,
+    base, a_ptr, new_a_ptr, first, end, b, is_last, j, n: tl.constexpr, m: tl.constexpr,
+    BLOCK_N: tl.constexpr, STAGES: tl.constexpr, HAS_TOL: tl.constexpr,
 ):  # fmt: skip
     """a = (1/n) / (K b), stored if it may be the last before an absorption.
 
     Return the own sums K' a, and the previous distance of the rows from uniform.
     """
-    sums = tl.zeros([BLOCK_N, M // min(M, 128), min(M, 128)], tl.float32)
+    sums = tl.zeros([BLOCK_N, j.shape[0], j.shape[1]], tl.float32)
     error = 0.0
     for start in tl.range(first, end, BLOCK_N, num_stages=STAGES):
-        i, rows, at, inside = _block(base, start, end, m, BLOCK_N, M)
+        i, rows, at, inside = _block(base, start, end, j, m, BLOCK_N)
         K = tl.exp2(tl.load(at, mask=inside, other=NEG))
         own = row_sums(K * b[None, :, :]) + tl.where(rows, 0.0, 1 / n)
         if HAS_TOL:
@@ -264,12 +261,11 @@ def _linear_pass(
 
 @triton.jit
 def _plan_pass(
-    base, a_ptr, first, end, v, b, at_one, m: tl.constexpr, BLOCK_N: tl.constexpr,
-    M: tl.constexpr,
+    base, a_ptr, first, end, v, b, at_one, j, m: tl.constexpr, BLOCK_N: tl.constexpr
 ):  # fmt: skip
     """P = a exp2(T + v) b."""
     for start in range(first, end, BLOCK_N):
-        i, rows, at, inside = _block(base, start, end, m, BLOCK_N, M)
+        i, rows, at, inside = _block(base, start, end, j, m, BLOCK_N)
         T = tl.load(at, mask=inside, other=NEG) + v[None, :, :]
         a = tl.where(at_one > 0, 1.0, tl.load(a_ptr + i, mask=rows, other=1.0))
         tl.store(at, a[:, None, None] * tl.exp2(T) * b[None, :, :], mask=inside)
