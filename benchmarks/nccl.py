@@ -46,7 +46,8 @@ def time_kind(name: str, kind: str, team: Team, repeats: int) -> dict[str, objec
     net = build_net(recipe, images, device).train()
     loader = datasets.DeviceLoader(images, b, team.rank, device, drop_last=True, channels_last=True)
     mixer = recipe.mixer.attach(net, loader.gather(loader.rows(0)[:b])[0])
-    optimizer, stream = make_optimizer(net, settings, mixer), capture_stream(device)
+    optimizer = make_optimizer(net, settings, mixer)
+    stream = capture_stream(device) if kind.endswith("captured") else None
     with torch.cuda.stream(stream):
         wrapped = net
         if kind != "captured":
@@ -59,7 +60,7 @@ def time_kind(name: str, kind: str, team: Team, repeats: int) -> dict[str, objec
             )
         module = prepared(wrapped, settings)
     plain = PlainStep(module, mixer, optimizer, settings, loader.gather)
-    take = CapturedStep(plain, device, stream) if kind.endswith("captured") else plain
+    take = CapturedStep(plain, device, stream) if stream else plain
     rng = torch.Generator().manual_seed(0)
     draws = [mixer.draw(b, rng) for _ in range(NUM_STEPS)]
     rows = [loader.rows(i)[:b] for i in range(8)]
