@@ -26,6 +26,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 
+from alignmixup.checking import check_choices
 from alignmixup.results import RecipeKey, Result
 
 __all__ = [
@@ -360,6 +361,10 @@ class Mixer(ABC):
         draw = vars(cls).get("draw")
         if callable(draw) and len(inspect.signature(draw).parameters) == 3:
             cls.draw = _ignoring_progress(draw)  # type: ignore[method-assign]
+
+    def __post_init__(self) -> None:
+        """Check switches and named choices by the type hints of a dataclass's fields."""
+        check_choices(self)
 
     @property
     @abstractmethod
