@@ -35,7 +35,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "files": set(),
     "registry": set(),
     "results": set(),
-    "contracts": {"checking", "results"},
+    "fusion": set(),
+    "losses": {"fusion"},
+    "image_set": {"losses"},
+    "contracts": {"checking", "fusion", "image_set", "losses", "results"},
     "device": set(),
     "outputs": set(),
     "hooks": {"contracts", "outputs"},
@@ -86,7 +89,11 @@ LAZY = {
 KERNELS = "ops.triton"
 
 # What the contracts may stand on besides the standard library; the table has the rest.
-STAND_ON = {"contracts": {"torch", "jaxtyping", "alignmixup"}, "results": set[str]()}
+TENSORS = {"torch", "jaxtyping", "alignmixup"}
+STAND_ON = {
+    **dict.fromkeys(("contracts", "image_set", "losses", "fusion"), TENSORS),
+    "results": set[str](),
+}
 
 
 @dataclass(frozen=True)
