@@ -33,7 +33,9 @@ _BELOW = {
 MAY_IMPORT: dict[str, set[str]] = {
     "checking": set(),
     "files": set(),
-    "registry": set(),
+    "naming": set(),
+    "plugins": set(),
+    "registry": {"naming", "plugins"},
     "results": set(),
     "fusion": set(),
     "losses": {"fusion"},
