@@ -193,7 +193,8 @@ class Mixer(ABC):
 
     ``draw`` holds all randomness and ``apply`` all arithmetic, so the same draw gives the same
     result. Concrete mixers are frozen dataclasses of settings. A subclass implements ``cases``,
-    ``draw`` and ``apply``.
+    ``draw`` and ``apply``. Settings whose type hints are ``bool`` or ``Literal`` are checked; a
+    ``__post_init__`` of your own calls ``super().__post_init__()`` for it.
 
     A method with parameters or state also implements ``attach``, which returns the mixer with its
     ``module``. ``apply`` writes the state in place, and none of it while gradients are off: the
