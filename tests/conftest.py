@@ -106,7 +106,7 @@ def _forget_plugins() -> Iterator[None]:
 def traced(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What a step fuses is traced whole, or fails, and runs without generated code."""
     trace = functools.partial(torch.compile, backend="eager", fullgraph=True)
-    monkeypatch.setattr("alignmixup.contracts._compiled", {})
+    monkeypatch.setattr("alignmixup.fusion._compiled", {})
     monkeypatch.setattr(torch, "compile", trace)
     torch.compiler.reset()
     # The check of shapes, though it is off, is one function around all of ours.

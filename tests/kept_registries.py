@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 
-from alignmixup import registry
+from alignmixup import plugins, registry
 
 REGISTRIES = [value for value in vars(registry).values() if isinstance(value, registry.Registry)]
 
@@ -12,12 +12,12 @@ REGISTRIES = [value for value in vars(registry).values() if isinstance(value, re
 @contextmanager
 def kept_registries() -> Iterator[None]:
     """Forget afterwards the plugins and what was registered outside the package meanwhile."""
-    plugins = dict(registry._plugins)
+    imported = dict(plugins._plugins)
     kept = [(kind, set(kind.imported())) for kind in REGISTRIES]
     try:
         yield
     finally:
-        registry._plugins = plugins
+        plugins._plugins = imported
         for kind, names in kept:
             for name in kind.imported().keys() - names:
                 entry = kind._entries[name]

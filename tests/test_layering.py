@@ -33,16 +33,21 @@ _BELOW = {
 MAY_IMPORT: dict[str, set[str]] = {
     "checking": set(),
     "files": set(),
-    "registry": set(),
+    "naming": set(),
+    "plugins": set(),
+    "registry": {"naming", "plugins"},
     "results": set(),
-    "contracts": {"results"},
+    "fusion": set(),
+    "losses": {"fusion"},
+    "image_set": {"losses"},
+    "contracts": {"checking", "fusion", "image_set", "losses", "results"},
     "device": set(),
     "outputs": set(),
     "hooks": {"contracts", "outputs"},
     "ops": {"contracts", "files", "hooks", "outputs"},
     "mixers": {"contracts", "hooks", "ops", "outputs", "registry"},
     "integrations": {"contracts", "outputs", "training"},
-    "models": {"registry", "contracts", "device", "hooks", "ops"},
+    "models": {"checking", "registry", "contracts", "device", "hooks", "ops"},
     "datasets": {"files", "registry", "contracts", "device"},
     "training": {"checking", "files", "registry", "contracts", "device", "hooks", "ops"},
     "evaluation": _BELOW - {"evaluation"},
@@ -86,7 +91,11 @@ LAZY = {
 KERNELS = "ops.triton"
 
 # What the contracts may stand on besides the standard library; the table has the rest.
-STAND_ON = {"contracts": {"torch", "jaxtyping", "alignmixup"}, "results": set[str]()}
+TENSORS = {"torch", "jaxtyping", "alignmixup"}
+STAND_ON = {
+    **dict.fromkeys(("contracts", "image_set", "losses", "fusion"), TENSORS),
+    "results": set[str](),
+}
 
 
 @dataclass(frozen=True)

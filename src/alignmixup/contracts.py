@@ -7,28 +7,40 @@ Conventions that invite a sign error are fixed here, once:
 * The rows of a transport plan are positions of the anchor, its columns positions of the partner.
 * Images travel as floats in [0, 1]; normalization is the first layer of a network.
 * A box is (x0, y0, x1, y1) in pixels, x1 and y1 exclusive.
+
+Draw, Mixed and Mixer are defined here; ``fusion``, ``losses``, ``image_set`` and ``results`` have
+the rest, which other packages import from here.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ParamSpec, Self, TypeVar
+from typing import Any, Self
 
 import torch
-import torch.nn.functional as F
-from jaxtyping import Float, Int, UInt8
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from alignmixup.checking import check_choices
+from alignmixup.fusion import fusible, fusing
+from alignmixup.image_set import ImageSet
+from alignmixup.losses import (
+    Criterion,
+    label_problem,
+    sigmoid_bce,
+    soft_cross_entropy,
+    soft_targets,
+    softmax_bce,
+    widened,
+)
 from alignmixup.results import RecipeKey, Result
 
 __all__ = [
+    "Criterion",
     "Draw",
     "ImageSet",
     "Mixed",
@@ -45,50 +57,6 @@ __all__ = [
     "to_device",
     "widened",
 ]
-
-P = ParamSpec("P")
-R = TypeVar("R")
-
-_is_fusing: ContextVar[bool] = ContextVar("is_fusing", default=False)
-
-
-# What ``fusible`` has compiled, by the plain function.
-_compiled: dict[Callable[..., Any], Callable[..., Any]] = {}
-
-
-def fusible(function: Callable[P, R], *, combines: bool = False) -> Callable[P, R]:
-    """Mark a function of tensors and modules that runs beside the network, once a step.
-
-    In a step that compiles its network (``fusing``) it is compiled as well: ten launches of a few
-    microseconds become one. Anywhere else it is the plain function.
-
-    ``combines`` is for a function of many tensors, such as the weights of a network: on a GPU
-    independent operations of the same kind are one launch.
-    """
-
-    @functools.wraps(function)
-    def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        if torch.compiler.is_compiling() or not _is_fusing.get():
-            return function(*args, **kwargs)
-        if function not in _compiled:
-            together = combines and torch.cuda.is_available()
-            _compiled[function] = torch.compile(
-                function, dynamic=False, options={"combo_kernels": True} if together else None
-            )
-        compiled: Callable[P, R] = _compiled[function]
-        return compiled(*args, **kwargs)
-
-    return call
-
-
-@contextmanager
-def fusing(enabled: bool = True) -> Iterator[None]:
-    """Compile what is ``fusible`` within this block."""
-    token = _is_fusing.set(enabled)
-    try:
-        yield
-    finally:
-        _is_fusing.reset(token)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,109 +106,6 @@ def to_device(tensor: Tensor, device: torch.device | str) -> Tensor:
     if tensor.device.type == "cpu" and torch.device(device).type == "cuda":
         tensor = tensor.pin_memory()
     return tensor.to(device, non_blocking=True)
-
-
-def soft_targets(
-    labels: Tensor, num_classes: int, *, multi_label: bool = False
-) -> Float[Tensor, "b k"]:
-    """Return labels as rows of class shares; integer labels become one-hot, soft ones pass.
-
-    With ``multi_label`` a row has one value in [0, 1] per class and need not sum to 1; it may be
-    made of integers.
-
-    On the CPU an integer out of range, or a soft label that does not sum to 1, is a ``ValueError``.
-    On a GPU the checks would wait for the device at each step: there an integer out of range fails
-    in the device's own index assertion, and sums are not looked at.
-    """
-    is_checked = labels.device.type == "cpu" and not torch.compiler.is_compiling()
-    if multi_label and labels.ndim == 2 and not labels.is_floating_point():
-        labels = labels.float()
-    if labels.is_floating_point():
-        if labels.ndim != 2 or labels.shape[1] != num_classes:
-            raise ValueError(
-                f"soft labels must have shape [b, {num_classes}] to match the logits, "
-                f"got {list(labels.shape)}"
-            )
-        if is_checked and labels.numel():
-            (_check_range if multi_label else _check_sums)(labels)
-        return labels
-    if labels.ndim != 1:
-        raise ValueError(
-            f"integer labels must have shape [b], got {list(labels.shape)}; "
-            "pass soft labels as floats"
-        )
-    labels = labels.long()  # torch has no comparison of uint16
-    if is_checked and (problem := label_problem(labels, num_classes)):
-        raise ValueError(f"{problem}; check the network's num_classes")
-    rows = torch.zeros(len(labels), num_classes, device=labels.device)
-    return rows.scatter_(1, labels.unsqueeze(1), 1.0)
-
-
-def label_problem(labels: Int[Tensor, " n"], num_classes: int) -> str:
-    """Return what is wrong with integer labels, empty if nothing is."""
-    wrong = labels[(labels < 0) | (labels >= num_classes)]
-    return f"labels must lie in 0..{num_classes - 1}, got {wrong[0]}" if len(wrong) else ""
-
-
-def _check_sums(labels: Float[Tensor, "b k"]) -> None:
-    """Raise where a row is no distribution: the losses are those of one class a sample."""
-    off = (labels.detach().double().sum(1) - 1).abs()
-    if not float(off.max()) <= max(1e-3, torch.finfo(labels.dtype).eps):
-        worst = int(off.argmax())
-        raise ValueError(
-            f"soft labels must sum to 1 in each row, got {float(labels[worst].double().sum()):.4g} "
-            f"in row {worst}; divide each row by its sum, or set loss='sigmoid_bce' for "
-            "multi-label targets"
-        )
-
-
-def _check_range(labels: Float[Tensor, "b k"]) -> None:
-    """Raise where a value of multi-label targets is no probability."""
-    low, high = (float(value) for value in torch.aminmax(labels.detach()))
-    if not (low >= 0 and high <= 1):
-        raise ValueError(
-            f"multi-label targets must lie in [0, 1], got values from {low:.4g} to {high:.4g}"
-        )
-
-
-def widened(x: Tensor) -> Tensor:
-    """Return ``x`` in float32 or better: half precision has too few digits for a loss."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
-@fusible
-def soft_cross_entropy(logits: Float[Tensor, "b k"], targets: Float[Tensor, "b k"]) -> Tensor:
-    """Mean over the batch of -sum_k t_k log softmax(z)_k, in float32 or better."""
-    wide = widened(logits)
-    return -(targets * wide.log_softmax(dim=1)).sum(dim=1).mean()
-
-
-@fusible
-def softmax_bce(logits: Float[Tensor, "b k"], targets: Float[Tensor, "b k"]) -> Tensor:
-    """Binary cross-entropy of softmax(z) against soft targets, mean over batch and classes.
-
-    The loss of the manifold mixup, PuzzleMix and Co-Mixup code. log(1 - p_k) is formed from
-    log p_k by expm1, so that a confident prediction does not round to log 0.
-    """
-    wide = widened(logits)
-    log_p = wide.log_softmax(dim=1)
-    # 1 - p_k = -expm1(log p_k); the clamp keeps the gradient finite where p_k rounds to one.
-    tiny = torch.finfo(wide.dtype).eps
-    log_q = torch.log(-torch.expm1(log_p.clamp(max=-tiny)))
-    return -(targets * log_p + (1 - targets) * log_q).mean()
-
-
-@fusible
-def sigmoid_bce(logits: Float[Tensor, "b k"], targets: Float[Tensor, "b k"]) -> Tensor:
-    """Binary cross-entropy of sigmoid(z), for classes that do not exclude each other.
-
-    Mean over batch and classes, in float32 or better.
-    """
-    wide = widened(logits)
-    return F.binary_cross_entropy_with_logits(wide, targets.to(wide.dtype))
-
-
-Criterion = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,7 +193,8 @@ class Mixer(ABC):
 
     ``draw`` holds all randomness and ``apply`` all arithmetic, so the same draw gives the same
     result. Concrete mixers are frozen dataclasses of settings. A subclass implements ``cases``,
-    ``draw`` and ``apply``.
+    ``draw`` and ``apply``. Settings whose type hints are ``bool`` or ``Literal`` are checked; a
+    ``__post_init__`` of your own calls ``super().__post_init__()`` for it.
 
     A method with parameters or state also implements ``attach``, which returns the mixer with its
     ``module``. ``apply`` writes the state in place, and none of it while gradients are off: the
@@ -360,6 +226,10 @@ class Mixer(ABC):
         draw = vars(cls).get("draw")
         if callable(draw) and len(inspect.signature(draw).parameters) == 3:
             cls.draw = _ignoring_progress(draw)  # type: ignore[method-assign]
+
+    def __post_init__(self) -> None:
+        """Check switches and named choices by the type hints of a dataclass's fields."""
+        check_choices(self)
 
     @property
     @abstractmethod
@@ -520,61 +390,3 @@ def _explain_dtype(net: nn.Module, x: Tensor, error: RuntimeError) -> None:
             f"images are {x.dtype} but the network's weights are {kinds}: convert one of them, "
             "for instance x.float()"
         ) from error
-
-
-@dataclass(frozen=True)
-class ImageSet:
-    """A labeled set of images of one size, in memory.
-
-    Args:
-        name: Name of the data set, as results show it.
-        split: ``"train"`` or ``"test"``.
-        images: Pixels, uint8 ``[n, 3, h, w]``.
-        labels: Class of each image, ``[n]``.
-        class_names: Names of the classes, in the order of the labels.
-        mean: Channel means of the source in [0, 1], for the normalization layer of a network.
-        std: Channel standard deviations of the source, likewise.
-        boxes: One tensor ``[k, 4]`` of boxes ``(x0, y0, x1, y1)`` per image, if known.
-
-    Raises:
-        ValueError: If shapes, types or label range do not fit together.
-
-    Example:
-        ```python
-        images = torch.randint(256, (20, 3, 32, 32), dtype=torch.uint8)
-        labels = torch.arange(20) % 2
-        pets = am.ImageSet("pets", "test", images, labels, ("cat", "dog"), (0.5,) * 3, (0.25,) * 3)
-        print(len(pets), pets.num_classes)
-        ```
-    """
-
-    name: str
-    split: str
-    images: UInt8[Tensor, "n 3 h w"]
-    labels: Int[Tensor, " n"]
-    class_names: tuple[str, ...]
-    mean: tuple[float, float, float]
-    std: tuple[float, float, float]
-    boxes: tuple[Tensor, ...] | None = None
-
-    def __post_init__(self) -> None:
-        where = f"{self.name}/{self.split}"
-        if self.images.dtype != torch.uint8 or self.images.ndim != 4 or self.images.shape[1] != 3:
-            raise ValueError(
-                f"{where}: images must be uint8 [n, 3, h, w], "
-                f"got {self.images.dtype} {list(self.images.shape)}"
-            )
-        if len(self.images) != len(self.labels):
-            raise ValueError(f"{where}: {len(self.images)} images but {len(self.labels)} labels")
-        if problem := label_problem(self.labels, len(self.class_names)):
-            raise ValueError(f"{where}: {problem}; add class_names, or correct the labels")
-        if self.boxes is not None and len(self.boxes) != len(self.images):
-            raise ValueError(f"{where}: {len(self.images)} images but boxes for {len(self.boxes)}")
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    @property
-    def num_classes(self) -> int:
-        """Number of classes."""
-        return len(self.class_names)

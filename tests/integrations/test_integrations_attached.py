@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import DistributedSampler
 
 import alignmixup as am
-from alignmixup.integrations.attached import add_to, check_trained
+from alignmixup.integrations.attached import add_to, check_trained, clip_before_step
 from alignmixup.integrations.draws import step_rng
 from alignmixup.training.optim import mixer_parameters
 from cases import TinyNet, images, labels
@@ -54,17 +54,26 @@ def attached(mixer: am.Mixer, net: nn.Module) -> am.Mixer:
     return mixer.attach(net, torch.zeros_like(images(4)))
 
 
-def by_hand(name: str, rngs: list[torch.Generator]) -> tuple[nn.Module, nn.Module]:
+def by_hand(
+    name: str, rngs: list[torch.Generator], lr: float = LR, clip_norm: float | None = None
+) -> tuple[nn.Module, nn.Module]:
     """SGD over four batches, and the module of the mixer after it."""
     net = TinyNet()
     mixer = attached(mixers()[name], net)
-    optimizer = torch.optim.SGD([*net.parameters(), *mixer_parameters(mixer)], LR)
+    optimizer = torch.optim.SGD([*net.parameters(), *mixer_parameters(mixer)], lr)
     for number, ((x, y), rng) in enumerate(zip(batches(), rngs, strict=True)):
         mixer(net, x, y, rng, progress=number / 4).loss().backward()
+        if clip_norm is not None:  # as our trainer does
+            norms = [nn.utils.clip_grad_norm_(p, clip_norm) for p in parameters(net, mixer)]
+            assert min(norms) > 2 * clip_norm
         optimizer.step()
         optimizer.zero_grad()
     assert mixer.module is not None
     return net, mixer.module
+
+
+def parameters(net: nn.Module, mixer: am.Mixer) -> tuple[list[nn.Parameter], ...]:
+    return list(net.parameters()), mixer_parameters(mixer)
 
 
 def assert_same(found: nn.Module, expected: nn.Module) -> None:
@@ -80,7 +89,7 @@ def assert_equal(found: nn.Module, expected: nn.Module) -> None:
     assert all(torch.equal(one, states[1][name]) for name, one in states[0].items())
 
 
-def lightning_module(name: str) -> Any:
+def lightning_module(name: str, lr: float = LR) -> Any:
     from lightning.pytorch import LightningModule
 
     from alignmixup.integrations.lightning import MixupModule
@@ -96,7 +105,7 @@ def lightning_module(name: str) -> Any:
             return {"logits": self.net(x)}
 
         def configure_optimizers(self) -> torch.optim.Optimizer:
-            return torch.optim.SGD(self.parameters(), LR)
+            return torch.optim.SGD(self.parameters(), lr)
 
     return Module()
 
@@ -214,6 +223,63 @@ def test_timm_task_trains_saves_and_resumes_what_a_mixer_learns(name: str) -> No
     run(again, optimizer, range(2, 4))
     assert_equal(again.trainable_module, whole.trainable_module)
     assert_equal(again.mixer_module, whole.mixer_module)
+
+
+CLIP, STEEP = 0.002, 50.0  # a norm that clips every gradient, and steps as long as without
+
+
+def assert_clipped(net: nn.Module, module: nn.Module | None, rngs: list[torch.Generator]) -> None:
+    """Network and mixer are clipped each by its norm, as in our own trainer."""
+    expected, learned = by_hand("automix", rngs, STEEP, CLIP)
+    assert module is not None
+    assert_same(net, expected)
+    assert_same(module, learned)
+
+
+def test_lightning_clips_what_a_mixer_learns() -> None:
+    module = lightning_module("automix", STEEP)
+    fit(module, gradient_clip_val=CLIP)
+    assert_clipped(module.net, module.mixer_module, [step_rng(0, 0, i) for i in range(4)])
+
+
+def test_trainer_clips_what_a_mixer_learns(monkeypatch) -> None:
+    model = Model()
+    mixer = attached(mixers("net.")["automix"], am.as_logits(model))
+    settings = {"max_grad_norm": CLIP, "learning_rate": STEEP}
+    trainer = hf_trainer(monkeypatch, mixer, model=model, **settings)
+    trainer.train()
+    assert_clipped(model.net, mixer.module, [step_rng(0, i, 0) for i in range(4)])
+    hooks = trainer._clipping._optimizer_step_pre_hooks
+    trainer.train()  # with the optimizer there is
+    assert len(hooks) == 1
+
+
+def test_timm_and_accelerate_clip_what_a_mixer_learns() -> None:
+    """Their loops clip the parameters they are given: those of the network."""
+    from accelerate import Accelerator
+    from timm.utils import dispatch_clip_grad
+
+    from alignmixup.integrations.timm import MixupTask
+
+    for is_timm in (True, False):
+        net, accelerator = TinyNet(), Accelerator(cpu=True)
+        mixer = attached(mixers()["automix"], net)
+        optimizer = torch.optim.SGD(net.parameters(), STEEP)
+        add_to(optimizer, mixer)
+        clip_before_step(optimizer, mixer, CLIP)
+        task = MixupTask(net, mixer, num_steps=4, verbose=False)
+        prepared = optimizer if is_timm else accelerator.prepare(optimizer)
+        for x, y in batches():
+            loss = task(x, y)["loss"]
+            if is_timm:
+                loss.backward()
+                dispatch_clip_grad(net.parameters(), CLIP)
+            else:
+                accelerator.backward(loss)
+                accelerator.clip_grad_norm_(net.parameters(), CLIP)
+            prepared.step()
+            prepared.zero_grad()
+        assert_clipped(net, mixer.module, [step_rng(0, i) for i in range(4)])
 
 
 def copied(value: Any) -> Any:

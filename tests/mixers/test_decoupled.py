@@ -158,7 +158,7 @@ def test_the_preset_of_the_paper_counts_classes_alike() -> None:
 def test_bad_settings_are_named() -> None:
     with pytest.raises(ValueError, match="eta must be >= 0 and finite, got -1"):
         Decoupled(InputMixup(), eta=-1.0)
-    with pytest.raises(ValueError, match="unknown weight 'half'; choose from"):
+    with pytest.raises(ValueError, match="weight must be 'label' or 'one', got 'half'"):
         Decoupled(InputMixup(), weight="half")
     with pytest.raises(ValueError, match="InputMixup has another loss: set its loss='ce'"):
         Decoupled(InputMixup(loss="bce"))(TinyNet(), images(6), labels(6))

@@ -212,7 +212,7 @@ def test_cells_of_a_map_are_means_by_area(size: tuple[int, int]) -> None:
 @pytest.mark.unchecked_shapes
 def test_bad_input_is_named() -> None:
     for settings, message in (
-        ({"grid": "stripes"}, "unknown grid 'stripes'; choose from"),
+        ({"grid": "stripes"}, "grid must be 'holes' or 'cells', got 'stripes'"),
         ({"num_cells": 0}, "num_cells must be an integer >= 1, got 0"),
         ({"alpha": 0.0}, "alpha must be positive and finite, got 0.0"),
         ({"local_weight": 1.0}, "local_weight=1.0 is for grid='cells', got grid='holes'"),

@@ -274,7 +274,7 @@ def test_two_mixers_with_state_are_refused() -> None:
         (lambda: OneOf(weights=(0, 0)), "not all zero"),
         (lambda: OneOf(prob=1.5), r"prob must lie in \[0, 1\], got 1.5"),
         (lambda: OneOf(until=-0.1), r"until must lie in \[0, 1\], got -0.1"),
-        (lambda: OneOf(pairing="nearest"), "unknown pairing 'nearest'; choose from"),
+        (lambda: OneOf(pairing="nearest"), "pairing must be 'random' or 'reverse', got 'nearest'"),
         (lambda: OneOf((CutMix,)), "a mixer is needed, such as CutMix"),
         (lambda: LabelSmoothing("cutmix"), "a mixer is needed, such as CutMix.., got 'cutmix'"),
         (lambda: LabelSmoothing(NoMix(), 1.0), r"smoothing must lie in \[0, 1\), got 1.0"),

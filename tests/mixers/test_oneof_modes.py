@@ -188,7 +188,7 @@ def test_after_until_and_without_weight_nothing_is_mixed(mode: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"mode": "sample"}, r"unknown mode 'sample'; choose from \['batch', 'pair', 'elem'\]"),
+        ({"mode": "sample"}, "mode must be 'batch' or 'pair' or 'elem', got 'sample'"),
         ({"mixers": (AlignMixup(),), "mode": "elem"}, "one lam per sample .* got AlignMixup: use"),
         ({"mixers": (ResizeMix(),), "mode": "pair"}, r"CutMix\), got ResizeMix: use mode='batch'"),
         ({"mixers": (LabelSmoothing(CutMix()),), "mode": "elem"}, "got LabelSmoothing"),

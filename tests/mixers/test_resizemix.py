@@ -128,7 +128,7 @@ def test_sides_are_uniform_in_the_scope_and_boxes_per_sample() -> None:
     [
         ({"scope": (0.8, 0.1)}, r"scope must be two rising shares in \[0, 1\], got \(0.8, 0.1\)"),
         ({"scope": (0.1, 1.5)}, "scope must be"),
-        ({"place": "outside"}, "unknown place 'outside'; choose from"),
+        ({"place": "outside"}, "place must be 'inside' or 'clipped', got 'outside'"),
     ],
 )
 def test_bad_settings_are_named(settings: dict, message: str) -> None:

@@ -175,11 +175,14 @@ def test_it_learns_shapes() -> None:
     [
         (lambda: SaliencyMix(prob=-0.1), r"prob must lie in \[0, 1\], got -0.1"),
         (lambda: SaliencyMix(alpha=0.0), "alpha must be positive and finite, got 0.0"),
-        (lambda: SaliencyMix(saliency="all"), r"unknown saliency 'all'; choose from \['first'"),
+        (
+            lambda: SaliencyMix(saliency="all"),
+            "saliency must be 'first' or 'per_sample', got 'all'",
+        ),
         (lambda: SaliencyMix(mean=(0.5, 0.5, 0.5)), "both mean and std or neither"),
         (lambda: SaliencyMix(mean=(0.5,), std=(0.0,)), "std positive, got"),
         (lambda: SaliencyMix(mean=0.5, std=0.5), "one value per channel, .* got 0.5 and 0.5"),
-        (lambda: SaliencyMix(loss="mse"), "unknown loss 'mse'"),
+        (lambda: SaliencyMix(loss="mse"), "loss must be .*, got 'mse'"),
     ],
 )
 def test_bad_settings_are_named(build, message: str) -> None:

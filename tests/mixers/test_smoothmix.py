@@ -122,7 +122,7 @@ def test_no_strength_is_the_anchor() -> None:
     ("settings", "message"),
     [
         ({"strength": 1.5}, r"strength must lie in \[0, 1\], got 1.5"),
-        ({"labels": "wrong"}, "unknown labels 'wrong'; choose from"),
+        ({"labels": "wrong"}, "labels must be 'shown' or 'swapped', got 'wrong'"),
     ],
 )
 def test_bad_settings_are_named(settings: dict, message: str) -> None:

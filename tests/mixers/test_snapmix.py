@@ -190,8 +190,8 @@ def test_settings_are_the_authors() -> None:
     ("change", "message"),
     [
         ({"loss": "bce"}, "need not sum to 1: loss must be 'ce', got 'bce'"),
-        ({"same_class": "thrice"}, "unknown same_class 'thrice'; choose from"),
-        ({"cam_mode": "frozen"}, "unknown cam_mode 'frozen'; choose from"),
+        ({"same_class": "thrice"}, "same_class must be 'once' or 'twice', got 'thrice'"),
+        ({"cam_mode": "frozen"}, "cam_mode must be 'eval' or 'train', got 'frozen'"),
         ({"classifier": 1}, "a layer is the name of a sub-module"),
         ({"prob": -1.0}, "prob must lie in"),
     ],

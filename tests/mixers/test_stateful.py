@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from alignmixup import contracts
+from alignmixup import fusion
 from alignmixup.contracts import Mixer, fusing
 from alignmixup.mixers.stateful import follow, make_teacher, run, run_and_keep, run_to
 from cases import ROWS, Row, TinyNet, images, labels, params
@@ -151,7 +151,7 @@ def test_fused_steps_are_the_plain_steps(row: Row) -> None:
         mixer = row.attached(net, images(6))
         with fusing(is_fused):
             found.append((steps(row, mixer, net, range(3)), state_of(mixer)))
-    assert contracts._compiled
+    assert fusion._compiled
     (plain, before), (fused, after) = found
     torch.testing.assert_close(fused, plain)
     torch.testing.assert_close(after, before)

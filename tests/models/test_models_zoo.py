@@ -19,6 +19,7 @@ from alignmixup.models import (
     initialize,
     zoo,
 )
+from alignmixup.models.resnet import their_name
 
 MEAN, STD = (0.49, 0.48, 0.45), (0.2, 0.21, 0.22)
 SMALL = {
@@ -79,6 +80,30 @@ def test_other_peoples_weights_are_a_function_of_the_seed_too(name, timm):
     torch.manual_seed(12)
     assert same_weights(first, make(NetSpec(name), seed=5))
     assert not same_weights(first, make(NetSpec(name), seed=6))
+
+
+@pytest.mark.parametrize("name", ["timm:resnet10t", "torchvision:resnet18", "resnet50"])
+def test_weights_load_into_the_librarys_own_model(name, timm, tmp_path):
+    """As the tutorial on prediction says of an exported file, read without this package."""
+    import torchvision
+    from safetensors.torch import load_file, save_file
+
+    net = make(NetSpec(name)).eval()
+    save_file(net.state_dict(), tmp_path / "net.safetensors")
+    state = load_file(tmp_path / "net.safetensors")
+    if name == "resnet50":
+        plain = torchvision.models.resnet50(num_classes=3)
+        weights = {their_name(k): v for k, v in state.items() if not k.startswith("normalize.")}
+    else:
+        library, _, model = name.partition(":")
+        create = timm.create_model if library == "timm" else torchvision.models.get_model
+        plain = create(model, num_classes=3)
+        start = "model."
+        weights = {k.removeprefix(start): v for k, v in state.items() if k.startswith(start)}
+    plain.load_state_dict(weights)
+    x = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    normalized = (x - state["normalize.mean"]) / state["normalize.std"]
+    torch.testing.assert_close(plain.eval()(normalized), net(x), atol=1e-4, rtol=1e-4)
 
 
 def test_initialize_follows_the_stated_laws():

@@ -233,7 +233,7 @@ def test_settings_are_changed_by_name_and_unknown_ones_named():
         ("train.epochs", "many", r"train\.epochs must be int, got 'many'"),
         ("train.epochs", 1.5, r"train\.epochs must be int, got 1\.5"),
         ("train.batch_size", True, r"train\.batch_size must be int, got True"),
-        ("train.compile", 1, r"train\.compile must be bool or 'auto', got 1"),
+        ("train.compile", 1, r"train\.compile must be True or False or 'auto', got 1"),
         ("train.clip_norm", "1", r"train\.clip_norm must be float or None, got '1'"),
         ("train.milestones", (1, 2.5), r"train\.milestones must be tuple\[int, \.\.\.\], got"),
         ("data.area", (0.5,), r"data\.area must be tuple\[float, float\], got \(0\.5,\)"),

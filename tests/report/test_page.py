@@ -105,6 +105,9 @@ def test_published_figures_stand_beside_ours(tmp_path):
     assert re.search(r'class="number published"[^>]*>2\.95<', ours)
     paper = next(row for row in rows if ">PuzzleMix<" in row)
     assert 'class="paper"' in paper
+    label = re.search(r"<label[^>]*>(?:(?!</label>).)*id=\"published\".*?</label>", text)
+    assert label is not None
+    assert label[0].endswith("> Rows that only the paper has</label>")  # shown while it is checked
 
 
 def test_own_sections_come_first_and_are_trusted(tmp_path):

@@ -60,7 +60,7 @@ def test_warm_cosine_is_the_cosine_of_what_is_left():
         ({"momentum": 1.5}, "momentum must be less than 1"),
         ({"clip_norm": 0.0}, "clip_norm must be positive, or None"),
         ({"classifier_lr": -1.0}, "classifier_lr must be positive, or None"),
-        ({"compile": "yes"}, r"compile must be bool or 'auto', got 'yes'"),
+        ({"compile": "yes"}, r"compile must be True or False or 'auto', got 'yes'"),
     ],
 )
 def test_settings_that_cannot_be_are_named(change, named):

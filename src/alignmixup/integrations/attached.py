@@ -10,7 +10,7 @@ from functools import partial
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd import Variable
 
 from alignmixup.contracts import Mixer
@@ -51,6 +51,20 @@ def check_trained(optimizer: torch.optim.Optimizer, mixer: Mixer) -> None:
             f"the optimizer has no parameters of {type(mixer).__name__}: give it "
             "mixer.module.parameters() too"
         )
+
+
+def clip_before_step(optimizer: torch.optim.Optimizer, mixer: Mixer, max_norm: float) -> None:
+    """Clip the gradients of a mixer's parameters before each step of the optimizer.
+
+    By their own norm, as this package's trainer does; for a loop that clips those of the network
+    alone. A gradient scaler has unscaled them by then.
+    """
+    own = mixer_parameters(mixer)
+
+    def clip(*step: object) -> None:
+        nn.utils.clip_grad_norm_(own, max_norm)
+
+    optimizer.register_step_pre_hook(clip)
 
 
 def averaged(loss: Tensor, mixer: Mixer) -> Tensor:

@@ -6,7 +6,8 @@ The module imports nothing of Lightning, so that it works with ``lightning`` and
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, cast
 
 from torch import Tensor, nn
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from alignmixup.contracts import Mixed, Mixer, NotAttached
 from alignmixup.integrations.draws import share_done, step_rng
 from alignmixup.outputs import as_logits
+from alignmixup.training.optim import mixer_parameters
 
 __all__ = ["MixupModule"]
 
@@ -27,7 +29,7 @@ class MixupModule:
 
     A method with parameters or state (AutoMix, RecursiveMix, ...) gets them by ``attach_mixer``, at
     the end of ``__init__``: they become part of the LightningModule, of its ``parameters()`` and of
-    its checkpoints.
+    its checkpoints. ``gradient_clip_val`` clips them and the network each by its own norm.
 
     It logs ``train_loss`` and ``train_accuracy_under_mixing``, the share of label mass that the
     prediction hits.
@@ -93,6 +95,18 @@ class MixupModule:
             self.log("train_accuracy_under_mixing", mixed.accuracy_under_mixing())
         return loss
 
+    def configure_gradient_clipping(self, *args: Any, **kwargs: Any) -> None:
+        """Clip as Lightning does, the mixer's parameters and all others each by their own norm."""
+        clip = cast(Any, super()).configure_gradient_clipping
+        own = mixer_parameters(self.mixer)
+        with _without_gradients(own):
+            clip(*args, **kwargs)
+        if own:
+            are_own = {id(parameter) for parameter in own}
+            every = cast(nn.Module, self).parameters()
+            with _without_gradients([each for each in every if id(each) not in are_own]):
+                clip(*args, **kwargs)
+
     def _check_attached(self) -> None:
         if self.mixer.module is not getattr(self, "mixer_module", None):
             raise ValueError(self._how_to_attach())
@@ -112,3 +126,16 @@ class MixupModule:
     def progress(self) -> float:
         """Share of the training steps that are done, for mixers with a schedule."""
         return share_done(self.global_step, self.trainer.estimated_stepping_batches)
+
+
+@contextmanager
+def _without_gradients(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
+    """Take the gradients of some parameters away, and give them back after the block."""
+    gradients = [parameter.grad for parameter in parameters]
+    for parameter in parameters:
+        parameter.grad = None
+    try:
+        yield
+    finally:
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient

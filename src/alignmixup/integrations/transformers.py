@@ -12,7 +12,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from alignmixup.contracts import Criterion, Mixer
-from alignmixup.integrations.attached import add_to, averaged, check_trained, processes
+from alignmixup.integrations.attached import (
+    add_to,
+    averaged,
+    check_trained,
+    clip_before_step,
+    processes,
+)
 from alignmixup.integrations.draws import share_done, step_rng
 from alignmixup.outputs import as_logits
 
@@ -34,8 +40,8 @@ class MixupTrainerMixin:
 
     A method with parameters or state is attached first:
     ``mixer = am.AutoMix("layer3").attach(am.as_logits(model), images)``. Its parameters are a group
-    of the optimizer, and each checkpoint has a file ``mixer.safetensors``, which is read when the
-    training is resumed from it.
+    of the optimizer, clipped at ``max_grad_norm`` by their own norm, and each checkpoint has a file
+    ``mixer.safetensors``, which is read when the training is resumed from it.
 
     Args:
         mixer: The method.
@@ -87,6 +93,7 @@ class MixupTrainerMixin:
         self.model_accepts_loss_kwargs = False  # as above, before Transformers 5
         self.mixer, self.criterion, self.mixer_seed = mixer, criterion, mixer_seed
         self._step = (-1, 0)  # optimizer step, batch of it
+        self._clipping: Any = None  # the optimizer that clips the mixer's parameters
         if mixer.module is not None:
             mixer.module.to(self.args.device)
 
@@ -122,6 +129,10 @@ class MixupTrainerMixin:
             add_to(self.optimizer, self.mixer)
         if self.mixer.module is not None:
             processes().share_state(self.mixer.module)
+        inner = getattr(self.optimizer, "optimizer", self.optimizer)  # of accelerate's wrapper
+        if self.args.max_grad_norm > 0 and self._clipping is not inner:
+            clip_before_step(inner, self.mixer, self.args.max_grad_norm)
+            self._clipping = inner
         return optimizer
 
     def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:

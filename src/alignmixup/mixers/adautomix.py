@@ -15,6 +15,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -94,15 +95,13 @@ class AdAutoMix(Learned):
     num_images: int = 3
     beta: float = 0.3
     mixup_share: float = 0.5
-    cos_sign: int = 1
+    cos_sign: Literal[1, -1] = 1
     lam_channel: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_integers(self, 2, "num_images")
         check_unit(self, "beta", "mixup_share")
-        if self.cos_sign not in (1, -1):
-            raise ValueError(f"cos_sign must be 1 or -1, got {self.cos_sign}")
 
     @classmethod
     def paper(cls) -> AdAutoMix:

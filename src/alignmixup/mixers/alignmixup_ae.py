@@ -120,6 +120,7 @@ class AlignMixupAE(Method):
     loss: Loss = "ce"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_layer_name(self.embed)
         check_layers(self.layers)
         check_weights(self._weights, self.known_cases)

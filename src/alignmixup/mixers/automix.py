@@ -79,8 +79,6 @@ class PairLearned(Learned):
         check_nonnegative(self, "mask_weight", "mask_margin")
         check_unit(self, "block_prob")
         check_layer_name(self.classifier)
-        if self.heads not in (1, 2):
-            raise ValueError(f"heads must be 1 or 2, got {self.heads!r}")
 
     @property
     def cases(self) -> Mapping[str, float]:

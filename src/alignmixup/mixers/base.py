@@ -49,8 +49,8 @@ class Method(Mixer):
 
     def __post_init__(self) -> None:
         """Check the settings that methods share, by name."""
+        super().__post_init__()
         settings = vars(self)
-        check_choices(self, loss=sorted(LOSSES))
         may_be_none = getattr(type(self), "alpha", None) is None  # where that is the default
         if "alpha" in settings and not (may_be_none and settings["alpha"] is None):
             check_alpha(settings["alpha"])
@@ -198,13 +198,6 @@ def check_unit(mixer: Mixer, *names: str) -> None:
         value = getattr(mixer, name)
         if not (is_number(value) and 0 <= value <= 1):
             raise ValueError(f"{name} must lie in [0, 1], got {value!r}")
-
-
-def check_choices(mixer: Mixer, **choices: Collection[str]) -> None:
-    """Raise a ``ValueError`` if one of these settings is none of its choices."""
-    for name, known in choices.items():
-        if getattr(mixer, name) not in known:
-            raise ValueError(f"unknown {name} {getattr(mixer, name)!r}; choose from {list(known)}")
 
 
 def check_integers(mixer: Mixer, least: int, *names: str) -> None:

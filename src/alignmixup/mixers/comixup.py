@@ -121,8 +121,6 @@ class CoMixup(Method):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_grids(self.grids, least=1)
-        if self.penalty not in ("hard", "soft"):
-            raise ValueError(f"penalty must be 'hard' or 'soft', got {self.penalty!r}")
         check_nonnegative(self, "clean_lam", "beta", "gamma", "eta", "threshold")
         check_integers(self, 1, "part_size", "compat_size", "compat_stride")
         check_integers(self, 1, "num_iters", "num_sweeps", "num_restarts")

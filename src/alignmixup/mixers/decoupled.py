@@ -20,12 +20,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from alignmixup.contracts import Mixed, Mixer, fusible, soft_cross_entropy, widened
-from alignmixup.mixers.base import check_choices, check_nonnegative
+from alignmixup.mixers.base import check_nonnegative
 from alignmixup.mixers.wrapper import Wrapper
 from alignmixup.registry import register_mixer
 
 Weight = Literal["label", "one"]
-WEIGHTS = ("label", "one")
 LEAST_SHARE = 1e-3  # a class with less of a label, beside its smoothing, is not mixed
 
 
@@ -60,7 +59,6 @@ class Decoupled(Wrapper):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_nonnegative(self, "eta")
-        check_choices(self, weight=WEIGHTS)
 
     @classmethod
     def paper(cls, mixer: Mixer) -> Decoupled:

@@ -26,7 +26,6 @@ from alignmixup.contracts import Draw, Mixed, fusible
 from alignmixup.mixers.base import (
     Loss,
     Method,
-    check_choices,
     check_nonnegative,
     image_size,
     paste_partner,
@@ -38,7 +37,6 @@ from alignmixup.mixers.base import (
 from alignmixup.registry import register_mixer
 
 Spectrum = Literal["isotropic", "released"]
-SPECTRA = ("isotropic", "released")
 LOWEST = 16  # |ky| and kx up to here
 
 
@@ -96,7 +94,6 @@ class FMix(Method):
         check_nonnegative(self, "decay")
         if not 0 <= self.max_soft <= 0.5:
             raise ValueError(f"max_soft must lie in [0, 0.5], got {self.max_soft}")
-        check_choices(self, spectrum=SPECTRA)
 
     @classmethod
     def released(cls) -> FMix:

@@ -28,7 +28,6 @@ from alignmixup.hooks import check_layer_name, peek
 from alignmixup.mixers.base import (
     LOSSES,
     Loss,
-    check_choices,
     check_integers,
     check_nonnegative,
     image_size,
@@ -43,7 +42,6 @@ from alignmixup.ops.blend import without_autocast
 from alignmixup.registry import register_mixer
 
 Grid = Literal["holes", "cells"]
-GRIDS = ("holes", "cells")
 LEAST, MOST = 2, 6  # squares across the crop
 LAM = {"holes": (0.1, 0.9), "cells": (0.0, 1.0)}  # the uniform shares where alpha is None
 
@@ -99,7 +97,6 @@ class GridMix(Stateful):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_integers(self, 1, "num_cells")
-        check_choices(self, grid=GRIDS)
         check_layer_name(self.layer)
         check_nonnegative(self, "local_weight")
         if self.local_weight and self.grid != "cells":

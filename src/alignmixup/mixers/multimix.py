@@ -166,10 +166,6 @@ class DenseMultiMix(MultiMix):
         super().__post_init__()
         check_layer_name(self.layer)
         check_layer_name(self.classifier)
-        if self.attention not in ("gap", "cam", "uniform"):
-            raise ValueError(
-                f"unknown attention {self.attention!r}; choose 'gap', 'cam' or 'uniform'"
-            )
 
     def tapped(self, net: nn.Module) -> Sequence[str]:
         return (self.layer,)

@@ -25,7 +25,6 @@ from alignmixup.hooks import tap
 from alignmixup.mixers.base import (
     CLEAN,
     ImageMethod,
-    check_choices,
     check_unit,
     clean_draw,
     probabilities,
@@ -46,7 +45,6 @@ from alignmixup.mixers.wrapper import check_mixers
 from alignmixup.registry import register_mixer
 
 Pairing = Literal["random", "reverse"]
-PAIRINGS = ("random", "reverse")
 
 
 @register_mixer
@@ -85,6 +83,7 @@ class OneOf(Mixer):
     mode: Mode = "batch"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_mixers(self.mixers)
         check_smoothing(self.smoothing, self.mixers)
         weights = (1.0,) * len(self.mixers) if self.weights is None else self.weights
@@ -94,7 +93,6 @@ class OneOf(Mixer):
                 f"all zero, got {self.weights}"
             )
         check_unit(self, "prob", "until")
-        check_choices(self, pairing=PAIRINGS)
         check_mode(self.mode, self.mixers)
 
     @classmethod

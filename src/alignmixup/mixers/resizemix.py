@@ -20,7 +20,6 @@ from alignmixup.mixers.base import (
     BoxDraw,
     Loss,
     Method,
-    check_choices,
     image_size,
     paste,
     require,
@@ -31,7 +30,6 @@ from alignmixup.mixers.base import (
 from alignmixup.registry import register_mixer
 
 Place = Literal["inside", "clipped"]
-PLACES = ("inside", "clipped")
 
 
 @register_mixer
@@ -66,7 +64,6 @@ class ResizeMix(Method):
         super().__post_init__()
         if len(self.scope) != 2 or not 0 <= self.scope[0] <= self.scope[1] <= 1:
             raise ValueError(f"scope must be two rising shares in [0, 1], got {self.scope}")
-        check_choices(self, place=PLACES)
 
     @classmethod
     def openmixup(cls) -> ResizeMix:

@@ -19,7 +19,6 @@ from alignmixup.mixers.base import (
     Loss,
     Method,
     Scale,
-    check_choices,
     image_size,
     mixed_or_clean,
     paste,
@@ -34,7 +33,6 @@ from alignmixup.ops.saliency import fine_grained_saliency, saliency_peak
 from alignmixup.registry import register_mixer
 
 Boxes = Literal["first", "per_sample"]
-BOXES = ("first", "per_sample")
 
 
 @register_mixer
@@ -71,10 +69,6 @@ class SaliencyMix(Method):
     mean: Scale = None
     std: Scale = None
     loss: Loss = "ce"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_choices(self, saliency=BOXES)
 
     @property
     def cases(self) -> Mapping[str, float]:

@@ -23,7 +23,6 @@ from alignmixup.mixers.base import (
     BoxDraw,
     Loss,
     Method,
-    check_choices,
     check_unit,
     image_size,
     require,
@@ -33,7 +32,6 @@ from alignmixup.mixers.base import (
 from alignmixup.registry import register_mixer
 
 Labels = Literal["shown", "swapped"]
-LABELS = ("shown", "swapped")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +73,6 @@ class SmoothMix(Method):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_unit(self, "strength")
-        check_choices(self, labels=LABELS)
 
     @classmethod
     def openmixup(cls) -> SmoothMix:

@@ -27,7 +27,6 @@ from alignmixup.mixers.base import (
     BoxDraw,
     Loss,
     Method,
-    check_choices,
     image_size,
     mixed_or_clean,
     paste,
@@ -94,7 +93,6 @@ class SnapMix(Method):
         super().__post_init__()
         check_layer_name(self.layer)
         check_layer_name(self.classifier)
-        check_choices(self, same_class=("once", "twice"), cam_mode=("eval", "train"))
         if self.loss != "ce":
             raise ValueError(
                 f"the targets of SnapMix need not sum to 1: loss must be 'ce', got {self.loss!r}"

@@ -26,7 +26,6 @@ from alignmixup.mixers.base import (
     CLEAN,
     BoxDraw,
     check_alpha,
-    check_choices,
     image_size,
     mixed_or_clean,
     paste,
@@ -44,7 +43,6 @@ from alignmixup.ops.blend import blend
 from alignmixup.registry import register_mixer
 
 Gamma = Literal["beta", "auto"]
-GAMMAS = ("beta", "auto")
 
 # Added to the distance of a class to itself, as the authors do: gamma is then not zero.
 SAME_CLASS = 2.0
@@ -110,7 +108,6 @@ class StyleCutMix(StyleMixer):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_alpha(self.gamma_alpha)
-        check_choices(self, gamma=GAMMAS)
         if not self.delta > 0:
             raise ValueError(f"delta must be positive, got {self.delta}")
 

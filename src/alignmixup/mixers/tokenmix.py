@@ -26,7 +26,6 @@ from alignmixup.mixers.base import (
     LOSSES,
     Loss,
     Method,
-    check_choices,
     check_integers,
     check_unit,
     image_size,
@@ -41,7 +40,6 @@ from alignmixup.ops.blend import check_logits
 from alignmixup.registry import register_mixer
 
 Maps = Callable[[Tensor], Tensor]
-CHOICES = {"mask": ("blocks", "random"), "score": ("attention", "area", "maps")}
 LEAST_ASPECT, NUM_TRIES = 0.3, 10
 
 
@@ -97,7 +95,6 @@ class TokenMix(Method):
         super().__post_init__()
         check_integers(self, 2, "grid")
         check_layer_name(self.attention)
-        check_choices(self, **CHOICES)
         check_unit(self, "share", "smoothing")
 
     @classmethod

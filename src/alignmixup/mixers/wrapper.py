@@ -18,6 +18,7 @@ class Wrapper(Mixer):
     mixer: Mixer
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_mixers((self.mixer,))
 
     @property

@@ -22,7 +22,8 @@ from alignmixup.ops.norm_relu import NormReluSequential, norm_relu
 from alignmixup.registry import register_model
 
 EXPANSION = 4
-# Parts of the names of tensors: torchvision's and ours.
+# Names of tensors, torchvision's and ours: how they begin, and other parts of them.
+TOP = {"conv1": "stem.conv", "bn1": "stem.norm", "fc": "head.linear"}
 RENAMES = {"downsample.0": "shortcut.conv", "downsample.1": "shortcut.norm", ".bn": ".norm"}
 
 
@@ -125,18 +126,18 @@ class Bottleneck(nn.Module):
 def _our_name(name: str) -> str:
     """Return our name of a tensor in torchvision's resnet50."""
     first, _, rest = name.partition(".")
-    top = {"conv1": "stem.conv", "bn1": "stem.norm", "fc": "head.linear"}
-    if first in top:
-        return f"{top[first]}.{rest}"
+    if first in TOP:
+        return f"{TOP[first]}.{rest}"
     for theirs, ours in RENAMES.items():
         name = name.replace(theirs, ours)
     return name
 
 
 def their_name(name: str) -> str:
-    """Return the name that a tensor of our ResNet-50, without its head, has in torchvision's."""
-    if name.startswith("stem."):
-        return name.replace("stem.conv.", "conv1.").replace("stem.norm.", "bn1.")
+    """Return the name that a tensor of our ResNet-50 has in torchvision's."""
+    for theirs, ours in TOP.items():
+        if name.startswith(f"{ours}."):
+            return f"{theirs}{name.removeprefix(ours)}"
     for theirs, ours in RENAMES.items():
         name = name.replace(ours, theirs)
     return name

@@ -15,6 +15,7 @@ from typing import Literal
 import torch
 from torch import nn
 
+from alignmixup.checking import check_choices
 from alignmixup.device import fork_rng
 from alignmixup.models.autoencoder import AutoencodingClassifier
 from alignmixup.models.decoder import ToImage
@@ -26,7 +27,7 @@ from alignmixup.models.external import (
     torchvision_weights,
 )
 from alignmixup.models.normalize import Rgb
-from alignmixup.models.preact_resnet import Block, HeadKind, check_block
+from alignmixup.models.preact_resnet import Block, HeadKind
 from alignmixup.registry import MODELS, ModelEntry, suggestion
 
 
@@ -78,7 +79,7 @@ class NetSpec:
     def __post_init__(self) -> None:
         if self.width is not None and self.width < 1:
             raise ValueError(f"width must be at least 1, got {self.width}")
-        check_block(self.block)
+        check_choices(self)
         if not 0 <= self.drop_path < 1:
             raise ValueError(f"drop_path must be from 0 to below 1, got {self.drop_path}")
         for option in ("stem_stride", "last_stride"):

@@ -86,7 +86,7 @@ def align_mix(
     """
     if keep not in ("anchor", "partner"):
         raise ValueError(f"keep must be 'anchor' or 'partner', got {keep!r}")
-    side = last or exact_side(keep, num_iters)
+    side = exact_side(keep, num_iters) if last is None else last
     check_settings(eps, num_iters, tol, side)
     _check_features(features, perm, lam)
     positions = to_positions(features)

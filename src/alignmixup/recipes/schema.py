@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self, get_type_hints
 
-from alignmixup.checking import check_kind
+from alignmixup.checking import check_choices, check_kind
 from alignmixup.contracts import Mixer, RecipeKey
 from alignmixup.datasets.loading.layout import PATH_PREFIXES, absolute
 from alignmixup.datasets.loading.rand_augment import check_augmentation
@@ -96,8 +96,7 @@ class DataSpec:
         object.__setattr__(self, "name", absolute(self.name))
         if self.limit is not None and self.limit < 1:
             raise ValueError(f"limit must be at least 1, or None for all images, got {self.limit}")
-        if self.on_error not in ("raise", "skip"):
-            raise ValueError(f"on_error must be 'raise' or 'skip', got {self.on_error!r}")
+        check_choices(self)
         check_augmentation(self.rand_augment, self.erasing, self.repeats)
 
 

@@ -123,7 +123,7 @@ class PageBuilder:
             '<select id="place" aria-label="Data and network"><option value="">All data</option>'
             f"{options}</select>{smoke}"
             '<label class="check"><input type="checkbox" id="published" checked> '
-            "Rows of the paper alone</label></form>"
+            "Rows that only the paper has</label></form>"
         )
 
 

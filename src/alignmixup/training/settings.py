@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Self, get_type_hints
+from typing import Any, Literal, Self
 
-from alignmixup.checking import check_kind
+from alignmixup.checking import check_choices
 from alignmixup.device import Switch
 from alignmixup.registry import OPTIMIZERS
 
@@ -117,9 +117,7 @@ class TrainSettings:
         ):
             if getattr(self, name) is not None:
                 self._require(name, is_valid, text)
-        hints = get_type_hints(type(self))
-        for name in ("schedule", "precision", "channels_last", "compile", "capture", "partners"):
-            check_kind(name, getattr(self, name), hints[name])
+        check_choices(self)
         OPTIMIZERS[self.optimizer]  # raises for an unknown name
         if self.nesterov and self.optimizer != "sgd":
             raise ValueError(f"nesterov is for optimizer='sgd', not {self.optimizer!r}")

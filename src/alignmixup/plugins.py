@@ -1,0 +1,64 @@
+"""A user's modules, imported for what they register."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+_plugins: dict[str, ModuleType] = {}
+
+
+def import_plugin(name: str) -> str:
+    """Import a user's module, ``package.module`` or a path ``file.py``, that registers entries.
+
+    Args:
+        name: The module's name, importable from the current directory, or the path of a file.
+
+    Returns:
+        The name to record in a run: a module's name, or a file's absolute path.
+    """
+    is_file = name.endswith(".py")
+    recorded = str(Path(name).resolve()) if is_file else name
+    if recorded in _plugins:
+        return recorded
+    if is_file:
+        _plugins[recorded] = _import_file(Path(recorded))
+    else:
+        if "" not in sys.path and str(Path.cwd()) not in sys.path:
+            sys.path.insert(0, str(Path.cwd()))
+        try:
+            _plugins[recorded] = importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+                raise  # the plugin was found; something that it imports was not
+            raise ValueError(
+                f"no module {name!r} to import as a plugin; run from the folder that contains it, "
+                "or give the path of its file"
+            ) from None
+    return recorded
+
+
+def imported_plugins() -> tuple[str, ...]:
+    """Return the plugins imported so far, as a run records them."""
+    return tuple(_plugins)
+
+
+def plugin_module(recorded: str) -> ModuleType:
+    """Return an imported plugin by the name that ``import_plugin`` returned."""
+    return _plugins[recorded]
+
+
+def _import_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise ValueError(f"the plugin {path} does not exist")
+    name = f"alignmixup_plugin_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,111 @@
+"""Switches and named choices: every one is refused by its value, with those it may have."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from dataclasses import dataclass
+from typing import Any, Literal, get_args, get_type_hints
+
+import pytest
+import torch
+
+import alignmixup as am
+from alignmixup.checking import check_choices, check_kind
+from alignmixup.ops.sinkhorn import SOLVERS
+from alignmixup.registry import MIXERS
+
+REQUIRED: dict[str, Any] = {"mixer": am.InputMixup(), "name": "cifar10"}
+SETTINGS = [*MIXERS.values(), am.TrainSettings, am.DataSpec, am.NetSpec]
+
+
+def made(kind: Any, **settings: object) -> Any:
+    """An object of a settings class with its required fields."""
+    needed = [f.name for f in dataclasses.fields(kind)]
+    return kind(**{name: REQUIRED[name] for name in needed if name in REQUIRED}, **settings)
+
+
+def listed_by(hint: Any) -> bool:
+    """Whether a type hint is of switches and names: its parts are ``bool``, Literal and None."""
+    words = re.sub(
+        r"typing\.|Literal\[[^\]]*\]|Optional|NoneType|None|<class|>|bool", "", str(hint)
+    )
+    return not re.search(r"\w", words)
+
+
+def choices() -> list[Any]:
+    return [
+        pytest.param(kind, field.name, id=f"{kind.__name__}-{field.name}")
+        for kind in SETTINGS
+        for field in dataclasses.fields(kind)
+        if listed_by(get_type_hints(kind)[field.name])
+    ]
+
+
+def test_the_choices_are_found() -> None:
+    found = {param.id for param in choices()}
+    assert {"AlignMixup-aligned", "AlignMixup-backend", "AlignMixup-last"} <= found
+    assert {"AlignMixupAE-clean", "TrainSettings-nesterov", "OneOf-mode"} <= found
+    assert {f"{kind.__name__}-loss" for kind in MIXERS.values() if hasattr(kind, "loss")} <= found
+    assert "AlignMixup-resolution" not in found
+
+
+@pytest.mark.parametrize(("kind", "name"), choices())
+def test_a_value_that_is_no_choice_is_refused(kind: Any, name: str) -> None:
+    for value in ("", "nonesuch", 3, 1.0, ["auto"]):
+        message = f"^{name} must be .* or .*, got {re.escape(repr(value))}$"
+        with pytest.raises(ValueError, match=message):
+            made(kind, **{name: value})
+
+
+@pytest.mark.parametrize(("kind", "name"), choices())
+def test_the_default_is_a_choice(kind: Any, name: str) -> None:
+    usual = made(kind)
+    assert getattr(made(kind, **{name: getattr(usual, name)}), name) == getattr(usual, name)
+
+
+def test_a_choice_of_numbers_is_no_switch() -> None:
+    with pytest.raises(ValueError, match="heads must be 1 or 2, got True"):
+        am.AutoMix(heads=True)
+    with pytest.raises(ValueError, match="aligned must be True or False, got 1"):
+        am.AlignMixup(aligned=1)
+    with pytest.raises(ValueError, match="k must be 1 or 2 or None, got True"):
+        check_kind("k", True, Literal[1, 2] | None)
+
+
+def test_a_mixer_of_a_user_is_checked_by_its_hints() -> None:
+    @dataclass(frozen=True)
+    class Mine(am.InputMixup):
+        mode: Literal["a", "b"] = "a"
+
+    with pytest.raises(ValueError, match="lam_per_sample must be True or False, got 'no'"):
+        made(Mine, lam_per_sample="no")
+
+
+def test_a_hint_that_names_something_local_is_left_alone() -> None:
+    Local = Literal["a", "b"]
+
+    @dataclass(frozen=True)
+    class Settings:
+        mode: Local = "a"  # type: ignore[valid-type]
+
+        def __post_init__(self) -> None:
+            check_choices(self)
+
+    assert Settings("c").mode == "c"
+
+
+@pytest.mark.parametrize("value", ["", "nonesuch", False, 0, ["rows"]])
+@pytest.mark.parametrize("name", ["keep", "last", "backend"])
+def test_the_choices_of_the_operators_are_refused(name: str, value: object) -> None:
+    arguments: dict[str, Any] = {name: value}
+    message = f"({name} must be|unknown {name}).*{re.escape(repr(value))}"
+    with pytest.raises(ValueError, match=message):
+        am.align_mix(torch.ones(2, 3, 4), torch.arange(2), torch.ones(()), **arguments)
+    if name != "keep":
+        with pytest.raises(ValueError, match=message):
+            am.sinkhorn(torch.ones(3, 3), **arguments)
+
+
+def test_the_backends_of_the_hint_are_the_solvers() -> None:
+    assert set(get_args(get_type_hints(am.AlignMixup)["backend"])) == {"auto", *SOLVERS}
