@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 
-from alignmixup.results import RecipeKey, Result
+from alignmixup.results import RecipeKey, Result, Skipped
 
 __all__ = [
     "Draw",
@@ -35,6 +35,7 @@ __all__ = [
     "Mixer",
     "RecipeKey",
     "Result",
+    "Skipped",
     "fusible",
     "fusing",
     "label_problem",

@@ -55,17 +55,21 @@ for count, tasks in ((23, names), (2, ["accuracy", "fgsm"]), (1, ["accuracy", "c
 print("equal", flush=True)
 """
 
+# Tasks of a user that fail, outside of ``team.agreed()`` unless they say so, and the error of all.
 FAILURES = """
+import re
+import time
 import torch
 from torch import nn
 import alignmixup as am
 from alignmixup.datasets import shapes
-from alignmixup.evaluation import collect_logits
+from alignmixup.evaluation import Skipped
 from alignmixup.training import join_team
 
 torch.set_num_threads(1)
 team, device = join_team(torch.device("cpu"))
 net, images = nn.Sequential(nn.AvgPool2d(8), nn.Flatten(), nn.Linear(48, 10)), shapes("test", 9)
+expected = {}
 
 
 @am.register_task("alone")
@@ -73,19 +77,125 @@ def alone(model, batches):
     return [am.Result("alone", "images", sum(len(x) for x, _ in batches), {"rank": team.rank})]
 
 
-@am.register_task("fragile")
-def fragile(model, batches, *, team):
+def fails(text):
+    def register(task):
+        am.register_task(task.__name__)(task)
+        expected[task.__name__] = text
+    return register
+
+
+@fails("OSError: rank 1: no such disk")
+def in_an_agreed_block(model, batches, *, team):
     with team.agreed():
         if team.rank == 1:
             raise OSError("no such disk")
     return []
 
 
-names = ["alone", "fragile", "accuracy"]
+@fails("OSError: rank 1: no such disk")
+def before_a_collective(model, batches, *, team):
+    if team.rank == 1:
+        raise OSError("no such disk")
+    team.total([1], device)
+
+
+@fails("ValueError: rank 0: no number")
+def before_an_agreed_block(model, batches, *, team):
+    if team.rank == 0:
+        raise ValueError("no number")
+    with team.agreed():
+        team.join_rows(torch.rand(2, 3))
+
+
+@fails("RuntimeError: rank 1: ZeroDivisionError: division by zero (<program>:N)")
+def after_the_last_collective(model, batches, *, team):
+    team.wait()
+    team.rank == 1 and 1 / 0
+    return []
+
+
+@fails("OSError: rank 1: no such disk")
+def while_another_works(model, batches, *, team):
+    if team.rank == 1:
+        raise OSError("no such disk")
+    while True:
+        list(batches)
+
+
+@fails("OSError: rank 1: no such disk")
+def while_another_catches_all(model, batches, *, team):
+    if team.rank == 1:
+        raise OSError("no such disk")
+    for _ in range(3):
+        try:
+            team.from_rank_zero(1)
+        except Exception:
+            pass
+    return []
+
+
+@fails("ValueError: rank 1: rank 0 has returned, while rank 1 waits in total of 1 numbers: all "
+       "ranks must call the same methods of the team")
+def by_an_early_return(model, batches, *, team):
+    return team.total([1], device) if team.rank else []
+
+
+@fails("ValueError: rank 0 calls total of 1 numbers, rank 1 calls any: all ranks must call the "
+       "same methods of the team")
+def by_another_call(model, batches, *, team):
+    return team.any(True, device) if team.rank else team.total([1], device)
+
+
+@fails("ValueError: rank 0 calls any, rank 1 calls agreed: all ranks must call the same methods "
+       "of the team")
+def by_a_block_of_one(model, batches, *, team):
+    if team.rank == 0:
+        team.any(True, device)
+    with team.agreed():
+        return []
+
+
+@fails("ValueError: both")
+def everywhere(model, batches, *, team):
+    raise ValueError("both")
+
+
+@fails("ValueError: rank 0: alone")
+def in_rank_0_alone(model, batches):
+    raise ValueError("alone")
+
+
+class Local:
+    def __reduce__(self):
+        raise ValueError("it cannot be sent")
+
+
+@fails("ValueError: rank 0: it cannot be sent")
+def by_its_result(model, batches, *, team):
+    return [am.Result("by_its_result", "local", 0, {"local": Local()})]
+
+
+@am.register_task("skipped")
+def skipped(model, batches, *, team):
+    if team.rank == 1:
+        raise Skipped("no such images")
+    team.join_rows(torch.rand(2, 3))
+
+
+names, began = ["alone", *expected, "skipped", "accuracy"], time.monotonic()
 scores = am.evaluate(net, images, tasks=names, device="cpu", team=team)
+assert time.monotonic() - began < 20
 assert [r.value for r in scores.results][0] == 9 and scores.results[0].settings["rank"] == 0
-assert scores.failed == {"fragile": "ValueError: rank 1: OSError: no such disk"}, scores.failed
+failed = {name: re.sub("[0-9]+[)]", "N)", text) for name, text in scores.failed.items()}
+assert failed == expected, failed
+assert scores.left_out == {"skipped": "no such images"}
 assert {r.task for r in scores.results} == {"alone", "accuracy"}
+try:
+    am.evaluate(net, images, tasks=["before_a_collective"], device="cpu", team=team)
+except OSError as error:
+    assert str(error) == "rank 1: no such disk"
+after = am.evaluate(net, images, device="cpu", team=team)
+assert after.value("accuracy", "top1") == scores.value("accuracy", "top1")
 try:
     am.evaluate(net, [(torch.rand(4, 3, 32, 32), torch.zeros(4).long())], device="cpu", team=team)
 except ValueError as error:
@@ -99,6 +209,30 @@ from alignmixup.cli import main
 
 torch.set_num_threads(1)
 sys.exit(main(["evaluate", *sys.argv[1:]]))
+"""
+
+# Nothing of ours can stop a process that waits in a collective of torch itself.
+PLAIN = """
+import torch
+import torch.distributed as dist
+from torch import nn
+import alignmixup as am
+from alignmixup.datasets import shapes
+from alignmixup.training import join_team, watch
+
+watch.PERIOD, watch.LIMIT, watch.GRACE = 0.2, 2.0, 1.0  # seconds
+torch.set_num_threads(1)
+team, device = join_team(torch.device("cpu"))
+
+
+@am.register_task("plain")
+def plain(model, batches, *, team):
+    if team.rank == 1:
+        raise OSError("no such disk")
+    dist.all_reduce(torch.ones(3))
+
+
+am.evaluate(nn.Flatten(), shapes("test", 4), tasks=["plain"], device="cpu", team=team)
 """
 
 ENDLESS = """
@@ -137,6 +271,16 @@ def test_a_failure_of_one_process_is_that_of_all():
     message = "2 processes cannot share batches of a loader: pass an ImageSet, or score in one"
     for line in finish(start_team(FAILURES)):
         assert line.startswith(message)
+
+
+@pytest.mark.slow
+def test_a_process_that_waits_in_a_collective_of_torch_is_ended_with_the_reason():
+    began = time.monotonic()
+    for process in start_team(PLAIN):
+        code, errors = process.fail()
+        assert code == 1
+        assert "rank 1: no such disk" in errors
+    assert time.monotonic() - began < 60
 
 
 def test_rank_0_alone_writes_and_prints(run):

@@ -17,11 +17,11 @@ from jaxtyping import Float, UInt8
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from alignmixup.contracts import Skipped
 from alignmixup.evaluation.cam import PoolHead, class_maps, find_pool_head
 from alignmixup.evaluation.forward import (
     Batches,
     Normalization,
-    Skipped,
     check_labels,
     labeled_pixels,
     model_device,

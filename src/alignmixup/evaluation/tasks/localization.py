@@ -40,10 +40,10 @@ from jaxtyping import Float, Int, UInt8
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from alignmixup.contracts import Result
+from alignmixup.contracts import Result, Skipped
 from alignmixup.evaluation.component_tree import NUM_LEVELS
 from alignmixup.evaluation.contours import Box, LevelBoxes, level_boxes, mask_box
-from alignmixup.evaluation.forward import Batches, Normalization, Skipped, amp_name
+from alignmixup.evaluation.forward import Batches, Normalization, amp_name
 from alignmixup.evaluation.heat import Floats, HeatImage, Scan
 from alignmixup.evaluation.iou import box_iou
 from alignmixup.registry import register_task
