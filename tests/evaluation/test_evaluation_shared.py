@@ -186,6 +186,11 @@ def by_a_block_of_one(model, batches, *, team):
         return []
 
 
+@fails("ValueError: the ranks have [2, 4] rows: pass those that Team.rows chooses")
+def by_rows_of_no_share(model, batches, *, team):
+    team.join_rows(torch.rand(2 + 2 * team.rank, 3))
+
+
 @fails("ValueError: both")
 def everywhere(model, batches, *, team):
     raise ValueError("both")
@@ -231,6 +236,74 @@ try:
     am.evaluate(net, [(torch.rand(4, 3, 32, 32), torch.zeros(4).long())], device="cpu", team=team)
 except ValueError as error:
     print(error, flush=True)
+"""
+
+# Random programs of collectives and nested blocks; some ranks fail, catch or stop at random places.
+RANDOM = """
+import random
+import torch
+from torch import nn
+import alignmixup as am
+from alignmixup.datasets import shapes
+from alignmixup.training import join_team
+
+torch.set_num_threads(1)
+team, device = join_team(torch.device("cpu"))
+
+
+def step(plan, own, depth):
+    call = plan.randrange(6)
+    if own.random() < 0.02:
+        raise own.choice([OSError, KeyError, ValueError])(f"at depth {depth}")
+    if call == 0:
+        assert team.total([1, 2], device) == [team.size, 2 * team.size]
+    elif call == 1:
+        assert len(team.join_rows(torch.rand(7, 2)[team.rows])) == 7
+    elif call == 2:
+        assert team.from_rank(team.size - 1, team.rank) == team.size - 1
+    elif call == 3 and depth < 3:
+        with team.agreed():
+            for _ in range(plan.randrange(4)):
+                step(plan, own, depth + 1)
+    elif call == 4 and depth < 3:
+        inner = random.Random(plan.random())
+        try:
+            with team.agreed():
+                for _ in range(3):
+                    step(inner, own, depth + 1)
+        except (ValueError, OSError):
+            pass
+    elif call == 5:
+        team.wait()
+
+
+@am.register_task("random")
+def random_task(model, batches, *, team, seed):
+    plan, own = random.Random(seed), random.Random(f"{seed} {team.rank}")
+    for _ in range(8):
+        step(plan, own, 0)
+        if own.random() < 0.01:
+            break
+    return []
+
+
+@am.register_task("first")
+def first(model, batches):
+    return [am.Result("first", "zero", 0, {})]
+
+
+num_failed = 0
+for seed in range(60):
+    tasks = ["first", "random"]
+    scores = am.evaluate(
+        nn.Flatten(), shapes("test", 4), tasks=tasks, device="cpu", seed=seed, team=team
+    )
+    texts = [scores.failed.get("random")] * team.size
+    with team.agreed():
+        found = [team.from_rank(rank, scores.failed.get("random")) for rank in range(team.size)]
+    assert found == texts, found
+    num_failed += texts[0] is not None
+print(10 < num_failed < 50, flush=True)
 """
 
 COMMAND = """
@@ -302,6 +375,11 @@ def test_a_failure_of_one_process_is_that_of_all():
     message = "2 processes cannot share batches of a loader: pass an ImageSet, or score in one"
     for line in finish(start_team(FAILURES)):
         assert line.startswith(message)
+
+
+@pytest.mark.slow
+def test_ranks_agree_on_the_failures_of_random_programs():
+    assert finish(start_team(RANDOM, size=3)) == ["True"] * 3
 
 
 @pytest.mark.slow

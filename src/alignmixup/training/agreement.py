@@ -22,6 +22,7 @@ from alignmixup.contracts import Skipped
 from alignmixup.training import watch
 from alignmixup.training.watch import (
     RankLost,
+    is_of_all,
     is_of_communication,
     marked_of_all,
     raise_if_lost,
@@ -74,8 +75,7 @@ class Block:
         if not self._store.check(["failed"]):
             return None
         kind, text = json.loads(self._store.get("failed"))
-        error: Exception = KINDS[kind](text)
-        return error
+        return marked_of_all(KINDS[kind](text))
 
     def is_due(self) -> bool:
         """Return whether this process has not looked at the others for a while."""
@@ -91,25 +91,28 @@ class Block:
         else:
             kind, own = _described(error)
             # A task is skipped because of its data or model, not because of a rank.
-            text = own if isinstance(error, Skipped) else f"rank {self._rank}: {own}"
+            has_no_rank = isinstance(error, Skipped) or is_of_all(error)
+            text = own if has_no_rank else f"rank {self._rank}: {own}"
             self._store.compare_set("failed", "", json.dumps([kind, text]))
             own = f"{KINDS[kind].__name__}: {own}"
         self._store.set(f"left/{self._rank}", own)
-        self._wait_for_all("left")
+        self._wait_until_all_have_left()
         errors, failure = self._read("left"), self.failure()
         self._store.set(f"done/{self._rank}", "")
-        if self._rank == 0:  # it may hold the store, which the others still read: it leaves last
-            self._wait_for_all("done")
+        # Rank 0 may hold the store, which the others still read: it leaves last.
+        for _ in _pauses():
+            if self._rank > 0 or self._are_all_at("done"):
+                break
         if error is not None and len(set(errors)) == 1:
             raise marked_of_all(error)
         if failure is not None:
-            raise marked_of_all(failure) from error
+            raise failure from error
 
-    def _wait_for_all(self, place: str) -> None:
+    def _wait_until_all_have_left(self) -> None:
         failed_after: float | None = None
         for seconds in _pauses():
             outer, failure = _failure(), self.failure()
-            if self._are_all_at(place):
+            if self._are_all_at("left"):
                 return
             if outer is not None:
                 raise outer
@@ -117,8 +120,8 @@ class Block:
                 continue
             failed_after = seconds if failed_after is None else failed_after
             if seconds - failed_after > watch.LIMIT:
-                at = (rank for rank in self._ranks if not self._store.check([f"{place}/{rank}"]))
-                silent = ", ".join(map(str, at))
+                left = [self._store.check([f"left/{rank}"]) for rank in self._ranks]
+                silent = ", ".join(str(rank) for rank in self._ranks if not left[rank])
                 raise RankLost(f"{failure}; rank {silent} has not stopped in {watch.LIMIT:g} s")
 
     def _are_all_at(self, place: str) -> bool:

@@ -115,14 +115,16 @@ class Team:
         if self.size == 1:
             return own
         shapes = self._gather_objects(tuple(own.shape))
-        longest = max(shapes)
+        longest, num_rows = max(shapes), [shape[0] for shape in shapes]
+        if num_rows != [len(range(sum(num_rows))[r :: self.size]) for r in range(self.size)]:
+            raise ValueError(f"the ranks have {num_rows} rows: pass those that Team.rows chooses")
         padded = own.new_zeros(longest)
         if len(own):
             padded[: len(own)] = own
         agreement.meet(f"join_rows of {list(longest[1:])}")
         parts = [torch.empty_like(padded) for _ in range(self.size)]
         dist.all_gather(parts, padded)
-        whole = own.new_empty((sum(shape[0] for shape in shapes), *longest[1:]))
+        whole = own.new_empty((sum(num_rows), *longest[1:]))
         for rank, (part, shape) in enumerate(zip(parts, shapes, strict=True)):
             whole[rank :: self.size] = part[: shape[0]]
         return whole
