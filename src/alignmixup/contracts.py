@@ -37,7 +37,7 @@ from alignmixup.losses import (
     softmax_bce,
     widened,
 )
-from alignmixup.results import RecipeKey, Result
+from alignmixup.results import RecipeKey, Result, Skipped
 
 __all__ = [
     "Criterion",
@@ -47,6 +47,7 @@ __all__ = [
     "Mixer",
     "RecipeKey",
     "Result",
+    "Skipped",
     "fusible",
     "fusing",
     "label_problem",

@@ -157,3 +157,7 @@ class Result:
         if fields.get("base"):
             fields["base"] = RecipeKey(**fields["base"])
         return cls(**fields)
+
+
+class Skipped(ValueError):
+    """Raised by a task that these data or this model do not allow, with the reason."""

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from alignmixup.contracts import ImageSet, Result
+from alignmixup.contracts import ImageSet, Result, Skipped
 from alignmixup.datasets.folder import FileSet
 from alignmixup.evaluation.forward import (
     ALONE,
@@ -26,7 +26,6 @@ from alignmixup.evaluation.forward import (
     Normalization,
     PixelBatches,
     Pixels,
-    Skipped,
 )
 from alignmixup.evaluation.outliers import Outliers, find_outliers, sources_for
 from alignmixup.evaluation.subject import EvalImages, eval_images, open_subject
@@ -189,24 +188,22 @@ def _attempt(
     options: Mapping[str, Any],
     on_images: OnImages | None,
 ) -> _Attempt:
-    """Run a task; every process returns what rank 0 has got."""
+    """Run a task; every process returns what rank 0 has got, or the first error of any."""
     team: Team = needed["team"]
-    found = _Attempt([])
-    if team.is_rank_zero or "team" in parameters_of(name):
-        try:
-            found = _Attempt(_run_task(name, model, images, needed, options, on_images))
-        except Skipped as why:
-            found = _Attempt([], left_out={name: str(why)})
-        except Exception as error:
-            if isinstance(error, RankLost) or is_of_communication(error):
-                raise
-            text = f"{type(error).__name__}: {error}"
-            found = _Attempt([], failed={name: text}, error=error)
-    if team.size == 1:
-        return found
-    whole = team.from_rank_zero(dataclasses.replace(found, error=None))
-    elsewhere = RuntimeError(whole.failed[name]) if whole.failed else None
-    return dataclasses.replace(whole, error=found.error or elsewhere)
+    results: list[Result] = []
+    try:
+        with team.agreed():
+            if team.is_rank_zero or "team" in parameters_of(name):
+                results = _run_task(name, model, images, needed, options, on_images)
+        with team.agreed():  # another block: what the task calls cannot be taken for this
+            results = team.from_rank_zero(results)
+    except Skipped as why:
+        return _Attempt([], left_out={name: str(why)})
+    except Exception as error:
+        if isinstance(error, RankLost) or is_of_communication(error):
+            raise
+        return _Attempt([], failed={name: f"{type(error).__name__}: {error}"}, error=error)
+    return _Attempt(results)
 
 
 def _run_task(
@@ -222,6 +219,7 @@ def _run_task(
     batches = images.of(team) if is_shared and images.of is not None else images.batches
 
     def progress(done: int) -> None:
+        team.check_others()
         if on_images:
             done = min(done * team.size, images.num_images or 0) if is_shared else done
             on_images(done, images.num_images)

@@ -36,10 +36,6 @@ NO_IMAGES = (
 RANGE_TOLERANCE = 1e-4
 
 
-class Skipped(ValueError):
-    """Raised by a task that these data or this model do not allow, with the reason."""
-
-
 @dataclass(frozen=True, slots=True)
 class PixelBatches:
     """Batches of pixels in [0, 1], whatever ``normalized_by`` says; each iteration makes them."""
@@ -253,6 +249,7 @@ def pixel_batches(
     num_images = 0
     ranges = []
     for batch in batches:
+        team.check_others()
         x, y = (batch, None) if isinstance(batch, Tensor) else (batch[0], batch[1])
         check_image_batch(x)
         if not len(x):

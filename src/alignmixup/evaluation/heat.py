@@ -17,15 +17,17 @@ from jaxtyping import Float, UInt8
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from alignmixup.contracts import Skipped
 from alignmixup.evaluation.cam import PoolHead, class_maps, find_pool_head
 from alignmixup.evaluation.forward import (
+    ALONE,
     Batches,
     Normalization,
-    Skipped,
     check_labels,
     labeled_pixels,
     model_device,
 )
+from alignmixup.training.distributed import Team
 
 Floats = NDArray[np.float64]
 
@@ -42,7 +44,11 @@ class HeatImage(NamedTuple):
 
 @dataclass
 class Scan:
-    """The images of a set, one by one, each with a map."""
+    """The images of a set, one by one, each with a map.
+
+    ``boxes`` are those of all images. Of several processes each scans its share, in a block of
+    ``team.agreed``: all use the layers that are found on the first image with a box.
+    """
 
     model: nn.Module
     boxes: Sequence[Tensor]
@@ -50,6 +56,7 @@ class Scan:
     classifier: str | None = None
     normalized_by: Normalization | None = None
     amp_dtype: torch.dtype | None = None
+    team: Team = ALONE
     head: PoolHead | None = None
 
     def layers(self) -> dict[str, object]:
@@ -59,9 +66,12 @@ class Scan:
     def images(self, batches: Batches, *, of_predicted: bool = False) -> Iterator[HeatImage]:
         """Yield each image that has a box, with the map of its true or of its predicted class."""
         check_boxes(self.boxes)
-        number = 0
-        for x, y in labeled_pixels(batches, self.normalized_by, model_device(self.model)):
-            truth = self.boxes[number : number + len(x)]
+        team, number, device = self.team, 0, model_device(self.model)
+        own = self.boxes[team.rows]
+        if self._needs_head and team.rank != self._finder:
+            self.head = team.from_rank(self._finder, None)
+        for x, y in labeled_pixels(batches, self.normalized_by, device, team):
+            truth = own[number : number + len(x)]
             if len(truth) < len(x):
                 raise ValueError(
                     f"boxes are given for {len(self.boxes)} images, but there are more images; "
@@ -73,29 +83,44 @@ class Scan:
                 x, y = x[rows], y[rows]
             maps = zip(*self._maps(x, y, of_predicted), strict=True) if rows else ()
             for k, (heat, order, predicted) in enumerate(maps):
-                checked = _checked_boxes(truth[rows[k]], number + rows[k], heat.shape)
+                place = team.rank + team.size * (number + rows[k])
+                checked = _checked_boxes(truth[rows[k]], place, heat.shape)
                 yield HeatImage(heat, order, checked, int(y[k]), predicted)
             number += num_images
-        if number != len(self.boxes):
-            raise ValueError(f"{number} images, but boxes for {len(self.boxes)}")
+        if number != len(own):
+            raise ValueError(f"{number} images, but boxes for {len(own)}")
+
+    @property
+    def _needs_head(self) -> bool:
+        has_own = hasattr(self.model, "class_maps") and not (self.layer or self.classifier)
+        return self.head is None and not has_own
+
+    @property
+    def _finder(self) -> int:
+        """The process that has the first image with a box."""
+        return next(i for i, boxes in enumerate(self.boxes) if len(boxes)) % self.team.size
+
+    def _find_head(self, x: Tensor) -> PoolHead:
+        names = {"layer": self.layer, "classifier": self.classifier}
+        try:
+            return find_pool_head(self.model, x, **names, normalized_by=self.normalized_by)
+        except ValueError as error:
+            if self.layer or self.classifier:
+                raise
+            raise Skipped(f"no class activation maps: {error}") from error
 
     def _maps(
         self, x: Tensor, y: Tensor, of_predicted: bool
     ) -> tuple[UInt8[np.ndarray, "b h w"], Float[np.ndarray, "b h w"], list[int]]:
-        means = self.normalized_by
-        has_own = hasattr(self.model, "class_maps") and not (self.layer or self.classifier)
-        if self.head is None and not has_own:
-            try:
-                self.head = find_pool_head(
-                    self.model, x, layer=self.layer, classifier=self.classifier, normalized_by=means
-                )
-            except ValueError as error:
-                if self.layer or self.classifier:
-                    raise
-                raise Skipped(f"no class activation maps: {error}") from error
-        classes = None if of_predicted else y
+        if self._needs_head:
+            self.head = self.team.from_rank(self._finder, self._find_head(x))
         found = class_maps(
-            self.model, x, classes, head=self.head, normalized_by=means, amp_dtype=self.amp_dtype
+            self.model,
+            x,
+            None if of_predicted else y,
+            head=self.head,
+            normalized_by=self.normalized_by,
+            amp_dtype=self.amp_dtype,
         )
         check_labels(y, found.logits.shape[1])
         heat, order = heat_maps(found.maps, (x.shape[2], x.shape[3]))

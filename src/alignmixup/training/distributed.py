@@ -11,6 +11,7 @@ from __future__ import annotations
 import atexit
 import gc
 import os
+import pickle
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -23,12 +24,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from alignmixup.device import is_gpu, own_gpu
-from alignmixup.training.watch import RankLost, Watch, is_of_communication, start_watch
-
-# The others wait while rank 0 decodes a data set. Nobody waits so long for a process that has died:
-# see ``watch``.
-PATIENCE = timedelta(hours=2)
-_watches: list[Watch] = []  # of this process, at most one
+from alignmixup.training import agreement, watch
 
 T = TypeVar("T")
 
@@ -86,6 +82,7 @@ class Team:
     def share_state(self, module: nn.Module) -> None:
         """Give every process the parameters and buffers of rank 0."""
         if self.size > 1:
+            agreement.meet("share_state")
             for tensor in (*module.parameters(), *module.buffers()):
                 dist.broadcast(tensor.detach(), src=0)
 
@@ -107,6 +104,7 @@ class Team:
         """Return the CPU tensors of all processes, by rank; ``device`` is that of the run."""
         if self.size == 1:
             return [value]
+        agreement.meet(f"gather of {list(value.shape)}")
         own = value.to(device)
         values = [torch.empty_like(own) for _ in range(self.size)]
         dist.all_gather(values, own)
@@ -117,45 +115,49 @@ class Team:
         if self.size == 1:
             return own
         shapes = self._gather_objects(tuple(own.shape))
-        longest = max(shapes)
+        longest, num_rows = max(shapes), [shape[0] for shape in shapes]
+        if num_rows != [len(range(sum(num_rows))[r :: self.size]) for r in range(self.size)]:
+            raise ValueError(f"the ranks have {num_rows} rows: pass those that Team.rows chooses")
         padded = own.new_zeros(longest)
         if len(own):
             padded[: len(own)] = own
+        agreement.meet(f"join_rows of {list(longest[1:])}")
         parts = [torch.empty_like(padded) for _ in range(self.size)]
         dist.all_gather(parts, padded)
-        whole = own.new_empty((sum(shape[0] for shape in shapes), *longest[1:]))
+        whole = own.new_empty((sum(num_rows), *longest[1:]))
         for rank, (part, shape) in enumerate(zip(parts, shapes, strict=True)):
             whole[rank :: self.size] = part[: shape[0]]
         return whole
 
     def from_rank_zero(self, value: T) -> T:
         """Return the value that rank 0 has passed, in every process."""
+        return self.from_rank(0, value)
+
+    def from_rank(self, rank: int, value: T) -> T:
+        """Return the value that this rank has passed, in every process."""
         if self.size == 1:
             return value
-        box = [value]
-        dist.broadcast_object_list(box, src=0)
-        return box[0]
+        # Pickled before the others wait for it, because this can fail.
+        box = [pickle.dumps(value) if self.rank == rank else b""]
+        agreement.meet(f"from_rank {rank}")
+        dist.broadcast_object_list(box, src=rank)
+        return value if self.rank == rank else cast(T, pickle.loads(box[0]))
 
-    @contextmanager
-    def agreed(self) -> Iterator[None]:
-        """Raise in every process where this block raises in one; all enter it together."""
-        error: Exception | None = None
-        try:
-            yield
-        except Exception as raised:
-            if self.size == 1 or isinstance(raised, RankLost) or is_of_communication(raised):
-                raise
-            error = raised
-        if self.size == 1:
-            return
-        reasons = self._gather_objects("" if error is None else f"{type(error).__name__}: {error}")
-        if error is not None:
-            raise error
-        for rank, reason in enumerate(reasons):
-            if reason:
-                raise ValueError(f"rank {rank}: {reason}")
+    def agreed(self) -> AbstractContextManager[None]:
+        """Raise the same error in every process if this block raises in one; all must enter it.
+
+        The message names the rank, unless all have the same error. In the block the methods of the
+        team raise, rather than wait, once a process has failed in it or has left it.
+        """
+        return nullcontext() if self.size == 1 else agreement.agreed(self.rank, self.size)
+
+    def check_others(self) -> None:
+        """Raise if another process has failed in an ``agreed`` block; call it in long loops."""
+        if self.size > 1:
+            agreement.check_others()
 
     def _gather_objects(self, value: Any) -> list[Any]:
+        agreement.meet("join_rows")
         values = [None] * self.size
         dist.all_gather_object(values, value)
         return values
@@ -164,6 +166,7 @@ class Team:
         """Return the sums of whole numbers over the processes: exact in any order."""
         if self.size == 1:
             return list(counts)
+        agreement.meet(f"total of {len(counts)} numbers")
         sums = torch.tensor(counts, dtype=torch.int64, device=device)
         dist.all_reduce(sums)
         return cast(list[int], sums.tolist())
@@ -173,6 +176,7 @@ class Team:
         gradients = [p.grad for p in parameters if p.grad is not None]
         if self.size == 1 or not gradients:
             return
+        agreement.meet("average_gradients")
         flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
         dist.all_reduce(flat)
         parts = torch.split(flat / self.size, [gradient.numel() for gradient in gradients])
@@ -183,6 +187,7 @@ class Team:
         """Return whether the flag is set in any process; all must call this together."""
         if self.size == 1:
             return flag
+        agreement.meet("any")
         raised = torch.tensor(float(flag), device=device)
         dist.all_reduce(raised, dist.ReduceOp.MAX)
         return bool(raised)
@@ -191,6 +196,7 @@ class Team:
         """Return the mean of a number over the processes."""
         if self.size == 1:
             return value
+        agreement.meet(f"mean of {list(value.shape)}")
         total = value.detach().clone()
         dist.all_reduce(total)
         return total / self.size
@@ -198,6 +204,7 @@ class Team:
     def wait(self) -> None:
         """Wait until all processes have come here."""
         if self.size > 1:
+            agreement.meet("wait")
             dist.barrier()
 
     @contextmanager
@@ -212,7 +219,7 @@ class Team:
 
     def guarded(self) -> AbstractContextManager[None]:
         """End this block with ``RankLost`` where another process ends, and report an own error."""
-        return _watches[0].active() if self.size > 1 and _watches else nullcontext()
+        return watch.guarded() if self.size > 1 else nullcontext()
 
 
 def is_wrapped(net: nn.Module) -> bool:
@@ -228,8 +235,8 @@ def join_team(device: torch.device) -> tuple[Team, torch.device]:
     device = own_gpu(device)
     if not dist.is_initialized():
         backend = "nccl" if is_gpu(device) else "gloo"
-        dist.init_process_group(backend, timeout=PATIENCE)
-        _watches.append(start_watch(dist.get_rank(), size))
+        dist.init_process_group(backend, timeout=timedelta(seconds=watch.PATIENCE))
+        watch.start_watch(dist.get_rank(), size)
         atexit.register(leave_team)
     return Team(dist.get_rank(), dist.get_world_size()), device
 

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import timedelta
 
 import torch.distributed as dist
@@ -22,9 +22,13 @@ from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-
 
 PERIOD = 2.0  # seconds between two beats
 LIMIT = 30.0  # seconds without a beat after which a rank is taken for dead
+# The others wait while rank 0 decodes a data set. Nobody waits so long for a process that has died.
+PATIENCE = 7200.0  # seconds
 GRACE = 5.0  # seconds that a process has to raise, before its watch ends it
 
 FAILED = "failed"  # key of the first failure
+
+_watches: list[Watch] = []  # of this process, at most one
 
 
 class RankLost(RuntimeError):
@@ -50,13 +54,16 @@ class Watch:
         try:
             yield
         except BaseException as error:
+            if is_of_all(error):
+                raise
             if is_of_communication(error):
                 raise RankLost(self._find_lost(error)) from error
             self._post(f"rank {self.rank} failed: {type(error).__name__}: {error}")
             raise
         finally:
             self._num_active -= 1
-            if self.rank == 0 and sys.exc_info()[0] is not None:
+            raised = sys.exc_info()[1]
+            if self.rank == 0 and raised is not None and not is_of_all(raised):
                 time.sleep(2 * PERIOD)  # it may hold the store, where the others read the reason
 
     def _run(self) -> None:
@@ -123,7 +130,18 @@ class Watch:
         return self._store.get(key).decode() if self._store.check([key]) else ""
 
 
-def start_watch(rank: int, size: int) -> Watch:
+def guarded() -> AbstractContextManager[None]:
+    """Return the ``active`` block of this process's watch, if it has one."""
+    return _watches[0].active() if _watches else nullcontext()
+
+
+def raise_if_lost() -> None:
+    """Raise if the watch of this process has seen another end."""
+    if _watches and _watches[0].lost:
+        raise RankLost(_watches[0].lost)
+
+
+def start_watch(rank: int, size: int) -> None:
     """Start the watch of this process with a connection of its own to torchrun's store."""
     store = TCPStore(
         os.environ["MASTER_ADDR"],
@@ -133,7 +151,7 @@ def start_watch(rank: int, size: int) -> Watch:
         wait_for_workers=False,
     )
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return Watch(PrefixStore(f"watch{attempt}", store), rank, size)
+    _watches.append(Watch(PrefixStore(f"watch{attempt}", store), rank, size))
 
 
 def is_of_communication(error: BaseException) -> bool:
@@ -141,3 +159,14 @@ def is_of_communication(error: BaseException) -> bool:
     if isinstance(error, dist.DistError):
         return True
     return isinstance(error, RuntimeError) and "gloo" in str(error).lower()
+
+
+def marked_of_all(error: Exception) -> Exception:
+    """Return the error, marked as one that all processes raise: none needs to hear of it."""
+    error.__dict__["is_of_all"] = True
+    return error
+
+
+def is_of_all(error: BaseException) -> bool:
+    """Whether all processes raise this error."""
+    return "is_of_all" in error.__dict__

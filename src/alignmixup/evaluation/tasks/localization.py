@@ -40,13 +40,14 @@ from jaxtyping import Float, Int, UInt8
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from alignmixup.contracts import Result
+from alignmixup.contracts import Result, Skipped
 from alignmixup.evaluation.component_tree import NUM_LEVELS
 from alignmixup.evaluation.contours import Box, LevelBoxes, level_boxes, mask_box
-from alignmixup.evaluation.forward import Batches, Normalization, Skipped, amp_name
+from alignmixup.evaluation.forward import ALONE, Batches, Normalization, amp_name, model_device
 from alignmixup.evaluation.heat import Floats, HeatImage, Scan
 from alignmixup.evaluation.iou import box_iou
 from alignmixup.registry import register_task
+from alignmixup.training.distributed import Team
 
 Convention = Literal["reference", "exact"]
 
@@ -95,22 +96,26 @@ def localization(
     classifier: str | None = None,
     normalized_by: Normalization | None = None,
     amp_dtype: torch.dtype | None = None,
+    team: Team = ALONE,
 ) -> list[Result]:
     """Return ``gt_known_loc``, ``top1_loc``, ``maxboxacc`` and ``maxboxacc_v2``, in percent.
 
     ``boxes`` has the true boxes [k, 4] of each image, in the order of the batches; images without a
     box are left out. ``layer`` and ``classifier`` name the layers around the global pool; by
-    default they are found.
+    default they are found. A process of ``team`` gets the batches of its share, and all boxes.
     """
     if boxes is None or not any(len(of_image) for of_image in boxes):
         raise Skipped("no image has a box")
     tally = _Tally(settings)
-    scan = Scan(model, boxes, layer, classifier, normalized_by, amp_dtype)
-    for image in scan.images(batches):
-        contours = level_boxes(image.heat, image.order)
-        overlap = _overlap_by_level(contours, image.boxes, image.heat.shape, settings.convention)
-        found = _one_box(image, contours, settings)
-        tally.add(overlap, found.iou, image.predicted == image.label)
+    scan = Scan(model, boxes, layer, classifier, normalized_by, amp_dtype, team)
+    with team.agreed():
+        for image in scan.images(batches):
+            contours = level_boxes(image.heat, image.order)
+            shape = image.heat.shape
+            overlap = _overlap_by_level(contours, image.boxes, shape, settings.convention)
+            found = _one_box(image, contours, settings)
+            tally.add(overlap, found.iou, image.predicted == image.label)
+    tally.join(team, model_device(model) or torch.device("cpu"))
     common = {"num_images": tally.num_images, "amp_dtype": amp_name(amp_dtype), **scan.layers()}
     return tally.results(common)
 
@@ -184,6 +189,15 @@ class _Tally:
         self.num_top1 += iou >= self.settings.iou_threshold and is_right
         self.largest += overlap.largest >= self.settings.iou_threshold
         self.any += overlap.any >= np.array(self.settings.v2_iou_thresholds)[:, None]
+
+    def join(self, team: Team, device: torch.device) -> None:
+        """Add the counts of the other processes."""
+        single = (self.num_images, self.num_known, self.num_top1)
+        own = np.concatenate([single, self.largest, self.any.ravel()])
+        counts = np.array(team.total(own.tolist(), device), np.int64)
+        self.num_images, self.num_known, self.num_top1 = counts[:3].tolist()
+        by_level = counts[3:].reshape(-1, NUM_LEVELS)
+        self.largest, self.any = by_level[0], by_level[1:]
 
     def results(self, common: dict[str, object]) -> list[Result]:
         chosen = self.settings

@@ -27,13 +27,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from alignmixup.contracts import Result
+from alignmixup.contracts import Result, Skipped
 from alignmixup.evaluation.forward import (
     ALONE,
     ImageBatches,
     Normalization,
     PixelBatches,
-    Skipped,
     amp_name,
     predict,
 )
