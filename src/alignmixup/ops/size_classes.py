@@ -61,7 +61,7 @@ class SizeClass:
     rows: RowTiling
     cost: Tiling = Tiling(128, 128, channels=32, num_warps=8)
     cost_parts: int = 1
-    mix: Tiling = Tiling(64, 32, channels=128, num_warps=4)
+    mix: Tiling = Tiling(64, 32, channels=128, num_warps=4, num_stages=2)
     is_on: bool = False
 
 
