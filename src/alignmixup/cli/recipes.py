@@ -64,7 +64,7 @@ def _needed(table: str, names: Sequence[str]) -> set[str]:
     from alignmixup.report import paper
     from alignmixup.report.reproduce import steps_of
 
-    cells = [cell for cell in paper.find(table=table) if cell.value is not None]
+    cells = [cell for cell in paper.find(table) if cell.value is not None]
     return {steps_of(cell).recipe for cell in cells} & set(names)
 
 
@@ -116,7 +116,7 @@ def _print_table(name: str, pattern: str) -> None:
 
     names = set(recipe_names(pattern))
     rows: dict[str, list[str]] = {}
-    for cell in paper.find(table=name):
+    for cell in paper.find(name):
         steps = steps_of(cell)
         if cell.value is None or steps.recipe not in names:
             continue

@@ -68,6 +68,11 @@ def length_of(run: RunInfo) -> str:
     return "length unknown" if run.epochs is None else f"{run.epochs:,} epochs"
 
 
+def row_of(run: RunInfo, label: str) -> dict[str, Any]:
+    """Return the fields that every row about a run has."""
+    return {"series": label, "method": method_name(run.key.method), "length": length_of(run)}
+
+
 def long_label(run: RunInfo, label: str) -> str:
     """Return a label of a run that states its length."""
     return label if length_of(run) in label else f"{label}, {length_of(run)}"

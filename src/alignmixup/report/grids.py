@@ -85,7 +85,6 @@ class Grid:
     """One table: a kind of measurement on one data set with one network."""
 
     kind: str
-    title: str
     data: str
     network: str
     measures: tuple[Measure, ...]
@@ -155,29 +154,26 @@ def make_grids(
     Raises:
         ValueError: If a result of this kind has no recipe key.
     """
-    title, measures = KINDS[kind]
+    _, measures = KINDS[kind]
     by_length: dict[tuple[int | None, int | None], list[Result]] = {}
     for result in results:
         by_length.setdefault((result.epoch, _planned(result, recipe_settings)), []).append(result)
-    places: dict[tuple[str, str], dict[_Id, dict[Measure, dict[int, float]]]] = {}
+    places: dict[tuple[str, str], _Rows] = {}
     for (epochs, planned), group in by_length.items():
         folded = fold(group, measures, which, {}, IGNORED, recipe_settings)
         for (row, column), seeds in folded.cells.items():
             rows = places.setdefault((column.data, column.network), {})
-            of_row = rows.setdefault(_Id(row, epochs, planned, column.source), {})
+            of_row = rows.setdefault((row, epochs, planned, column.source), {})
             of_row[column.measure] = {s if isinstance(s, int) else -1: v for s, v in seeds.items()}
     return [
-        _grid(kind, title, place, rows, measures, which)
+        _grid(kind, place, rows, measures, which)
         for place, rows in sorted(places.items(), key=lambda item: _place_order(*item[0]))
     ]
 
 
-@dataclass(frozen=True)
-class _Id:
-    row: Row
-    epochs: int | None
-    planned: int | None
-    source: str
+# A row by its method, epochs, those of its recipe and source; its values by measure and seed.
+_Id = tuple[Row, int | None, int | None, str]
+_Rows = dict[_Id, dict[Measure, dict[int, float]]]
 
 
 def _planned(result: Result, recipe_settings: RecipeSettings) -> int | None:
@@ -190,35 +186,29 @@ def _planned(result: Result, recipe_settings: RecipeSettings) -> int | None:
 
 def _grid(
     kind: str,
-    title: str,
     place: tuple[str, str],
-    rows: Mapping[_Id, Mapping[Measure, Mapping[int, float]]],
+    rows: _Rows,
     measures: Sequence[Measure],
     which: str,
 ) -> Grid:
     data, network = place
     note = ""
     if kind == "accuracy":
-        is_last = all((LAST_EPOCH, "") in of.row.settings for of in rows)
+        is_last = all((LAST_EPOCH, "") in row.settings for row, *_ in rows)
         shown_epoch = ACCURACIES["last" if is_last else which]
         note = f"Ours is {shown_epoch}."
     used = tuple(m for m in measures if any(m in cells for cells in rows.values()))
 
-    def published(row: Row, source: str, measure: Measure) -> float | None:
-        key = RecipeKey(data, network, row.method).labeled(*row.labels)
-        return measure.published(key, source)
-
     def made(of: _Id, values: Mapping[Measure, Mapping[int, float]]) -> GridRow:
-        cells = {m: Cell(values.get(m, {}), published(of.row, of.source, m)) for m in used}
-        row = of.row
-        return GridRow(
-            row.method, row.labels, row.settings, of.epochs, of.planned, of.source, cells
-        )
+        row, epochs, planned, source = of
+        key = RecipeKey(data, network, row.method).labeled(*row.labels)
+        cells = {m: Cell(values.get(m, {}), m.published(key, source)) for m in used}
+        return GridRow(row.method, row.labels, row.settings, epochs, planned, source, cells)
 
     shown = [made(of, values) for of, values in rows.items()]
     sources = {row.source for row in shown}
     printed = [
-        made(_Id(Row(method), None, None, source), {})
+        made((Row(method), None, None, source), {})
         for method in paper.METHODS
         for source in sources
     ]
@@ -226,7 +216,7 @@ def _grid(
     # its figures beside it.
     beside = {(row.method, row.source) for row in shown if not row.is_smoke and _has_paper(row)}
     shown += [row for row in printed if _has_paper(row) and (row.method, row.source) not in beside]
-    return Grid(kind, title, data, network, used, tuple(sorted(shown, key=_row_order)), note)
+    return Grid(kind, data, network, used, tuple(sorted(shown, key=_row_order)), note)
 
 
 def _has_paper(row: GridRow) -> bool:
@@ -235,8 +225,8 @@ def _has_paper(row: GridRow) -> bool:
 
 def _row_order(row: GridRow) -> tuple[object, ...]:
     return (
-        _rank(row.source, paper.SOURCES),
-        _rank(row.method, paper.METHODS),
+        paper.order(row.source, paper.SOURCES),
+        paper.order(row.method, paper.METHODS),
         not row.is_measured,
         -(row.epochs or 0),
         row.labels,
@@ -245,12 +235,7 @@ def _row_order(row: GridRow) -> tuple[object, ...]:
 
 
 def _place_order(data: str, network: str) -> tuple[object, ...]:
-    return _rank(data, paper.DATA), _rank(network, paper.NETWORKS)
-
-
-def _rank(name: str, known: Mapping[str, str]) -> tuple[int, str]:
-    names = list(known)
-    return (names.index(name), "") if name in known else (len(names), name)
+    return paper.order(data, paper.DATA), paper.order(network, paper.NETWORKS)
 
 
 def shared_variant(rows: Iterable[GridRow]) -> tuple[str, ...]:

@@ -14,9 +14,9 @@ from alignmixup.report.charting import (
     chosen_in_legend,
     data,
     faded,
-    length_of,
     one_length,
     quiet_legend,
+    row_of,
 )
 from alignmixup.report.curves import Curve
 from alignmixup.report.runs import RunInfo, method_name, place_name, short_labels
@@ -131,22 +131,14 @@ def _attacked(runs: Sequence[RunInfo]) -> tuple[Rows, Rows]:
     """Return the accuracy of attacked runs by strength and by step."""
     strength: Rows = []
     steps: Rows = []
-    labels = short_labels([run for run in runs if any(r.task in ATTACKS for r in run.results)])
-    names = iter(labels)
-    for run in runs:
-        results = [r for r in run.results if r.task in ATTACKS]
-        label = next(names) if results else ""
-        for result in results:
+    attacked = [run for run in runs if any(r.task in ATTACKS for r in run.results)]
+    for run, label in zip(attacked, short_labels(attacked), strict=True):
+        for result in (r for r in run.results if r.task in ATTACKS):
             eps, by_step = result.settings.get("eps"), result.settings.get("errors_by_step")
             if not isinstance(eps, int | float):
                 continue
             is_clean = result.metric == "clean_error"
-            row = {
-                "series": label,
-                "method": method_name(run.key.method),
-                "length": length_of(run),
-                "attack": ATTACKS[result.task],
-            }
+            row = {**row_of(run, label), "attack": ATTACKS[result.task]}
             at = 0.0 if is_clean else round(255 * eps, 2)
             strength.append({**row, "eps": at, "top1": round(100 - result.value, 2)})
             if not is_clean and isinstance(by_step, list) and len(by_step) > 1:
@@ -202,9 +194,7 @@ def cost_charts(runs: Sequence[RunInfo], palette: Palette) -> list[ChartBlock]:
         labels = short_labels([run for run, _ in both])
         rows: Rows = [
             {
-                "series": label,
-                "method": method_name(run.key.method),
-                "length": length_of(run),
+                **row_of(run, label),
                 "ms": cost.value,
                 "top1": run.top1,
                 "hardware": cost.hardware,

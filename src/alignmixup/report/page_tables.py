@@ -6,7 +6,6 @@ Every name is escaped here; a cell that sorts by a number carries it in ``data-v
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from html import escape
 
 from alignmixup.report import paper
@@ -23,16 +22,7 @@ from alignmixup.report.measures import Measure
 from alignmixup.report.runs import RunInfo, place_name
 
 _ARROWS = {"lower": "\u2193", "higher": "\u2191"}
-
-
-@dataclass(frozen=True)
-class Head:
-    """A column of a table of the page: its name, and whether it holds numbers."""
-
-    name: str
-    is_number: bool = False
-    is_published: bool = False
-    is_variant: bool = False
+Head = tuple[str, str]  # the name of a column and the classes of its cell
 
 
 def table_html(
@@ -40,9 +30,9 @@ def table_html(
 ) -> str:
     """Return a sortable table with its caption and a button that downloads it as CSV."""
     columns = "".join(
-        f'<th scope="col" class="{_classes(head)}"><button type="button" class="sort">'
-        f"{escape(head.name)}</button></th>"
-        for head in heads
+        f'<th scope="col" class="{classes}"><button type="button" class="sort">'
+        f"{escape(head)}</button></th>"
+        for head, classes in heads
     )
     below = f'<p class="note">{escape(note)}</p>' if note else ""
     return (
@@ -53,25 +43,17 @@ def table_html(
     )
 
 
-def _classes(head: Head) -> str:
-    flags = {
-        "number": head.is_number,
-        "published": head.is_published,
-        "variant": head.is_variant,
-    }
-    return " ".join(name for name, is_on in flags.items() if is_on)
-
-
 def grid_html(grid: Grid) -> str:
     """Return one of the paper's tables, ours beside the published figures."""
-    heads = [Head("Method")]
-    heads += [Head("Source")] if grid.has_sources else []
-    heads.append(Head("Epochs", True))
+    heads = [("Method", "")]
+    heads += [("Source", "")] if grid.has_sources else []
+    heads.append(("Epochs", "number"))
     for measure in grid.measures:
-        heads.append(Head(_measure_name(measure), True))
-        heads += [Head("paper", True, True)] if grid.is_published(measure) else []
+        heads.append((_measure_name(measure), "number"))
+        heads += [("paper", "number published")] if grid.is_published(measure) else []
     shared = shared_variant(grid.rows)
-    heads += [Head("Seeds", True), *_variant_head(grid, shared)]
+    heads.append(("Seeds", "number"))
+    heads += [("Variant", "variant")] if _has_variants(grid, shared) else []
     rows = [_row_html(grid, row, shared) for row in grid.rows]
     name = f"{grid.kind}-{grid.data}-{grid.network}"
     every = f"Variant of every measured row: {', '.join(shared)}." if shared else ""
@@ -83,10 +65,6 @@ def _measure_name(measure: Measure) -> str:
     better = better_way(measure)
     arrow = "" if better is None else f"\u00a0{_ARROWS[better]}"
     return f"{measure.name() or 'Top-1 error'} ({measure.unit()}){arrow}"
-
-
-def _variant_head(grid: Grid, shared: Sequence[str]) -> list[Head]:
-    return [Head("Variant", is_variant=True)] if _has_variants(grid, shared) else []
 
 
 def _has_variants(grid: Grid, shared: Sequence[str]) -> bool:
@@ -130,8 +108,7 @@ def comparisons_html(grids: Sequence[Grid]) -> str:
     claims = [(grid, claim) for grid in grids for claim in claims_of(grid)]
     shown = [(grid, claim) for grid, claim in claims if claim.comparison.num_seeds > 1]
     lines = []
-    if len(shown) < len(claims):
-        num = len(claims) - len(shown)
+    if num := len(claims) - len(shown):
         what = "pair of rows has" if num == 1 else "pairs of rows have"
         lines.append(
             f"{num:,} {what} one seed in common: a difference, but no interval, so nothing is "
@@ -146,17 +123,9 @@ def comparisons_html(grids: Sequence[Grid]) -> str:
             "One is called better only where the interval excludes zero."
         )
     text = "".join(f"<p>{escape(line)}</p>" for line in lines)
-    heads = [
-        Head("First"),
-        Head("Second"),
-        Head("Data and network"),
-        Head("Measure"),
-        Head("Epochs", True),
-        Head("Seeds", True),
-        Head("Difference", True),
-        Head("95 % interval", True),
-        Head("Conclusion"),
-    ]
+    heads = [(name, "") for name in ("First", "Second", "Data and network", "Measure")]
+    heads += [(name, "number") for name in ("Epochs", "Seeds", "Difference", "95 % interval")]
+    heads.append(("Conclusion", ""))
     rows = [_claim_html(grid, claim) for grid, claim in shown]
     caption = "Paired comparisons over seeds"
     return text + (table_html(caption, heads, rows, name="comparisons") if rows else "")
@@ -183,16 +152,9 @@ def _claim_html(grid: Grid, claim: Claim) -> str:
 
 def runs_html(runs: Sequence[RunInfo]) -> str:
     """Return every run, the most recent first."""
-    heads = [
-        Head("Run"),
-        Head("Data and network"),
-        Head("Epochs", True),
-        Head("Seed", True),
-        Head("Top-1 (%) \u2191", True),
-        Head("Measured"),
-        Head("Hardware"),
-        Head("Commit"),
-    ]
+    heads = [("Run", ""), ("Data and network", "")]
+    heads += [(name, "number") for name in ("Epochs", "Seed", "Top-1 (%) \u2191")]
+    heads += [(name, "") for name in ("Measured", "Hardware", "Commit")]
     rows = []
     for run in sorted(runs, key=lambda run: run.date, reverse=True):
         place = place_name(run.key.data, run.key.network)

@@ -24,14 +24,12 @@ _NOISE = {"style_weights"}
 class RunInfo:
     """One trained network: its identity, its length, its settings and its results.
 
-    ``planned`` is the number of epochs of its recipe, or of its own settings where the recipe is
-    unknown. ``differences`` are the settings in which it differs from its recipe.
+    ``differences`` are the settings in which it differs from its recipe.
     """
 
     key: RecipeKey
     seed: int | None
     epochs: int | None
-    planned: int | None
     is_smoke: bool
     trained: Mapping[str, object]
     differences: Mapping[str, str]
@@ -74,10 +72,13 @@ class RunInfo:
     def newest(self, task: str, *metrics: str) -> Result | None:
         """Return the newest result of the first of these metrics that it has."""
         for metric in metrics:
-            found = [r for r in self.results if (r.task, r.metric) == (task, metric)]
-            if found:
+            if found := self.of(task, metric):
                 return max(found, key=lambda r: r.date)
         return None
+
+    def of(self, task: str, metric: str) -> list[Result]:
+        """Return its results of one metric."""
+        return [r for r in self.results if (r.task, r.metric) == (task, metric)]
 
 
 def method_name(method: str) -> str:
@@ -134,14 +135,11 @@ def runs_of(results: Iterable[Result], recipe_settings: RecipeSettings) -> list[
         first = group[0]
         if first.key is None:
             continue
-        settings = known(first.base or first.key) or {}
-        planned = settings.get("train.epochs", first.trained.get("train.epochs"))
         runs.append(
             RunInfo(
                 first.key,
                 first.seed,
                 first.epoch,
-                planned if isinstance(planned, int) else None,
                 is_smoke(first),
                 first.trained,
                 differences(first, known),
@@ -152,12 +150,9 @@ def runs_of(results: Iterable[Result], recipe_settings: RecipeSettings) -> list[
 
 
 def _order(run: RunInfo) -> tuple[object, ...]:
-    def place(name: str, known: Sequence[str]) -> tuple[int, str]:
-        return (known.index(name), "") if name in known else (len(known), name)
-
     key = run.key
     names = (key.data, paper.DATA), (key.network, paper.NETWORKS), (key.method, paper.METHODS)
-    where = [place(name, list(known)) for name, known in names]
+    where = [paper.order(name, known) for name, known in names]
     return (*where, run.is_smoke, -(run.epochs or 0), key.variant, run.seed or 0)
 
 

@@ -10,7 +10,6 @@ never averaged (see ``folding``).
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
 from alignmixup.contracts import RecipeKey, Result
@@ -18,6 +17,7 @@ from alignmixup.report import others, paper
 from alignmixup.report.folding import SHORT, Column, Folded, RecipeSettings, Row, fold
 from alignmixup.report.measures import ACCURACIES, KINDS, Measure
 from alignmixup.report.render import Table
+from alignmixup.report.statistics import spread
 
 
 def table(
@@ -82,22 +82,16 @@ def _printed(row: Row, column: Column) -> float | None:
 def _column_order(column: Column, measures: Sequence[Measure]) -> tuple[object, ...]:
     return (
         measures.index(column.measure) if not column.source else 0,
-        *_place(column.data, paper.DATA),
-        *_place(column.network, paper.NETWORKS),
-        *_place(column.source, paper.SOURCES),
+        *paper.order(column.data, paper.DATA),
+        *paper.order(column.network, paper.NETWORKS),
+        *paper.order(column.source, paper.SOURCES),
         measures.index(column.measure),
     )
 
 
-def _place(name: str, known: Mapping[str, str]) -> tuple[int, str]:
-    """Return a sort key: the paper's order first, then the alphabet."""
-    names = list(known)
-    return (names.index(name), "") if name in known else (len(names), name)
-
-
 def _row_order(row: Row) -> tuple[object, ...]:
-    labels = [_place(label, paper.LABELS) for label in row.labels]
-    return (*_place(row.method, {**paper.METHODS, **others.METHODS}), labels, row.settings)
+    labels = [paper.order(label, paper.LABELS) for label in row.labels]
+    return (*paper.order(row.method, {**paper.METHODS, **others.METHODS}), labels, row.settings)
 
 
 def _row_label(row: Row) -> str:
@@ -136,10 +130,10 @@ def _cell_text(row: Row, column: Column, seeds: Mapping[object, float] | None) -
     if not seeds:
         # A variant of ours is not in the paper: without a figure of ours its cell is empty.
         return "-" if row.labels or row.settings else theirs or "-"
-    values = list(seeds.values())
-    text = f"{statistics.fmean(values):.{digits}f}"
-    if len(values) > 1:
-        text += f" \u00b1 {statistics.stdev(values):.{digits}f}, n={len(values)}"
+    ours = spread(seeds)
+    text = f"{ours.mean:.{digits}f}"
+    if ours.deviation is not None:
+        text += f" \u00b1 {ours.deviation:.{digits}f}, n={len(seeds)}"
     return f"{text} {theirs}".strip()
 
 
@@ -188,7 +182,7 @@ def _quoted_notes(rows: Iterable[Row], columns: Sequence[Column]) -> list[str]:
 def _log_notes(columns: Sequence[Column]) -> list[str]:
     """Quote the medians of the authors' own logs where the table has their column."""
     pairs = [(c.data, c.network) for c in columns]
-    medians = [f for f in paper.find(table="logs") if (f.data, f.network) in pairs]
+    medians = [f for f in paper.find("logs") if (f.data, f.network) in pairs]
     if not medians:
         return []
     quoted = ", ".join(
