@@ -24,11 +24,6 @@ Parse = Callable[[list[str]], Call]
 T = TypeVar("T")
 
 
-def parse_as(kind: Callable[..., Call], name: str) -> Parse:
-    """Return what reads the words behind the command ``name`` as the fields of ``kind``."""
-    return lambda args: read_words(kind, name, args)
-
-
 def read_words(
     kind: Callable[..., T],
     name: str,
