@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import textwrap
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,7 +35,7 @@ class Doctor:
 
         machine = inspect_machine(self.data, self.out)
         if self.json:
-            print(dump(machine.to_json(), indent=2))
+            print(dumps(asdict(machine), indent=2))
             return
         lines = describe_machine(machine)
         width = max(len(name) for name, _ in lines) + 1
@@ -46,9 +46,6 @@ class Doctor:
             print(
                 "\n".join([f"{name:<{width}}{first}", *(f"{'':<{width}}{line}" for line in rest)])
             )
-
-
-dump = json.dumps  # the flag --json has the module's name
 
 
 def describe_machine(machine: Machine) -> list[tuple[str, str]]:

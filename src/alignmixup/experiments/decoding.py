@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from alignmixup.contracts import ImageSet, Result
+from alignmixup.contracts import ImageSet, Mixer, Result
 from alignmixup.datasets import FileSet
 from alignmixup.experiments.batches import eval_batches, load_split, side_of, train_batches
 from alignmixup.experiments.data_record import Sets
@@ -162,6 +162,12 @@ def mixed_layer(run: Run) -> str:
     if isinstance(mixer, AlignMixup | AlignMixupAE):
         return mixer.layer
     return default_tap(run.recipe.net, run.model)
+
+
+def align_settings(mixer: Mixer) -> tuple[float, int]:
+    """Return eps and the number of iterations this mixer aligns with, or AlignMixup's defaults."""
+    aligns = mixer if isinstance(mixer, AlignMixup | AlignMixupAE) else AlignMixup
+    return aligns.eps, aligns.num_iters
 
 
 def _layer_decoder(run: Run, settings: DecoderSettings, image_size: int) -> LayerDecoder:

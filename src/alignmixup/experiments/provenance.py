@@ -96,10 +96,7 @@ def provenance(device: torch.device | None = None) -> dict[str, object]:
 
     The hardware is that of ``device``; defaults to a GPU where there is one.
     """
-    try:
-        ours = version("alignmixup")
-    except PackageNotFoundError:  # run from a source tree that is not installed
-        ours = "source"
+    ours = package_version("alignmixup") or "source"  # a source tree that is not installed
     python = platform.python_version()
     return {
         "version": f"alignmixup {ours}, torch {torch.__version__}, Python {python}",
@@ -108,6 +105,14 @@ def provenance(device: torch.device | None = None) -> dict[str, object]:
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": _command(),
     }
+
+
+def package_version(name: str) -> str | None:
+    """Return the version of an installed package; None if it is not installed."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
 
 
 def _commit() -> str:

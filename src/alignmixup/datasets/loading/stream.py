@@ -61,6 +61,11 @@ SUBSTITUTES = 10
 Box = tuple[float, float, float, float]
 
 
+def shown_fraction(image_size: int, resize: int | None) -> float:
+    """Return the part of the shorter side that is shown of an image resized to ``resize``."""
+    return CENTER_FRACTION if resize is None else image_size / resize
+
+
 class StreamLoader:
     """Batches (x in [0, 1], integer labels) decoded from files, with the interface of DeviceLoader.
 
@@ -215,7 +220,7 @@ class _View:
         Resizing only the window gives the same pixels as resizing the image and cropping it.
         ``shares`` in [0, 1) choose whole pixels of the resized image with equal probability.
         """
-        fraction = self.image_size / self.resize if self.resize is not None else CENTER_FRACTION
+        fraction = shown_fraction(self.image_size, self.resize)
         shorter = min(width, height)
         corner = []
         for axis, side in enumerate((width, height)):
