@@ -115,7 +115,6 @@ class StreamLoader:
         repeats: int = 1,
         drop_last: bool = False,
         channels_last: bool = False,
-        dtype: torch.dtype = torch.float32,
         share: slice = ALL,
         on_error: Literal["raise", "skip"] = "raise",
         reduced: bool = False,
@@ -131,7 +130,6 @@ class StreamLoader:
         self.batch_size = batch_size
         self.device = torch.device(device)
         self.channels_last = channels_last
-        self.dtype = dtype
         shards = shard_numbers(file_set.paths) if is_train else None
         check_augmentation(rand_augment, erasing, repeats)
         repeats = repeats if is_train else 1
@@ -173,7 +171,7 @@ class StreamLoader:
             self._name(problems)
             images = images.to(self.device, non_blocking=True)
             labels = labels.to(self.device, non_blocking=True)
-            yield to_float(images, self.dtype, self.channels_last), labels
+            yield to_float(images, self.channels_last), labels
 
     def _name(self, problems: Sequence[str]) -> None:
         """Warn of files that were skipped, of each once."""
