@@ -13,13 +13,10 @@ from itertools import combinations
 
 from alignmixup.contracts import RecipeKey, Result
 from alignmixup.report import paper
-from alignmixup.report.folding import LAST_EPOCH, RecipeSettings, Row, fold
+from alignmixup.report.folding import IGNORED, LAST_EPOCH, RecipeSettings, Row, fold
 from alignmixup.report.measures import ACCURACIES, KINDS, Measure
 from alignmixup.report.runs import is_smoke_test, method_name, place_name
 from alignmixup.report.statistics import Comparison, Spread, compare, spread
-
-# Settings that do not separate results (as in ``tables``), and the length, which rows have anyway.
-IGNORED = ("seed", "note", "style_weights", "epochs")
 
 
 @dataclass(frozen=True)
@@ -160,7 +157,7 @@ def make_grids(
         by_length.setdefault((result.epoch, _planned(result, recipe_settings)), []).append(result)
     places: dict[tuple[str, str], _Rows] = {}
     for (epochs, planned), group in by_length.items():
-        folded = fold(group, measures, which, {}, IGNORED, recipe_settings)
+        folded = fold(group, measures, which, (*IGNORED, "epochs"), recipe_settings)
         for (row, column), seeds in folded.cells.items():
             rows = places.setdefault((column.data, column.network), {})
             of_row = rows.setdefault((row, epochs, planned, column.source), {})

@@ -14,7 +14,15 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from alignmixup.contracts import RecipeKey, Result
 from alignmixup.report import others, paper
-from alignmixup.report.folding import SHORT, Column, Folded, RecipeSettings, Row, fold
+from alignmixup.report.folding import (
+    IGNORED,
+    SHORT,
+    Column,
+    Folded,
+    RecipeSettings,
+    Row,
+    fold,
+)
 from alignmixup.report.measures import ACCURACIES, KINDS, Measure
 from alignmixup.report.render import Table
 from alignmixup.report.statistics import spread
@@ -25,8 +33,6 @@ def table(
     kind: str,
     *,
     which: str = "median10",
-    settings: Mapping[str, object] | None = None,
-    ignore: Sequence[str] = ("seed", "note", "style_weights"),
     paper_rows: bool = True,
     recipe_settings: RecipeSettings = lambda key: None,
 ) -> Table:
@@ -37,9 +43,6 @@ def table(
         kind: One of ``KINDS``.
         which: The accuracy: best, last or median10. A run of fewer than 30 epochs has no median of
             ten; its row shows the last epoch and is labeled so.
-        settings: Keep only results that have these settings.
-        ignore: Settings that do not separate results: the seed of an attack's random start, a note,
-            the checksum of a style network that each run trains for itself.
         paper_rows: Show methods without results as well, with their published figure alone.
         recipe_settings: The settings that the recipe of a key trains with; rows name what differs.
 
@@ -54,10 +57,10 @@ def table(
     if which not in ACCURACIES:
         raise ValueError(f"unknown accuracy {which!r}; choose from {', '.join(ACCURACIES)}")
     title, measures = KINDS[kind]
-    folded = fold(results, measures, which, settings or {}, ignore, recipe_settings)
+    folded = fold(results, measures, which, IGNORED, recipe_settings)
     cells = folded.cells
     if not cells:
-        raise ValueError(f"no results for a table of {kind} ({which=}, settings={settings})")
+        raise ValueError(f"no results for a table of {kind} ({which=})")
     columns = sorted({column for _, column in cells}, key=lambda c: _column_order(c, measures))
     rows = {row for row, _ in cells}
     if paper_rows:
