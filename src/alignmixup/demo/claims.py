@@ -15,8 +15,6 @@ from typing import Any
 from alignmixup.contracts import Result
 from alignmixup.report.render import Table
 
-__all__ = ["MEASURES", "Measure", "confidences", "headline", "least", "margin", "table", "values"]
-
 
 @dataclass(frozen=True)
 class Measure:

@@ -26,8 +26,6 @@ from alignmixup.figures.run_pictures import write_pictures
 from alignmixup.training.loggers import Logger
 from alignmixup.training.progress import duration
 
-__all__ = ["demo"]
-
 # Work in units of a training step, measured on a CPU.
 SCORING, DRAWING, DECODER_STEP = 40, 60, 0.8
 NUM_PAIRS = 64  # of the measure of where objects land

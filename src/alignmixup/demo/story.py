@@ -13,8 +13,6 @@ from alignmixup.demo.setup import LAYER, METHODS, Size
 from alignmixup.report.page import Section, write_page
 from alignmixup.report.render import to_html
 
-__all__ = ["write_story"]
-
 CURVES = "Test accuracy after each epoch. Baseline is the network without mixing."
 NEXT = {
     "alignmixup recipes": "every row of the paper's tables",
@@ -51,10 +49,7 @@ def write_story(
     if match:
         pictures = ["interpolations", "transport"]
         sections.append(Section("Aligned features", _aligned(match), pictures))
-    sections += [
-        Section("What this does not show", _not_shown(size)),
-        Section("Next", _next(out)),
-    ]
+    sections += [Section("What this does not show", _not_shown(size)), Section("Next", _next(out))]
     lines = [result for found in results.values() for result in found]
     folders = [out / "runs" / folder_name(method) for method in METHODS]
     return write_page(lines, folders, out, title="alignmixup demo", sections=sections)

@@ -17,8 +17,6 @@ from alignmixup.figures.sources import Source, different_pairs, floats, shown
 from alignmixup.figures.style import Picture
 from alignmixup.ops.adain import AdaIN
 
-__all__ = ["LABEL", "Card", "Pair", "heat_maps", "heat_pictures"]
-
 LABEL = "Below each image: its soft label."
 
 

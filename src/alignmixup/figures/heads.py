@@ -25,8 +25,6 @@ from alignmixup.models.zoo import NetSpec
 from alignmixup.recipes.schema import Recipe
 from alignmixup.training import summarize
 
-__all__ = ["heads"]
-
 NUM_IMAGES = 64
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from alignmixup.figures.sources import Source, floats, run_source, shown
 from alignmixup.figures.style import (
     ORANGE,
     SKY,
+    Figure,
     Image,
     new_figure,
     num_columns,
@@ -27,17 +28,6 @@ from alignmixup.figures.style import (
     write_title,
 )
 from alignmixup.models.zoo import default_tap
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-__all__ = [
-    "LocalizedPicture",
-    "classifier_source",
-    "draw_localization",
-    "localization",
-    "localized_pictures",
-]
 
 NUM_PICTURES, COLUMNS = 8, 4
 LEAST_WIDTH = 1.6  # inches of an image beside its map

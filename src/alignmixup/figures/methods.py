@@ -39,18 +39,6 @@ from alignmixup.registry import MIXERS
 from alignmixup.training.adain_fit import train_small_adain
 from alignmixup.training.progress import Reporter
 
-__all__ = [
-    "FixedDraw",
-    "Gallery",
-    "Output",
-    "method_pictures",
-    "methods",
-    "recorded",
-    "share_caption",
-    "small_style_network",
-    "with_others",
-]
-
 SHARE = 0.65  # of the anchor
 # Set in every draw of the gallery that has them: the share, and the center of a box.
 COMMON: Mapping[str, object] = {"lam": SHARE, "center": (0.5, 0.35)}
@@ -235,12 +223,7 @@ class FixedDraw:
         return max(outputs, key=lambda output: output.pair_share)
 
     def _output(
-        self,
-        net: nn.Module,
-        x: Tensor,
-        y: Tensor,
-        rng: torch.Generator,
-        painter: Painter | None,
+        self, net: nn.Module, x: Tensor, y: Tensor, rng: torch.Generator, painter: Painter | None
     ) -> Output:
         x, y = x[: 2 + self.num_others], y[: 2 + self.num_others]
         draw = self._draw(len(x), rng)
@@ -328,12 +311,7 @@ def small_style_network(images: ImageSet, steps: int, seed: int) -> AdaIN:
                 reporter.epoch(f"style network: step {done} of {total}")
 
         return train_small_adain(
-            some,
-            steps=steps,
-            seed=seed,
-            width=ADAIN_WIDTH,
-            batch_size=ADAIN_BATCH,
-            on_step=on_step,
+            some, steps=steps, seed=seed, width=ADAIN_WIDTH, batch_size=ADAIN_BATCH, on_step=on_step
         )
 
 

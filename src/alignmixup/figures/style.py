@@ -24,11 +24,14 @@ from alignmixup.registry import suggestion
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+else:
+    Figure = object
 
 __all__ = [
     "FORMATS",
     "PALETTE",
     "STYLES",
+    "Figure",
     "Image",
     "Picture",
     "Style",
@@ -191,10 +194,10 @@ def new_figure(width: float, height: float) -> Figure:
 
     A style with a width of its own scales it to that width.
     """
-    from matplotlib.figure import Figure
+    from matplotlib import figure
 
     scale = shrink(width)
-    return Figure(figsize=(width * scale, height * scale), layout="constrained")
+    return figure.Figure(figsize=(width * scale, height * scale), layout="constrained")
 
 
 def write_title(figure: Figure, title: str) -> Figure:
