@@ -40,11 +40,7 @@ from alignmixup.mixers.alignmixup import AlignMixup
 from alignmixup.mixers.alignmixup_ae import AlignMixupAE
 from alignmixup.models.autoencoder import AutoencodingClassifier
 from alignmixup.models.zoo import default_tap
-from alignmixup.training.checkpoint import (
-    load_checkpoint,
-    naming_damage,
-    remove_checkpoint,
-)
+from alignmixup.training.checkpoint import load_checkpoint, naming_damage, remove_checkpoint
 from alignmixup.training.decoder_fit import FACTS, DecoderFit, OtherSettings, fit_decoder
 
 DECODER = "decoder.safetensors"

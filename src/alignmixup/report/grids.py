@@ -182,11 +182,7 @@ def _planned(result: Result, recipe_settings: RecipeSettings) -> int | None:
 
 
 def _grid(
-    kind: str,
-    place: tuple[str, str],
-    rows: _Rows,
-    measures: Sequence[Measure],
-    which: str,
+    kind: str, place: tuple[str, str], rows: _Rows, measures: Sequence[Measure], which: str
 ) -> Grid:
     data, network = place
     note = ""

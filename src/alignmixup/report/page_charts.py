@@ -193,12 +193,7 @@ def cost_charts(runs: Sequence[RunInfo], palette: Palette) -> list[ChartBlock]:
             continue
         labels = short_labels([run for run, _ in both])
         rows: Rows = [
-            {
-                **row_of(run, label),
-                "ms": cost.value,
-                "top1": run.top1,
-                "hardware": cost.hardware,
-            }
+            {**row_of(run, label), "ms": cost.value, "top1": run.top1, "hardware": cost.hardware}
             for (run, cost), label in zip(both, labels, strict=True)
         ]
         times = [row["ms"] for row in rows]

@@ -14,15 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from alignmixup.contracts import RecipeKey, Result
 from alignmixup.report import others, paper
-from alignmixup.report.folding import (
-    IGNORED,
-    SHORT,
-    Column,
-    Folded,
-    RecipeSettings,
-    Row,
-    fold,
-)
+from alignmixup.report.folding import IGNORED, SHORT, Column, Folded, RecipeSettings, Row, fold
 from alignmixup.report.measures import ACCURACIES, KINDS, Measure
 from alignmixup.report.render import Table
 from alignmixup.report.statistics import spread

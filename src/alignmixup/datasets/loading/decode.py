@@ -149,11 +149,7 @@ DEAD_WORKER = "a process that decodes images has died: look for its reason, memo
 
 
 def decode_files(
-    paths: Sequence[str],
-    image_size: int,
-    num_workers: int | None = None,
-    *,
-    fraction: float = 1.0,
+    paths: Sequence[str], image_size: int, num_workers: int | None = None, *, fraction: float = 1.0
 ) -> UInt8[Tensor, "n 3 s s"]:
     """Decode all files to one array, in order, each as its ``center_square``.
 
