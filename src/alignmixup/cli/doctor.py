@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import textwrap
 from dataclasses import asdict, dataclass
 from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from alignmixup.cli.parsing import PROGRAM, WIDTH
+from alignmixup.cli.parsing import PROGRAM, wrapped
 
 if TYPE_CHECKING:
     from alignmixup.experiments.machine import Extra, Machine
@@ -40,12 +39,8 @@ class Doctor:
         lines = describe_machine(machine)
         width = max(len(name) for name, _ in lines) + 1
         for name, text in lines:
-            first, *rest = textwrap.wrap(
-                text, WIDTH - width, break_long_words=False, break_on_hyphens=False
-            )
-            print(
-                "\n".join([f"{name:<{width}}{first}", *(f"{'':<{width}}{line}" for line in rest)])
-            )
+            whole_words = {"break_long_words": False, "break_on_hyphens": False}
+            print("\n".join(wrapped(f"{name:<{width}}", text, **whole_words)))
 
 
 def describe_machine(machine: Machine) -> list[tuple[str, str]]:

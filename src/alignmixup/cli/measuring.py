@@ -82,7 +82,7 @@ def parse_evaluate(args: list[str]) -> Call:
     """Read the words after ``evaluate``; its help lists the tasks that are registered."""
     from alignmixup.registry import task_abouts
 
-    return read_words(Evaluate, "evaluate", args, about=listing("Tasks", task_abouts()))
+    return read_words(Evaluate, "evaluate", args, about=listing("Tasks:", task_abouts()))
 
 
 def _options(texts: tuple[str, ...]) -> dict[str, dict[str, Any]]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import textwrap
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from alignmixup.cli.detection import Detect
 from alignmixup.cli.doctor import Doctor
 from alignmixup.cli.material import Adain, parse_data
 from alignmixup.cli.measuring import Report, parse_evaluate
-from alignmixup.cli.parsing import PROGRAM, WIDTH, Call, Parse, read_words, take_plugins
+from alignmixup.cli.parsing import PROGRAM, Call, Parse, listing, read_words, take_plugins
 from alignmixup.cli.pictures import Decoder, parse_figure
 from alignmixup.cli.recipes import Recipes
 from alignmixup.cli.training import Demo, parse_sweep, parse_train
@@ -143,17 +142,11 @@ def _parse(args: list[str]) -> Call:
 
 
 def _overview() -> str:
-    lines = [f"usage: {PROGRAM} COMMAND ...", ""]
-    typed = {f"  {name} {command.arguments}": command for name, command in COMMANDS.items()}
-    width = max(len(words) for words in typed) + 2
-    for words, command in typed.items():
-        lines += textwrap.wrap(
-            command.about, WIDTH, initial_indent=f"{words:<{width}}", subsequent_indent=" " * width
-        )
-    last = [
-        f"{PROGRAM} COMMAND --help describes each, with examples. Anywhere:",
-        "  --plugin MODULE   (or FILE.py) imports your mixers, models, data sets, tasks",
-        "                    and recipes first",
-        "  --debug           shows the trace of an error",
-    ]
-    return "\n".join([*lines, "", *last])
+    abouts = {f"{name} {command.arguments}": command.about for name, command in COMMANDS.items()}
+    usage = f"usage: {PROGRAM} COMMAND ...\n"
+    return f"""{listing(usage, abouts)}
+
+{PROGRAM} COMMAND --help describes each, with examples. Anywhere:
+  --plugin MODULE   (or FILE.py) imports your mixers, models, data sets, tasks
+                    and recipes first
+  --debug           shows the trace of an error"""

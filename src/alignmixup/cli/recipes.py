@@ -5,7 +5,6 @@ The pages fit a terminal of 80 columns: names of recipes are up to 52 characters
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from tyro.conf import Positional
 
-from alignmixup.cli.parsing import WIDTH
+from alignmixup.cli.parsing import wrapped
 
 if TYPE_CHECKING:
     from alignmixup.recipes.schema import Recipe
@@ -69,8 +68,7 @@ def _needed(table: str, names: Sequence[str]) -> set[str]:
 
 
 def _print_wrapped(start: str, text: str) -> None:
-    lines = textwrap.wrap(text, WIDTH, initial_indent=start, subsequent_indent=" " * len(start))
-    print("\n".join(lines))
+    print("\n".join(wrapped(start, text)))
 
 
 def _print_recipes(names: Sequence[str], tables: Mapping[str, str]) -> None:

@@ -30,10 +30,9 @@ def origin(recipe: Recipe, epoch: int, folder: Path | None = None) -> dict[str, 
     The ledger in ``folder`` has the precision it was computed in, and the style network's weights.
     """
     trained = recipe.chosen() | ({} if folder is None else _beginnings(folder))
-    ledger = None if folder is None else folder / LEDGER
     events: list[dict[str, Any]] = []
-    if ledger is not None and ledger.exists():
-        events = cast(list[dict[str, Any]], read_ledger(ledger))
+    if folder is not None and (folder / LEDGER).exists():
+        events = cast(list[dict[str, Any]], read_ledger(folder / LEDGER))
     trained |= _computed(events)
     if isinstance(recipe.mixer, StyleMixer):
         for used in (event for event in events if event["event"] == "style_weights"):
