@@ -22,8 +22,7 @@ from alignmixup.figures.style import (
     SKY,
     Figure,
     Image,
-    new_figure,
-    num_columns,
+    picture_grid,
     save,
     write_title,
 )
@@ -117,13 +116,9 @@ def localized_pictures(
 
 def draw_localization(pictures: Sequence[LocalizedPicture], title: str) -> Figure:
     """Two pictures an image: as it is, and under its map; the boxes on both, the IoU above."""
-    columns = num_columns(min(COLUMNS, len(pictures)), LEAST_WIDTH)
-    num_rows = -(-len(pictures) // columns)
-    figure = new_figure(2.9 * columns, 1.95 * num_rows + 0.6)
-    grid = figure.subplots(num_rows, columns, squeeze=False)
-    for axes in grid.flat:
-        axes.set_axis_off()
-    for axes, picture in zip(grid.flat, pictures, strict=False):
+    count = len(pictures)
+    figure, places = picture_grid(count, min(COLUMNS, count), LEAST_WIDTH, (2.9, 1.95), 0.6)
+    for axes, picture in zip(places, pictures, strict=False):
         _draw_localized(axes, picture)
     return write_title(figure, title)
 

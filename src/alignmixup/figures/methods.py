@@ -106,11 +106,8 @@ def method_pictures(source: Source, *, seed: int = 0, adain_steps: int = ADAIN_S
     what it shows to it last is the image. (PuzzleMix and Co-Mixup show the clean batch first, for
     its saliency.)
     """
-    images, net = source.images, source.net
-    chosen = with_others(images, *different_pairs(images, 1, seed)[0], seed)
-    device = next(net.parameters()).device
-    x, y = floats(images, chosen).to(device), images.labels[chosen].to(device)
-    names = images.class_names
+    images, net, names = source.images, source.net, source.images.class_names
+    _, x, y = pair_batch(source, seed)
     pictures = [
         Picture(title, shown(x[k]), names[int(y[k])])
         for k, title in enumerate(("anchor", "partner"))
@@ -145,16 +142,19 @@ def _title(mixer_class: type) -> str:
     return re.split(r"[(:]", mixer_class.__doc__ or mixer_class.__name__)[0].strip()
 
 
-def with_others(images: ImageSet, i: int, j: int, seed: int) -> list[int]:
-    """The pair, then images of other classes up to a part of Co-Mixup.
+def pair_batch(source: Source, seed: int) -> tuple[tuple[int, int], Tensor, Tensor]:
+    """The rows of a pair; it and images of other classes up to a part of Co-Mixup, and labels.
 
     Of other classes, so that a label says how much of the anchor and of the partner is shown.
     """
+    images, device = source.images, next(source.net.parameters()).device
+    ((i, j),) = different_pairs(images, 1, seed)
     rng = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(images), generator=rng).tolist()
     pair = {int(images.labels[i]), int(images.labels[j])}
     others = [k for k in order if int(images.labels[k]) not in pair]
-    return [i, j, *others][: CoMixup.part_size]
+    chosen = [i, j, *others][: CoMixup.part_size]
+    return (i, j), floats(images, chosen).to(device), images.labels[chosen].to(device)
 
 
 @dataclass

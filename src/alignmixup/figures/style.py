@@ -37,7 +37,7 @@ __all__ = [
     "Style",
     "gallery",
     "new_figure",
-    "num_columns",
+    "picture_grid",
     "save",
     "show",
     "shrink",
@@ -142,17 +142,9 @@ LEAST_WIDTH = 1.05  # inches of a picture of a gallery, with its label below it
 
 
 def gallery(pictures: Sequence[Picture], title: str, columns: int = 5) -> Figure:
-    """Pictures in rows, each with its title above and its caption below.
-
-    There are fewer columns where the style is too narrow for them.
-    """
-    columns = num_columns(columns, LEAST_WIDTH)
-    num_rows = -(-len(pictures) // columns)
-    figure = new_figure(2.1 * columns, 2.75 * num_rows + 0.5)
-    grid = figure.subplots(num_rows, columns, squeeze=False)
-    for axes in grid.flat:
-        axes.set_axis_off()
-    for axes, picture in zip(grid.flat, pictures, strict=False):
+    """Pictures in rows, each with its title above and its caption below."""
+    figure, places = picture_grid(len(pictures), columns, LEAST_WIDTH, (2.1, 2.75), 0.5)
+    for axes, picture in zip(places, pictures, strict=False):
         show(axes, picture.image, picture.title, frame=True)
         axes.text(
             0.5,
@@ -178,10 +170,22 @@ def show(axes: Any, image: Image, title: str = "", *, frame: bool = False) -> No
         axes.set_title(title)
 
 
-def num_columns(most: int, least_width: float) -> int:
-    """Return how many columns of at least so many inches fit the style, up to ``most``."""
+def picture_grid(
+    count: int, columns: int, least_width: float, size: tuple[float, float], margin: float
+) -> tuple[Figure, list[Any]]:
+    """An empty figure with ``count`` places of this size, in rows, and a margin for its title.
+
+    There are fewer columns where places of ``least_width`` inches would not fit the style.
+    """
     width = _style.get().width
-    return most if width is None else max(1, min(most, int(width / least_width)))
+    if width is not None:
+        columns = max(1, min(columns, int(width / least_width)))
+    num_rows = -(-count // columns)
+    figure = new_figure(size[0] * columns, size[1] * num_rows + margin)
+    places = list(figure.subplots(num_rows, columns, squeeze=False).flat)
+    for axes in places:
+        axes.set_axis_off()
+    return figure, places
 
 
 def shrink(width: float) -> float:

@@ -15,7 +15,7 @@ from alignmixup.contracts import RecipeKey, Result
 from alignmixup.report import paper
 from alignmixup.report.folding import IGNORED, LAST_EPOCH, RecipeSettings, Row, fold
 from alignmixup.report.measures import ACCURACIES, KINDS, Measure
-from alignmixup.report.runs import is_smoke_test, method_name, place_name
+from alignmixup.report.runs import is_smoke_test, method_name, place_name, planned_epochs
 from alignmixup.report.statistics import Comparison, Spread, compare, spread
 
 
@@ -154,7 +154,8 @@ def make_grids(
     _, measures = KINDS[kind]
     by_length: dict[tuple[int | None, int | None], list[Result]] = {}
     for result in results:
-        by_length.setdefault((result.epoch, _planned(result, recipe_settings)), []).append(result)
+        length = (result.epoch, planned_epochs(result, recipe_settings))
+        by_length.setdefault(length, []).append(result)
     places: dict[tuple[str, str], _Rows] = {}
     for (epochs, planned), group in by_length.items():
         folded = fold(group, measures, which, (*IGNORED, "epochs"), recipe_settings)
@@ -171,14 +172,6 @@ def make_grids(
 # A row by its method, epochs, those of its recipe and source; its values by measure and seed.
 _Id = tuple[Row, int | None, int | None, str]
 _Rows = dict[_Id, dict[Measure, dict[int, float]]]
-
-
-def _planned(result: Result, recipe_settings: RecipeSettings) -> int | None:
-    """The epochs of the result's recipe, if it is registered."""
-    key = result.base or result.key
-    known = None if key is None else recipe_settings(key)
-    epochs = (known or {}).get("train.epochs")
-    return epochs if isinstance(epochs, int) else None
 
 
 def _grid(

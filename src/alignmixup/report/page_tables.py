@@ -77,16 +77,21 @@ def _row_html(grid: Grid, row: GridRow, shared: Sequence[str]) -> str:
     chips = "".join(f'<span class="chip">{escape(word)}</span>' for word in words)
     seeds = {0: "", 1: "one"}.get(row.num_seeds, str(row.num_seeds))
     cells = [f'<td class="source">{escape(source)}</td>'] if grid.has_sources else []
-    cells.append(f'<td class="number" data-value="{row.epochs or ""}">{escape(row.length)}</td>')
+    cells.append(_number(escape(row.length), row.epochs or ""))
     for measure in grid.measures:
         both = _value_html(row.cells[measure], measure.digits)
         cells += both if grid.is_published(measure) else both[:1]
-    cells.append(f'<td class="number" data-value="{row.num_seeds or ""}">{seeds}</td>')
+    cells.append(_number(seeds, row.num_seeds or ""))
     cells += [f'<td class="variant">{chips}</td>'] if _has_variants(grid, shared) else []
     kind = "" if row.is_measured else ' class="paper"'
     smoke = " data-smoke" if row.is_smoke else ""
     where = f' data-place="{escape(grid.place)}"'
     return f'<tr{kind}{smoke}{where}><th scope="row">{escape(row.name)}</th>{"".join(cells)}</tr>'
+
+
+def _number(text: str, value: object) -> str:
+    """A cell that sorts by ``value``."""
+    return f'<td class="number" data-value="{value}">{text}</td>'
 
 
 def _value_html(cell: Cell, digits: int) -> list[str]:
@@ -97,10 +102,8 @@ def _value_html(cell: Cell, digits: int) -> list[str]:
         if ours.deviation is not None:
             text += f' <span class="spread">\u00b1 {ours.deviation:.{digits}f}</span>'
     printed = "" if theirs is None else f"{theirs:.{digits}f}"
-    return [
-        f'<td class="number" data-value="{value}">{text}</td>',
-        f'<td class="number published" data-value="{printed}">{printed}</td>',
-    ]
+    theirs_html = f'<td class="number published" data-value="{printed}">{printed}</td>'
+    return [_number(text, value), theirs_html]
 
 
 def comparisons_html(grids: Sequence[Grid]) -> str:
@@ -141,12 +144,11 @@ def _claim_html(grid: Grid, claim: Claim) -> str:
         f'<tr{smoke} data-place="{escape(grid.place)}"><th scope="row">'
         f"{escape(claim.first.name + variant)}</th><td>{escape(claim.second.name)}</td>"
         f"<td>{escape(grid.place)}</td><td>{escape(measure)}</td>"
-        f'<td class="number" data-value="{claim.first.epochs or ""}">'
-        f"{escape(claim.first.length)}</td>"
-        f'<td class="number" data-value="{made.num_seeds}">{made.num_seeds}</td>'
-        f'<td class="number" data-value="{made.difference!r}">{made.difference:+.{digits}f}</td>'
-        f'<td class="number" data-value="{made.low!r}">{made.low:+.{digits}f} to '
-        f"{made.high:+.{digits}f}</td><td>{escape(claim.verdict)}</td></tr>"
+        f"{_number(escape(claim.first.length), claim.first.epochs or '')}"
+        f"{_number(str(made.num_seeds), made.num_seeds)}"
+        f"{_number(f'{made.difference:+.{digits}f}', made.difference)}"
+        f"{_number(f'{made.low:+.{digits}f} to {made.high:+.{digits}f}', made.low)}"
+        f"<td>{escape(claim.verdict)}</td></tr>"
     )
 
 
@@ -162,8 +164,7 @@ def runs_html(runs: Sequence[RunInfo]) -> str:
         newest = max(run.results, key=lambda result: result.date)
         smoke = " data-smoke" if run.is_smoke else ""
         cells = (
-            f'<td class="number" data-value="{"" if run.epochs is None else run.epochs}">'
-            f"{'' if run.epochs is None else f'{run.epochs:,}'}</td>"
+            f"{_number('', '') if run.epochs is None else _number(f'{run.epochs:,}', run.epochs)}"
             f'<td class="number">{"" if run.seed is None else run.seed}</td>'
             f'<td class="number">{"" if top1 is None else f"{top1:.2f}"}</td>'
             f'<td class="date">{escape(run.date[:16].replace("T", " "))}</td>'

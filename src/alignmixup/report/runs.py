@@ -39,10 +39,9 @@ class RunInfo:
     @property
     def title(self) -> str:
         """Its full name, with data, network, length and seed."""
-        seed = "" if self.seed is None else f", seed {self.seed}"
-        length = "" if self.epochs is None else f", {self.epochs:,} epochs"
-        number = "" if self.number == 1 else f", #{self.number}"
-        return f"{self.key.name}{length}{seed}{number}"
+        facts = self.facts()
+        parts = (self.key.name, facts["epochs"], facts["seed"], facts["number"])
+        return ", ".join(part for part in parts if part)
 
     def facts(self) -> dict[str, str]:
         """What may tell it apart from other runs on the same data, in words."""
@@ -102,9 +101,17 @@ def short_labels(runs: Sequence[RunInfo]) -> list[str]:
     ]
 
 
-def is_smoke_test(epochs: int | None, of_recipe: object) -> bool:
+def planned_epochs(result: Result, recipe_settings: RecipeSettings) -> int | None:
+    """Return the epochs of the result's recipe, if it is registered."""
+    key = result.base or result.key
+    known = None if key is None else recipe_settings(key)
+    epochs = (known or {}).get("train.epochs")
+    return epochs if isinstance(epochs, int) else None
+
+
+def is_smoke_test(epochs: int | None, of_recipe: int | None) -> bool:
     """Return whether a run of so many epochs is far shorter than its recipe."""
-    if epochs is None or not isinstance(of_recipe, int):
+    if epochs is None or of_recipe is None:
         return False
     return epochs < min(of_recipe, max(SHORT, of_recipe / 10))
 
@@ -112,13 +119,7 @@ def is_smoke_test(epochs: int | None, of_recipe: object) -> bool:
 def smoke_filter(recipe_settings: RecipeSettings) -> Callable[[Result], bool]:
     """Return a function that tells whether a result is that of a smoke test."""
     known = cache(recipe_settings)
-
-    def is_smoke(result: Result) -> bool:
-        key = result.base or result.key
-        settings = None if key is None else known(key)
-        return is_smoke_test(result.epoch, (settings or {}).get("train.epochs"))
-
-    return is_smoke
+    return lambda result: is_smoke_test(result.epoch, planned_epochs(result, known))
 
 
 def runs_of(results: Iterable[Result], recipe_settings: RecipeSettings) -> list[RunInfo]:
