@@ -84,9 +84,12 @@ def _row_html(grid: Grid, row: GridRow, shared: Sequence[str]) -> str:
     cells.append(_number(seeds, row.num_seeds or ""))
     cells += [f'<td class="variant">{chips}</td>'] if _has_variants(grid, shared) else []
     kind = "" if row.is_measured else ' class="paper"'
-    smoke = " data-smoke" if row.is_smoke else ""
-    where = f' data-place="{escape(grid.place)}"'
-    return f'<tr{kind}{smoke}{where}><th scope="row">{escape(row.name)}</th>{"".join(cells)}</tr>'
+    return _tr(row.name, grid.place, row.is_smoke, cells, kind)
+
+
+def _tr(name: str, place: str, is_smoke: bool, cells: Iterable[str], kind: str = "") -> str:
+    where = f'{" data-smoke" if is_smoke else ""} data-place="{escape(place)}"'
+    return f'<tr{kind}{where}><th scope="row">{escape(name)}</th>{"".join(cells)}</tr>'
 
 
 def _number(text: str, value: object) -> str:
@@ -139,17 +142,15 @@ def _claim_html(grid: Grid, claim: Claim) -> str:
     variant = f" ({', '.join(claim.first.variant)})" if claim.first.variant else ""
     source = paper.SOURCES.get(claim.first.source, claim.first.source)
     measure = f"{source} {claim.measure.name() or 'Top-1 error'} ({claim.measure.unit()})".strip()
-    smoke = " data-smoke" if claim.first.is_smoke else ""
-    return (
-        f'<tr{smoke} data-place="{escape(grid.place)}"><th scope="row">'
-        f"{escape(claim.first.name + variant)}</th><td>{escape(claim.second.name)}</td>"
-        f"<td>{escape(grid.place)}</td><td>{escape(measure)}</td>"
-        f"{_number(escape(claim.first.length), claim.first.epochs or '')}"
-        f"{_number(str(made.num_seeds), made.num_seeds)}"
-        f"{_number(f'{made.difference:+.{digits}f}', made.difference)}"
-        f"{_number(f'{made.low:+.{digits}f} to {made.high:+.{digits}f}', made.low)}"
-        f"<td>{escape(claim.verdict)}</td></tr>"
+    cells = (
+        *(f"<td>{escape(text)}</td>" for text in (claim.second.name, grid.place, measure)),
+        _number(escape(claim.first.length), claim.first.epochs or ""),
+        _number(str(made.num_seeds), made.num_seeds),
+        _number(f"{made.difference:+.{digits}f}", made.difference),
+        _number(f"{made.low:+.{digits}f} to {made.high:+.{digits}f}", made.low),
+        f"<td>{escape(claim.verdict)}</td>",
     )
+    return _tr(claim.first.name + variant, grid.place, claim.first.is_smoke, cells)
 
 
 def runs_html(runs: Sequence[RunInfo]) -> str:
@@ -162,17 +163,14 @@ def runs_html(runs: Sequence[RunInfo]) -> str:
         place = place_name(run.key.data, run.key.network)
         top1 = run.top1
         newest = max(run.results, key=lambda result: result.date)
-        smoke = " data-smoke" if run.is_smoke else ""
         cells = (
-            f"{_number('', '') if run.epochs is None else _number(f'{run.epochs:,}', run.epochs)}"
-            f'<td class="number">{"" if run.seed is None else run.seed}</td>'
-            f'<td class="number">{"" if top1 is None else f"{top1:.2f}"}</td>'
-            f'<td class="date">{escape(run.date[:16].replace("T", " "))}</td>'
-            f"<td>{escape(newest.hardware)}</td><td>{escape(newest.commit)}</td>"
+            f"<td>{escape(place)}</td>",
+            _number("", "") if run.epochs is None else _number(f"{run.epochs:,}", run.epochs),
+            f'<td class="number">{"" if run.seed is None else run.seed}</td>',
+            f'<td class="number">{"" if top1 is None else f"{top1:.2f}"}</td>',
+            f'<td class="date">{escape(run.date[:16].replace("T", " "))}</td>',
+            f"<td>{escape(newest.hardware)}</td><td>{escape(newest.commit)}</td>",
         )
-        rows.append(
-            f'<tr{smoke} data-place="{escape(place)}"><th scope="row">{escape(run.key.name)}</th>'
-            f"<td>{escape(place)}</td>{cells}</tr>"
-        )
+        rows.append(_tr(run.key.name, place, run.is_smoke, cells))
     note = "Top-1: the median of the last ten epochs where there is one, else the last epoch."
     return table_html("Runs, the most recent first", heads, rows, name="runs", note=note)
