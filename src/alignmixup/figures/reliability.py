@@ -53,10 +53,7 @@ def reliability(
 
 def reliability_panels(results: Sequence[Result]) -> list[ReliabilityPanel]:
     """The newest diagram among the results, and that after temperature scaling if there is one."""
-    newest: dict[str, Result] = {}
-    for result in sorted(results, key=lambda r: r.date):
-        if _has_diagram(result):
-            newest[result.task] = result
+    newest = {r.task: r for r in sorted(results, key=lambda r: r.date) if _has_diagram(r)}
     if not newest:
         raise ValueError("no reliability diagram among the results: evaluate calibration first")
     return [_panel(newest[task]) for task in ("calibration", "temperature") if task in newest]
