@@ -18,7 +18,7 @@ data URIs; several in a row are one strip. The other fields:
                      predicted, confidence in percent}
 
 What cannot be made has ``left_out``, a sentence with the reason, in place of these.
-``figures.page_pictures`` writes the files; reading them needs no network and no images.
+``figures.run_pictures`` writes the files; reading them needs no network and no images.
 """
 
 from __future__ import annotations
