@@ -34,15 +34,8 @@ def read_words(
 ) -> T:
     """Read the words behind the command ``name`` as the fields of the dataclass ``kind``.
 
-    Args:
-        kind: The dataclass.
-        name: The command.
-        args: The words.
-        about: What its help says before the examples.
-        settings: Lists the settings of recipes (``train.lr``) to suggest for an unknown flag.
-
-    Returns:
-        An instance of ``kind``.
+    Its help has ``about`` before the examples. ``settings`` lists the settings of recipes
+    (``train.lr``) to suggest for an unknown flag.
 
     Raises:
         ValueError: If a flag or a word is unknown; with the nearest flag.

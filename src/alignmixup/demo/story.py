@@ -29,17 +29,10 @@ def write_story(
     match: Mapping[str, float],
     missing: Sequence[str] = (),
 ) -> Path:
-    """Write the page of what is finished.
+    """Write the page of what is finished into the folder of the demo; return its path.
 
-    Args:
-        out: Folder of the demo.
-        size: How much was trained.
-        results: By method the results of its run, of those that are scored.
-        match: How well each plan carries objects onto objects (``object_match``); may be empty.
-        missing: What was not finished.
-
-    Returns:
-        The path of the page.
+    ``results`` has those of each scored run by method, ``match`` how well each plan carries objects
+    onto objects (``object_match``), if that is known; ``missing`` is what was not finished.
     """
     sections = [
         _measured(size, results, missing),

@@ -81,14 +81,6 @@ class DecodedSource:
 def train_built_in(recipe: Recipe, out: Path, sets: Sets) -> Path:
     """Return the folder below ``out`` where the recipe is trained; train it, or resume, if need be.
 
-    Args:
-        recipe: What to train.
-        out: Folder of the figures.
-        sets: Its images.
-
-    Returns:
-        The folder of the finished run.
-
     Raises:
         ValueError: If the training was stopped before its end.
     """

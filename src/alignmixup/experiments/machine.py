@@ -64,12 +64,7 @@ class Machine:
 def inspect_machine(root: Path | None = None, out: Path = Path("runs")) -> Machine:
     """Find out what this machine can do.
 
-    Args:
-        root: Folder of the data sets; defaults to ALIGNMIXUP_DATA, else ``./datasets``.
-        out: Folder that runs will be written to; it need not exist.
-
-    Returns:
-        The facts.
+    Data sets are looked for in ``root``, free disk space in ``out``, which need not exist.
     """
     there = next(folder for folder in (out.resolve(), *out.resolve().parents) if folder.exists())
     data = datasets.locate(root)

@@ -56,10 +56,7 @@ def make_pictures(
 ) -> None:
     """Make the pictures of the runs that have weights but no pictures yet.
 
-    Args:
-        runs: Folders of runs.
-        data_root: Folder of the data sets.
-        on_run: Called with a folder before its pictures are made.
+    ``on_run`` is called with the folder of a run before its pictures are made.
     """
     for folder in runs:
         if (folder / CHECKPOINT).exists() and not has_pictures(folder):
@@ -91,12 +88,7 @@ def write_pictures(
 ) -> dict[str, str]:
     """Make the pictures that the report page shows of a run, and keep them in its folder.
 
-    Args:
-        run: Folder of the run.
-        images: Its test images; loaded by their name if None.
-        data_root: Folder of the data sets.
-        seed: Chooses the images and pairs.
-        device: ``"auto"``, ``"cpu"``, ``"cuda"``, ...
+    ``images`` are its test images, by default those of its data; ``seed`` chooses among them.
 
     Returns:
         The reason for each kind of picture that was left out.

@@ -82,15 +82,7 @@ _formats: ContextVar[tuple[str, ...]] = ContextVar("formats", default=("png", "p
 
 @contextmanager
 def use_style(name: str = "screen", formats: tuple[str, ...] = ("png", "pdf")) -> Iterator[Style]:
-    """Draw and save figures in this style and these formats within the block.
-
-    Args:
-        name: One of ``STYLES``.
-        formats: Extensions of the files, of ``FORMATS``.
-
-    Raises:
-        ValueError: If there is no such style or format.
-    """
+    """Draw and save figures in one of ``STYLES`` and some of ``FORMATS`` within the block."""
     if name not in STYLES:
         raise ValueError(f"unknown style {name!r}{suggestion(name, list(STYLES))}")
     if unknown := [each for each in formats if each not in FORMATS]:
@@ -212,12 +204,9 @@ def write_title(figure: Figure, title: str) -> Figure:
 
 
 def save(figure: Figure, path: Path, caption: str = "") -> list[Path]:
-    """Write the figure in each format, and its caption as text; return the paths.
+    """Write the figure to ``path`` with each extension, and its caption as text; return the paths.
 
-    Args:
-        figure: What is drawn.
-        path: Where, without an extension.
-        caption: What a reader must know: what is shown, what was chosen, what it was drawn from.
+    The caption is what a reader must know: what is shown, what was chosen, what it was drawn from.
     """
     style = _style.get()
     logging.getLogger("fontTools").setLevel(logging.ERROR)  # it warns of dates in our own font

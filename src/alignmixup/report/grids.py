@@ -137,16 +137,9 @@ def make_grids(
     which: str = "median10",
     recipe_settings: RecipeSettings = lambda key: None,
 ) -> list[Grid]:
-    """Fold the results of one kind into grids, in the order of the paper's tables.
+    """Fold the results of one kind into a grid per data set and network, in the paper's order.
 
-    Args:
-        results: Result lines, as ``read_results`` returns them.
-        kind: One of ``KINDS``.
-        which: The accuracy: best, last or median10.
-        recipe_settings: The settings that the recipe of a key trains with; rows name what differs.
-
-    Returns:
-        One grid per data set and network; none where no result is of this kind.
+    The arguments are those of ``tables.table``.
 
     Raises:
         ValueError: If a result of this kind has no recipe key.
