@@ -11,12 +11,12 @@ from alignmixup.report.charting import (
     Rows,
     block,
     by_place,
-    chosen_in_legend,
+    choosable,
     data,
-    faded,
     one_length,
     quiet_legend,
     row_of,
+    shape_by,
 )
 from alignmixup.report.curves import Curve
 from alignmixup.report.runs import RunInfo, method_name, place_name, short_labels
@@ -71,11 +71,10 @@ def curve_charts(curves: Sequence[Curve], palette: Palette) -> list[ChartBlock]:
                 alt.Tooltip("top1:Q", title="top-1 (%)", format=".2f"),
             ],
         )
-        chosen = chosen_in_legend()
         # Behind ours, and as fine as a line can be.
         log = base.transform_filter("datum.published").mark_line(strokeWidth=1)
         ours = base.transform_filter("!datum.published").mark_line(strokeWidth=1.8)
-        layers = [*([log] if theirs else []), faded(ours, chosen).add_params(chosen)]
+        layers = [*([log] if theirs else []), choosable(ours)]
         if any(row["few"] for row in rows):
             layers.append(base.transform_filter("datum.few").mark_circle(size=30, opacity=1))
         chart = alt.layer(*layers)
@@ -151,7 +150,6 @@ def _attacked(runs: Sequence[RunInfo]) -> tuple[Rows, Rows]:
 def _lines(rows: Rows, axis: alt.X, palette: Palette, *, point: bool = False) -> Any:
     import altair as alt
 
-    chosen = chosen_in_legend()
     lengths = sorted({row["length"] for row in rows}, key=_number, reverse=True)
     dash = alt.StrokeDash("length:N", sort=lengths, legend=quiet_legend())
     lines = (
@@ -170,7 +168,7 @@ def _lines(rows: Rows, axis: alt.X, palette: Palette, *, point: bool = False) ->
             ],
         )
     )
-    return faded(lines, chosen).add_params(chosen)
+    return choosable(lines)
 
 
 def _number(length: str) -> int:
@@ -211,7 +209,7 @@ def cost_charts(runs: Sequence[RunInfo], palette: Palette) -> list[ChartBlock]:
             ],
         )
         points = base.mark_point(size=90, filled=True, opacity=1).encode(
-            color=palette.color(rows), shape=_by_hardware(rows)
+            color=palette.color(rows), shape=shape_by(rows, "hardware")
         )
         # On a phone names would lie over each other: there, the legend has to do.
         names = base.mark_text(align="left", dx=9, fontSize=12)
@@ -224,11 +222,3 @@ def cost_charts(runs: Sequence[RunInfo], palette: Palette) -> list[ChartBlock]:
         chart = alt.layer(points, names.encode(text="shown:N"))
         blocks.append(block(chart, caption, place, [run for run, _ in both]))
     return blocks
-
-
-def _by_hardware(rows: Rows) -> Any:
-    """Tell points that were timed on different machines apart by their shape."""
-    import altair as alt
-
-    is_one = len({row["hardware"] for row in rows}) == 1
-    return alt.Undefined if is_one else alt.Shape("hardware:N", legend=quiet_legend())

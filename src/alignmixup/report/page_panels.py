@@ -21,6 +21,7 @@ from alignmixup.report.charting import (
     one_length,
     quiet_legend,
     row_of,
+    shape_by,
 )
 from alignmixup.report.runs import RunInfo, short_labels
 
@@ -123,8 +124,6 @@ def _by_source(run: RunInfo) -> dict[str, Result]:
 def _auroc(rows: Rows, palette: Palette) -> Any:
     import altair as alt
 
-    shape = alt.Shape("length:N", legend=quiet_legend())
-    is_one = len({row["length"] for row in rows}) == 1
     return (
         data(rows)
         .mark_point(size=55, strokeWidth=2, opacity=1)
@@ -133,7 +132,7 @@ def _auroc(rows: Rows, palette: Palette) -> Any:
             x=alt.X("auroc:Q", title="AuROC (%)", scale=alt.Scale(zero=False)),
             yOffset="series:N",
             color=palette.color(rows),
-            shape=alt.Undefined if is_one else shape,
+            shape=shape_by(rows, "length"),
             tooltip=[
                 alt.Tooltip("series:N", title="run"),
                 alt.Tooltip("source:N"),
