@@ -2,14 +2,14 @@
 
 Each picture is what the mixer itself gave to a network, with the soft label it gave beside it. Of a
 method that mixes features it is the decoded mix. A method that is registered appears by itself; it
-is listed in ``SETTINGS`` only where its defaults would not show what it does.
+is listed in ``fixed_draws`` only where its defaults would not show what it does.
 """
 
 from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -116,14 +116,14 @@ def method_pictures(source: Source, *, seed: int = 0, adain_steps: int = ADAIN_S
     with tempfile.TemporaryDirectory() as folder:
         weights = Path(folder) / "adain.safetensors"
         save_adain(small_style_network(images, adain_steps, seed), weights)
-        stage = Stage(images, source.layer, str(weights))
+        draws = fixed_draws(source, str(weights))
         for name, mixer_class in MIXERS.items():
             title = _title(mixer_class)
             if name in NO_IMAGE:
                 left_out[title] = NO_IMAGE[name]
                 continue
             try:
-                fixed = SETTINGS[name](stage) if name in SETTINGS else _plain(mixer_class)
+                fixed = draws.get(name) or FixedDraw(mixer_class(), COMMON)
                 if set(fixed.mixer.cases) == {CLEAN}:
                     continue  # the baseline
                 rng = torch.Generator().manual_seed(seed)
@@ -256,47 +256,27 @@ class FixedDraw:
         return draw.with_tensors({**fixed, "perm": torch.tensor([1, 0])})
 
 
-@dataclass(frozen=True)
-class Stage:
-    """What the settings of a method may depend on: images, layer, weights of a style network."""
+def fixed_draws(source: Source, weights: str) -> dict[str, FixedDraw]:
+    """By registered name: the settings of methods whose defaults would not show what they do.
 
-    images: ImageSet
-    layer: str
-    weights: str
-
-
-def _plain(mixer_class: Callable[[], Mixer]) -> FixedDraw:
-    return FixedDraw(mixer_class(), COMMON)
-
-
-def _stylemix(stage: Stage) -> FixedDraw:
+    ``weights`` are those of a style network.
+    """
+    cutout = Cutout(source.images.images.shape[-1] // 2, source.images.mean)
+    salient = SaliencyMix(prob=1.0, saliency="per_sample")
+    cut, style = StyleCutMix(weights=weights, prob=1.0), StyleMix(weights=weights, prob=1.0)
     # Content of the anchor, style of the partner: the case that tells the two apart.
-    mixer = StyleMix(weights=stage.weights, prob=1.0)
-    lam = 0.9 * mixer.content_weight + 0.1 * (1 - mixer.content_weight)
-    return FixedDraw(mixer, {"content": 0.9, "style": 0.1, "joint": 0.5, "lam": lam})
-
-
-def _stylecutmix(stage: Stage) -> FixedDraw:
-    mixer = StyleCutMix(weights=stage.weights, prob=1.0)
-    return FixedDraw(mixer, {**COMMON, "style": 0.3, "gamma": 0.2})
-
-
-def _cutout(stage: Stage) -> FixedDraw:
-    return FixedDraw(Cutout(stage.images.images.shape[-1] // 2, stage.images.mean))
-
-
-# By registered name: where the defaults would not show what a method does.
-SETTINGS: Mapping[str, Callable[[Stage], FixedDraw]] = {
-    "AlignMixup": lambda stage: FixedDraw(AlignMixup(stage.layer, weights={"feat": 1.0}), COMMON),
-    "CoMixup": lambda stage: FixedDraw(CoMixup(), num_others=CO_OTHERS, num_draws=CO_DRAWS),
-    "Cutout": _cutout,
-    "ManifoldMixup": lambda stage: FixedDraw(ManifoldMixup((stage.layer,)), COMMON),
-    "PuzzleMix": lambda stage: FixedDraw(PuzzleMix(grids=(8,)), COMMON),
-    "SaliencyMix": lambda stage: FixedDraw(SaliencyMix(prob=1.0, saliency="per_sample"), COMMON),
-    "StyleCutMix": _stylecutmix,
-    "StyleMix": _stylemix,
-    "TokenMix": lambda stage: FixedDraw(TokenMix(grid=8, score="area")),
-}
+    lam = 0.9 * style.content_weight + 0.1 * (1 - style.content_weight)
+    return {
+        "AlignMixup": FixedDraw(AlignMixup(source.layer, weights={"feat": 1.0}), COMMON),
+        "CoMixup": FixedDraw(CoMixup(), num_others=CO_OTHERS, num_draws=CO_DRAWS),
+        "Cutout": FixedDraw(cutout),
+        "ManifoldMixup": FixedDraw(ManifoldMixup((source.layer,)), COMMON),
+        "PuzzleMix": FixedDraw(PuzzleMix(grids=(8,)), COMMON),
+        "SaliencyMix": FixedDraw(salient, COMMON),
+        "StyleCutMix": FixedDraw(cut, {**COMMON, "style": 0.3, "gamma": 0.2}),
+        "StyleMix": FixedDraw(style, {"content": 0.9, "style": 0.1, "joint": 0.5, "lam": lam}),
+        "TokenMix": FixedDraw(TokenMix(grid=8, score="area")),
+    }
 
 
 def small_style_network(images: ImageSet, steps: int, seed: int) -> AdaIN:
