@@ -106,17 +106,15 @@ def test_drop_last_drops_only_the_short_batch():
     assert all(torch.equal(a[0], b[0]) for a, b in zip(full[:4], short, strict=True))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("channels_last", [False, True])
-def test_format_and_dtype_are_as_asked_and_values_the_same(channels_last, dtype):
-    plain, _ = next(DeviceLoader(make_set(), 5, 3, dtype=torch.float64).epoch(0))
-    loader = DeviceLoader(make_set(), 5, 3, channels_last=channels_last, dtype=dtype)
+def test_the_format_is_as_asked_and_values_the_same(channels_last):
+    plain, _ = next(DeviceLoader(make_set(), 5, 3).epoch(0))
+    loader = DeviceLoader(make_set(), 5, 3, channels_last=channels_last)
     x, y = next(loader.epoch(0))
     wanted = torch.channels_last if channels_last else torch.contiguous_format
     assert x.is_contiguous(memory_format=wanted)
-    assert x.dtype == dtype
-    assert y.dtype == torch.int64
-    assert torch.equal(x, plain.to(dtype))
+    assert (x.dtype, y.dtype) == (torch.float32, torch.int64)
+    assert torch.equal(x, plain)
 
 
 def test_gather_has_no_data_dependent_shape():

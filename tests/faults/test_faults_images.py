@@ -231,10 +231,10 @@ def test_a_dead_worker_ends_the_epoch_with_one_sentence(tmp_path):
     assert "a process that decodes images has died" in line or "is killed by signal" in line
 
 
-def die(paths, image_size):
+def die(paths):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_a_dead_worker_that_decodes_into_memory_ends_the_load(files):
     with pytest.raises(RuntimeError, match="a process that decodes images has died"):
-        list(decode._map_blocks(die, files.paths, 8, 2))
+        list(decode._map_blocks(die, files.paths, 2))

@@ -40,12 +40,11 @@ def test_one_seed_shows_nothing():
     found = compare({0: 99.0}, {0: 1.0, 1: 1.0})
     assert (found.verdict, found.low, found.high) == ("not shown", -math.inf, math.inf)
     assert "one seed" in str(found)
-    assert "one seed" in str(spread({0: 3.0}))
+    assert spread({0: 3.0}).deviation is None
     assert compare({0: 1.0}, {1: 1.0}) is None
 
 
 def test_spread_is_the_sample_deviation():
     found = spread({0: 1.0, 1: 2.0, 2: 6.0})
-    assert (found.mean, found.num_seeds) == (3.0, 3)
+    assert found.mean == 3.0
     assert found.deviation == pytest.approx(statistics.stdev([1.0, 2.0, 6.0]))
-    assert str(found) == "3.00 +- 2.65 (3 seeds)"

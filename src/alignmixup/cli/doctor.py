@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import textwrap
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from alignmixup.cli.parsing import PROGRAM, WIDTH
+from alignmixup.cli.parsing import PROGRAM, wrapped
 
 if TYPE_CHECKING:
     from alignmixup.experiments.machine import Extra, Machine
@@ -35,20 +34,13 @@ class Doctor:
 
         machine = inspect_machine(self.data, self.out)
         if self.json:
-            print(dump(machine.to_json(), indent=2))
+            print(dumps(asdict(machine), indent=2))
             return
         lines = describe_machine(machine)
         width = max(len(name) for name, _ in lines) + 1
         for name, text in lines:
-            first, *rest = textwrap.wrap(
-                text, WIDTH - width, break_long_words=False, break_on_hyphens=False
-            )
-            print(
-                "\n".join([f"{name:<{width}}{first}", *(f"{'':<{width}}{line}" for line in rest)])
-            )
-
-
-dump = json.dumps  # the flag --json has the module's name
+            whole_words = {"break_long_words": False, "break_on_hyphens": False}
+            print("\n".join(wrapped(f"{name:<{width}}", text, **whole_words)))
 
 
 def describe_machine(machine: Machine) -> list[tuple[str, str]]:

@@ -34,10 +34,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "predict runs/RUN photo.jpg",
         "predict runs/RUN photos --top 5 --json > predictions.jsonl",
     ),
-    "export": (
-        "export runs/RUN net.safetensors",
-        "export runs/RUN net.pt2 --format torch-export",
-    ),
+    "export": ("export runs/RUN net.safetensors", "export runs/RUN net.pt2 --format torch-export"),
     "detect": (
         "detect runs/RUN --data voc --root datasets",
         "detect runs/RUN --data coco --limit 100 --epochs 1   # a trial",
@@ -49,10 +46,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "figure": ("figure methods", "figure correspondences --run runs/RUN --out figures"),
     "decoder": ("decoder runs/RUN", "decoder runs/RUN --layer layer3 --epochs 10"),
-    "adain": (
-        "adain cifar10 --out adain.safetensors",
-        "adain folder:pets@64 --out a.safetensors",
-    ),
+    "adain": ("adain cifar10 --out adain.safetensors", "adain folder:pets@64 --out a.safetensors"),
     "data list": ("data list",),
     "data check": ("data check cifar10", "data check tiny --data /data"),
     "data fetch": ("data fetch cifar10", "data fetch cifar100 --data /data"),

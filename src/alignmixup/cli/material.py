@@ -187,5 +187,5 @@ def parse_data(args: list[str]) -> Call:
 
 def _data_help() -> str:
     abouts = {name: str(kind.__doc__).split("\n\n")[0] for name, kind in DATA_COMMANDS.items()}
-    lines = [f"usage: {PROGRAM} data COMMAND ...", listing("Commands", abouts)]
+    lines = [f"usage: {PROGRAM} data COMMAND ...", listing("Commands:", abouts)]
     return "\n\n".join([*lines, examples(*(f"data {name}" for name in DATA_COMMANDS))])

@@ -82,7 +82,7 @@ def parse_evaluate(args: list[str]) -> Call:
     """Read the words after ``evaluate``; its help lists the tasks that are registered."""
     from alignmixup.registry import task_abouts
 
-    return read_words(Evaluate, "evaluate", args, about=listing("Tasks", task_abouts()))
+    return read_words(Evaluate, "evaluate", args, about=listing("Tasks:", task_abouts()))
 
 
 def _options(texts: tuple[str, ...]) -> dict[str, dict[str, Any]]:
@@ -157,7 +157,11 @@ class Report:
         if self.pictures:
             from alignmixup.figures.run_pictures import make_pictures
 
-            make_pictures(run_folders(self.runs), self.data, _announce)
+            make_pictures(
+                run_folders(self.runs),
+                self.data,
+                lambda run: print(f"making the pictures of {run} ...", file=sys.stderr),
+            )
         page = write_page(
             results,
             self.runs,
@@ -171,7 +175,3 @@ class Report:
         for path in write_tables([*tables, *([compared] if compared else [])], self.out):
             print(path)
         print(page)
-
-
-def _announce(folder: Path) -> None:
-    print(f"making the pictures of {folder} ...", file=sys.stderr)

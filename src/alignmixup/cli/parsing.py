@@ -9,7 +9,7 @@ import re
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import tyro
 from tyro.conf import DisallowNone, FlagCreatePairsOff, PositionalMetavarFromFieldName
@@ -24,11 +24,6 @@ Parse = Callable[[list[str]], Call]
 T = TypeVar("T")
 
 
-def parse_as(kind: Callable[..., Call], name: str) -> Parse:
-    """Return what reads the words behind the command ``name`` as the fields of ``kind``."""
-    return lambda args: read_words(kind, name, args)
-
-
 def read_words(
     kind: Callable[..., T],
     name: str,
@@ -39,15 +34,8 @@ def read_words(
 ) -> T:
     """Read the words behind the command ``name`` as the fields of the dataclass ``kind``.
 
-    Args:
-        kind: The dataclass.
-        name: The command.
-        args: The words.
-        about: What its help says before the examples.
-        settings: Lists the settings of recipes (``train.lr``) to suggest for an unknown flag.
-
-    Returns:
-        An instance of ``kind``.
+    Its help has ``about`` before the examples. ``settings`` lists the settings of recipes
+    (``train.lr``) to suggest for an unknown flag.
 
     Raises:
         ValueError: If a flag or a word is unknown; with the nearest flag.
@@ -76,8 +64,8 @@ def read_words(
         )
     except SystemExit as stop:
         if stop.code == 0:  # after --help
-            wrapped = [textwrap.fill(text, WIDTH) for text in details]
-            print("\n\n".join([*wrapped, *filter(None, [about]), examples(name)]))
+            pages = [textwrap.fill(text, WIDTH) for text in details]
+            print("\n\n".join([*pages, *filter(None, [about]), examples(name)]))
         raise
     if unknown:
         raise ValueError(f"'{command}' does not take {unknown[0]!r}; see '{command} --help'")
@@ -90,17 +78,17 @@ def examples(*names: str) -> str:
     return "\n".join(["Examples:", *lines])
 
 
+def wrapped(start: str, text: str, **options: Any) -> list[str]:
+    """Break text into lines of a page of 80 columns: ``start``, and below it as many spaces."""
+    below = " " * len(start)
+    return textwrap.wrap(text, WIDTH, initial_indent=start, subsequent_indent=below, **options)
+
+
 def listing(title: str, abouts: Mapping[str, str]) -> str:
-    """Return names and what they are about as lines of a help page of 80 columns."""
-    width = max(map(len, abouts)) + 4
-    lines = [
-        line
-        for name, about in abouts.items()
-        for line in textwrap.wrap(
-            about, WIDTH, initial_indent=f"  {name:<{width - 2}}", subsequent_indent=" " * width
-        )
-    ]
-    return "\n".join([f"{title}:", *lines])
+    """Return names and what they are about, below a title."""
+    width = max(map(len, abouts)) + 2
+    lines = [line for n, text in abouts.items() for line in wrapped(f"  {n:<{width}}", text)]
+    return "\n".join([title, *lines])
 
 
 def _nearest_flag(flag: str, known: Iterable[str], settings: Iterable[str]) -> str:

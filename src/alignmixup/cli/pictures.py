@@ -53,7 +53,7 @@ def parse_figure(args: list[str]) -> Call:
     """Read the words after ``figure``; its help lists the figures that are registered."""
     from alignmixup.figures.by_name import list_figures
 
-    return read_words(Figure, "figure", args, about=listing("Figures", list_figures()))
+    return read_words(Figure, "figure", args, about=listing("Figures:", list_figures()))
 
 
 @dataclass

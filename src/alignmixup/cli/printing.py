@@ -12,13 +12,7 @@ from rich.table import Table
 
 def print_table(table: Table) -> None:
     """Print a table, as wide as the terminal, or up to 200 characters where there is none."""
-    Console(width=page_width()).print(table)
-
-
-def page_width() -> int:
-    """The width of the terminal, or 200 characters where there is none to fit into."""
-    console = Console()
-    return console.width if console.is_terminal else 200
+    Console(width=None if Console().is_terminal else 200).print(table)
 
 
 class Watch:

@@ -8,17 +8,18 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import textwrap
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
 
 from alignmixup.cli.bench import Bench
 from alignmixup.cli.detection import Detect
 from alignmixup.cli.doctor import Doctor
 from alignmixup.cli.material import Adain, parse_data
 from alignmixup.cli.measuring import Report, parse_evaluate
-from alignmixup.cli.parsing import PROGRAM, WIDTH, Call, Parse, parse_as, take_plugins
+from alignmixup.cli.parsing import PROGRAM, Call, Parse, listing, read_words, take_plugins
 from alignmixup.cli.pictures import Decoder, parse_figure
 from alignmixup.cli.recipes import Recipes
 from alignmixup.cli.training import Demo, parse_sweep, parse_train
@@ -27,76 +28,62 @@ from alignmixup.cli.using import Export, Predict
 
 @dataclass(frozen=True)
 class Command:
-    """A line of the overview: what to type behind the name, what comes of it, and who reads it."""
+    """A line of the overview: what to type behind the name, what comes of it, and who reads it.
+
+    ``reader`` is the class that has the name of the command, or a function of the words behind it.
+    """
 
     arguments: str
     about: str
-    parse: Parse
+    reader: type[Any] | Parse
+
+    def parse(self, args: list[str]) -> Call:
+        """Read the words behind the name."""
+        if not isinstance(self.reader, type):
+            return self.reader(args)
+        call: Call = read_words(self.reader, self.reader.__name__.lower(), args)
+        return call
 
 
 # In the order of the overview.
 COMMANDS: dict[str, Command] = {
     "doctor": Command(
-        "[--json]",
-        "what this machine can do: torch, GPU, extras, data sets",
-        parse_as(Doctor, "doctor"),
+        "[--json]", "what this machine can do: torch, GPU, extras, data sets", Doctor
     ),
-    "demo": Command(
-        "",
-        "train small networks on built-in data, write a report to look at",
-        parse_as(Demo, "demo"),
-    ),
+    "demo": Command("", "train small networks on built-in data, write a report to look at", Demo),
     "recipes": Command(
-        "[PATTERN]",
-        "the rows of the paper's tables by name, with the published number",
-        parse_as(Recipes, "recipes"),
+        "[PATTERN]", "the rows of the paper's tables by name, with the published number", Recipes
     ),
     "train": Command("RECIPE [--out DIR]", "train a recipe, or resume the run in DIR", parse_train),
     "sweep": Command(
-        "RECIPE... [--workers N]",
-        "train several recipes at a time and evaluate them",
-        parse_sweep,
+        "RECIPE... [--workers N]", "train several recipes at a time and evaluate them", parse_sweep
     ),
     "evaluate": Command("RUN [--tasks ..]", "evaluate a trained run", parse_evaluate),
-    "predict": Command(
-        "RUN IMAGES...", "classify image files with a trained run", parse_as(Predict, "predict")
-    ),
-    "export": Command(
-        "RUN PATH [--format ..]",
-        "write a run's network for use elsewhere",
-        parse_as(Export, "export"),
-    ),
+    "predict": Command("RUN IMAGES...", "classify image files with a trained run", Predict),
+    "export": Command("RUN PATH [--format ..]", "write a run's network for use elsewhere", Export),
     "detect": Command(
-        "RUN --data voc|coco",
-        "fine-tune a detector from a run's backbone and score it",
-        parse_as(Detect, "detect"),
+        "RUN --data voc|coco", "fine-tune a detector from a run's backbone and score it", Detect
     ),
     "report": Command(
         "RUN... [--out DIR]",
         "a page and tables of results, ours beside the published figures",
-        parse_as(Report, "report"),
+        Report,
     ),
     "figure": Command(
-        "NAME [--run DIR]",
-        "draw a figure; 'figure --help' lists them",
-        parse_figure,
+        "NAME [--run DIR]", "draw a figure; 'figure --help' lists them", parse_figure
     ),
     "decoder": Command(
         "RUN [--layer ..]",
         "train a decoder for a finished run, to see what its features hold",
-        parse_as(Decoder, "decoder"),
+        Decoder,
     ),
     "adain": Command(
-        "DATASET --out FILE",
-        "train the style network of StyleMix and StyleCutMix",
-        parse_as(Adain, "adain"),
+        "DATASET --out FILE", "train the style network of StyleMix and StyleCutMix", Adain
     ),
     "data": Command(
         "list|check|fetch|shard", "list, check, download or pack data sets", parse_data
     ),
-    "bench": Command(
-        "[PATTERN]", "time one training step of each method", parse_as(Bench, "bench")
-    ),
+    "bench": Command("[PATTERN]", "time one training step of each method", Bench),
 }
 
 
@@ -145,7 +132,7 @@ def _parse(args: list[str]) -> Call:
     if command in ("--help", "-h"):
         return lambda: print(_overview())
     if command == "--version":
-        return _version
+        return lambda: print(version(PROGRAM))
     after = [word for word in rest if word in COMMANDS]
     if command.startswith("-") and after:
         raise ValueError(f"flags come after the command: {PROGRAM} {after[0]} {command} ...")
@@ -155,23 +142,11 @@ def _parse(args: list[str]) -> Call:
 
 
 def _overview() -> str:
-    lines = [f"usage: {PROGRAM} COMMAND ...", ""]
-    typed = {f"  {name} {command.arguments}": command for name, command in COMMANDS.items()}
-    width = max(len(words) for words in typed) + 2
-    for words, command in typed.items():
-        lines += textwrap.wrap(
-            command.about, WIDTH, initial_indent=f"{words:<{width}}", subsequent_indent=" " * width
-        )
-    last = [
-        f"{PROGRAM} COMMAND --help describes each, with examples. Anywhere:",
-        "  --plugin MODULE   (or FILE.py) imports your mixers, models, data sets, tasks",
-        "                    and recipes first",
-        "  --debug           shows the trace of an error",
-    ]
-    return "\n".join([*lines, "", *last])
+    abouts = {f"{name} {command.arguments}": command.about for name, command in COMMANDS.items()}
+    usage = f"usage: {PROGRAM} COMMAND ...\n"
+    return f"""{listing(usage, abouts)}
 
-
-def _version() -> None:
-    from importlib.metadata import version
-
-    print(version(PROGRAM))
+{PROGRAM} COMMAND --help describes each, with examples. Anywhere:
+  --plugin MODULE   (or FILE.py) imports your mixers, models, data sets, tasks
+                    and recipes first
+  --debug           shows the trace of an error"""

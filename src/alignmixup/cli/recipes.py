@@ -5,7 +5,6 @@ The pages fit a terminal of 80 columns: names of recipes are up to 52 characters
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from tyro.conf import Positional
 
-from alignmixup.cli.parsing import WIDTH
+from alignmixup.cli.parsing import wrapped
 
 if TYPE_CHECKING:
     from alignmixup.recipes.schema import Recipe
@@ -64,13 +63,12 @@ def _needed(table: str, names: Sequence[str]) -> set[str]:
     from alignmixup.report import paper
     from alignmixup.report.reproduce import steps_of
 
-    cells = [cell for cell in paper.find(table=table) if cell.value is not None]
+    cells = [cell for cell in paper.find(table) if cell.value is not None]
     return {steps_of(cell).recipe for cell in cells} & set(names)
 
 
 def _print_wrapped(start: str, text: str) -> None:
-    lines = textwrap.wrap(text, WIDTH, initial_indent=start, subsequent_indent=" " * len(start))
-    print("\n".join(lines))
+    print("\n".join(wrapped(start, text)))
 
 
 def _print_recipes(names: Sequence[str], tables: Mapping[str, str]) -> None:
@@ -116,7 +114,7 @@ def _print_table(name: str, pattern: str) -> None:
 
     names = set(recipe_names(pattern))
     rows: dict[str, list[str]] = {}
-    for cell in paper.find(table=name):
+    for cell in paper.find(name):
         steps = steps_of(cell)
         if cell.value is None or steps.recipe not in names:
             continue

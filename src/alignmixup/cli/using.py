@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
+from json import dumps
 from pathlib import Path
 from typing import Literal
 
@@ -50,14 +50,11 @@ class Predict:
             names = [run.class_names[each] for each in labels]
             shown = dict(zip(names, shares, strict=True))
             if self.json:
-                print(dump({"image": file, "label": label, "class": names[0], "top": shown}))
+                print(dumps({"image": file, "label": label, "class": names[0], "top": shown}))
             others = [f"{name} {share:.1%}" for name, share in [*shown.items()][1:]]
             table.add_row(file, names[0], f"{shares[0]:.1%}", ", ".join(others))
         if not self.json:
             print_table(table)
-
-
-dump = json.dumps  # the flag --json has the module's name
 
 
 @dataclass

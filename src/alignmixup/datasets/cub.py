@@ -21,12 +21,11 @@ from typing import TypeVar
 
 import numpy as np
 import torch
-from jaxtyping import UInt8
 from torch import Tensor
 
 from alignmixup.contracts import ImageSet
 from alignmixup.datasets.folder import BoxedFileSet, check_splits
-from alignmixup.datasets.loading.decode import empty_images, read_rgb
+from alignmixup.datasets.loading.decode import center_square, empty_images, read_rgb
 from alignmixup.datasets.loading.layout import (
     IMAGENET_MEAN,
     IMAGENET_STD,
@@ -108,7 +107,9 @@ def load_cub(
     sizes = np.empty((len(files), 2), np.float64)
 
     def decode(i: int) -> None:
-        images[i], sizes[i] = _squashed(files.paths[i], image_size)
+        image = read_rgb(files.paths[i])
+        square = center_square(image, image_size, squash=True)
+        images[i], sizes[i] = torch.from_numpy(np.array(square)).permute(2, 0, 1), image.size
 
     # Pillow releases the GIL while it decodes and resizes, so threads help for large photographs.
     with ThreadPoolExecutor(num_workers) as pool:
@@ -156,15 +157,6 @@ def _box(words: Sequence[str]) -> tuple[float, float, float, float]:
     if not (width > 0 and height > 0 and np.isfinite([x, y, width, height]).all()):
         raise ValueError
     return x, y, x + width, y + height
-
-
-def _squashed(path: str, image_size: int) -> tuple[UInt8[Tensor, "3 s s"], tuple[int, int]]:
-    """Return the image resized to a square, and its original width and height."""
-    from PIL import Image
-
-    image = read_rgb(path)
-    square = image.resize((image_size, image_size), Image.Resampling.BILINEAR)
-    return torch.from_numpy(np.array(square)).permute(2, 0, 1), image.size
 
 
 def _scaled(files: BoxedFileSet, sizes: np.ndarray, image_size: int) -> tuple[Tensor, ...]:

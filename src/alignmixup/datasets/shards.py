@@ -102,7 +102,7 @@ def scan_shards(pattern: str, split: str) -> FileSet:
         names = [str(label) for label in range(int(train.max()) + 1)]
     _check_labels(rows, labels, len(names))
     return FileSet(
-        name=_name(pattern),
+        name=Path(pattern).name,
         split=split,
         paths=tuple(Member(shard, row[0], row[1], row[2], row[4]).path for shard, row in rows),
         labels=labels,
@@ -250,11 +250,6 @@ def _about(pattern: str) -> dict[str, Any]:
         return {"class_names": list(about["class_names"]), "image_size": size, **statistics}
     except (ValueError, LookupError, TypeError, OverflowError) as error:
         raise ValueError(f"{path} is damaged ({error}): write the shards again") from None
-
-
-def _name(pattern: str) -> str:
-    """The last part of the path, as a folder of images has it."""
-    return Path(pattern).name
 
 
 def _check_labels(rows: Sequence[tuple[str, _Row]], labels: Tensor, num_classes: int) -> None:

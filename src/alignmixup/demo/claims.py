@@ -10,12 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 from alignmixup.contracts import Result
 from alignmixup.report.render import Table
-
-__all__ = ["MEASURES", "Measure", "confidences", "headline", "least", "margin", "table", "values"]
 
 
 @dataclass(frozen=True)
@@ -42,6 +41,9 @@ MEASURES = (
     Measure("error under attack", "fgsm", "top1_error", False, "FGSM, 1/255, lower is better"),
     Measure("unseen shapes detected", "ood", "auroc", True, "AUROC, 50 is guessing"),
 )
+
+
+WORDS = {"better": "better in", "worse": "worse in", "chance": "no different beyond chance in"}
 
 
 def values(results: Sequence[Result]) -> dict[str, float]:
@@ -97,19 +99,11 @@ def headline(scores: Scores, num_images: int) -> str:
     """One sentence on each method that mixes: where it was better, where worse."""
     said = []
     for method in list(scores)[1:]:
-        by: dict[str, list[str]] = {"better": [], "worse": [], "chance": []}
-        for measure in MEASURES:
-            verdict = _verdict(scores, method, measure, num_images)
-            if verdict:
-                by[verdict].append(measure.name)
+        verdicts = {m.name: _verdict(scores, method, m, num_images) for m in MEASURES}
         parts = [
-            f"{words} {_listed(by[verdict])}"
-            for verdict, words in (
-                ("better", "better in"),
-                ("worse", "worse in"),
-                ("chance", "no different beyond chance in"),
-            )
-            if by[verdict]
+            f"{words} {_listed([name for name, said in verdicts.items() if said == verdict])}"
+            for verdict, words in WORDS.items()
+            if verdict in verdicts.values()
         ]
         if parts:
             said.append(f"With {method} the network was {'; '.join(parts)}.")
@@ -123,12 +117,11 @@ def confidences(results: Mapping[str, Sequence[Result]]) -> str:
         found = [r for r in lines if (r.task, r.metric) == ("calibration", "ece")]
         if found:
             bins: Any = max(found, key=lambda r: r.date).settings["reliability"]
-            means = [
-                100 * sum(n * value for n, value in zip(bins["counts"], bins[name], strict=True))
-                / sum(bins["counts"])
+            sure, right = (
+                100 * fmean(bins[name], weights=bins["counts"])
                 for name in ("confidence", "accuracy")
-            ]  # fmt: skip
-            said.append(f"{means[0]:.1f} and {means[1]:.1f} % with {method}")
+            )
+            said.append(f"{sure:.1f} and {right:.1f} % with {method}")
     return f"Mean confidence and accuracy are {_listed(said)}." if said else ""
 
 

@@ -26,27 +26,18 @@ from alignmixup.figures.run_pictures import write_pictures
 from alignmixup.training.loggers import Logger
 from alignmixup.training.progress import duration
 
-__all__ = ["demo"]
-
 # Work in units of a training step, measured on a CPU.
 SCORING, DRAWING, DECODER_STEP = 40, 60, 0.8
 NUM_PAIRS = 64  # of the measure of where objects land
 
 
 def demo(out: Path, size: Size | None = None) -> Path:
-    """Train three small networks, score them and write one page.
+    """Train three small networks, score them and write one page; return its path.
 
-    A demo that was stopped in ``out`` is continued. Ctrl-C leaves a page of what is finished.
-
-    Args:
-        out: Folder of the page and of the runs.
-        size: How much to train.
-
-    Returns:
-        The path of the page.
+    A demo that was stopped in ``out`` is continued.
 
     Raises:
-        KeyboardInterrupt: After Ctrl-C, once the page is written.
+        KeyboardInterrupt: After Ctrl-C, once a page of what is finished is written.
     """
     size = size or Size()
     results: dict[str, list[Result]] = {}

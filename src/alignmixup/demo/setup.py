@@ -9,7 +9,7 @@ logits (before a pooled head it would change nothing).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from alignmixup import datasets
 from alignmixup.contracts import ImageSet, Mixer, RecipeKey, Result
 from alignmixup.evaluation.outliers import Outliers
 from alignmixup.evaluation.tasks.ood import ood
+from alignmixup.experiments.built_in import small_recipe
 from alignmixup.experiments.data_record import Sets
 from alignmixup.experiments.decoding import DecoderSettings
 from alignmixup.experiments.load import Run, load_run
@@ -32,7 +33,6 @@ from alignmixup.mixers.nomix import NoMix
 from alignmixup.models.zoo import NetSpec
 from alignmixup.recipes.schema import DataSpec, Recipe
 from alignmixup.report.reading import read_results
-from alignmixup.training import TrainSettings
 
 CLASSES = ("disc", "ring", "cross", "bar")
 DATA, UNSEEN = "few_shapes", "unseen_shapes"
@@ -92,45 +92,26 @@ def sets_of(size: Size) -> Sets:
 
 def recipe(method: str, mixer: Mixer, size: Size) -> Recipe:
     """Return the recipe of one network of the demo, small enough for two cores."""
-    settings = TrainSettings(
-        epochs=size.epochs,
-        batch_size=size.batch_size,
-        lr=0.05,
-        nesterov=True,
-        weight_decay=5e-4,
-        schedule="cosine",
-        milestones=(),
-        warmup_epochs=min(1.5, size.epochs / 2),
-        clip_norm=1.0,
-        seed=size.seed,
-        device="cpu",
+    key = RecipeKey(DATA, "r18-flatten", method, "demo")
+    net = NetSpec("preact_resnet18", width=16, head="flatten", stem_stride=2)
+    small = small_recipe(key, net, mixer, size.epochs, size.seed)
+    warmup = min(1.5, size.epochs / 2)
+    settings = dataclasses.replace(
+        small.train, batch_size=size.batch_size, warmup_epochs=warmup, clip_norm=1.0
     )
-    return Recipe(
-        key=RecipeKey(DATA, "r18-flatten", method, "demo"),
-        data=DataSpec(DATA, flip=False, pad=0),  # no augmentation but the mixing
-        net=NetSpec("preact_resnet18", width=16, head="flatten", stem_stride=2),
-        mixer=mixer,
-        train=settings,
-    )
+    data = DataSpec(DATA, flip=False, pad=0)  # no augmentation but the mixing
+    return dataclasses.replace(small, data=data, train=settings)
 
 
 TASKS = ("accuracy", "calibration", "fgsm")
 
 
-def score(
-    folder: Path, sets: Sets, on_images: Callable[[int, int | None], None] | None = None
-) -> list[Result]:
+def score(folder: Path, sets: Sets) -> list[Result]:
     """Score a finished run, once: results that are there are read."""
     if not any(r.task == "ood" for r in read_results([folder])):
         run = load_run(folder, device="cpu")
-        evaluate(
-            run,
-            sets.test,
-            tasks=TASKS,
-            options={"fgsm": {"eps": FGSM_EPS}},
-            device="cpu",
-            on_images=on_images,
-        )
+        options = {"fgsm": {"eps": FGSM_EPS}}
+        evaluate(run, sets.test, tasks=TASKS, options=options, device="cpu")
         append_results(folder, _ood_results(run, sets.test))
     return list(read_results([folder]))
 

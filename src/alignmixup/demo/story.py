@@ -13,8 +13,6 @@ from alignmixup.demo.setup import LAYER, METHODS, Size
 from alignmixup.report.page import Section, write_page
 from alignmixup.report.render import to_html
 
-__all__ = ["write_story"]
-
 CURVES = "Test accuracy after each epoch. Baseline is the network without mixing."
 NEXT = {
     "alignmixup recipes": "every row of the paper's tables",
@@ -31,17 +29,10 @@ def write_story(
     match: Mapping[str, float],
     missing: Sequence[str] = (),
 ) -> Path:
-    """Write the page of what is finished.
+    """Write the page of what is finished into the folder of the demo; return its path.
 
-    Args:
-        out: Folder of the demo.
-        size: How much was trained.
-        results: By method the results of its run, of those that are scored.
-        match: How well each plan carries objects onto objects (``object_match``); may be empty.
-        missing: What was not finished.
-
-    Returns:
-        The path of the page.
+    ``results`` has those of each scored run by method, ``match`` how well each plan carries objects
+    onto objects (``object_match``), if that is known; ``missing`` is what was not finished.
     """
     sections = [
         _measured(size, results, missing),
@@ -51,10 +42,7 @@ def write_story(
     if match:
         pictures = ["interpolations", "transport"]
         sections.append(Section("Aligned features", _aligned(match), pictures))
-    sections += [
-        Section("What this does not show", _not_shown(size)),
-        Section("Next", _next(out)),
-    ]
+    sections += [Section("What this does not show", _not_shown(size)), Section("Next", _next(out))]
     lines = [result for found in results.values() for result in found]
     folders = [out / "runs" / folder_name(method) for method in METHODS]
     return write_page(lines, folders, out, title="alignmixup demo", sections=sections)

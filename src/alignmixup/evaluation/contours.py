@@ -19,15 +19,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int, UInt8
 from numpy.typing import NDArray
 
-from alignmixup.evaluation.component_tree import (
-    EIGHT,
-    FOUR,
-    NUM_LEVELS,
-    Ints,
-    Tree,
-    grow,
-    measure,
-)
+from alignmixup.evaluation.component_tree import EIGHT, FOUR, NUM_LEVELS, Ints, Tree, grow, measure
 
 Box = tuple[int, int, int, int]
 

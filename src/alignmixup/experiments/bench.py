@@ -69,10 +69,7 @@ class MethodTime:
 
 
 def bench(
-    names: Iterable[str],
-    *,
-    changes: dict[str, object] | None = None,
-    repeats: int = REPEATS,
+    names: Iterable[str], *, changes: dict[str, object] | None = None, repeats: int = REPEATS
 ) -> Iterator[MethodTime]:
     """Time one training step of each recipe."""
     for name in names:

@@ -16,14 +16,17 @@ from pathlib import Path
 from alignmixup import datasets
 from alignmixup.contracts import ImageSet, Mixer, RecipeKey, Result
 from alignmixup.experiments.data_record import Sets
-from alignmixup.experiments.decoding import DecoderSettings, open_painter, train_decoder
+from alignmixup.experiments.decoding import (
+    DecoderSettings,
+    align_settings,
+    open_painter,
+    train_decoder,
+)
 from alignmixup.experiments.painters import OwnDecoder, Painter
 from alignmixup.experiments.provenance import origin, provenance
 from alignmixup.experiments.run import train
 from alignmixup.experiments.run_folder import read_recipe
 from alignmixup.files import write_text
-from alignmixup.mixers.alignmixup import AlignMixup
-from alignmixup.mixers.alignmixup_ae import AlignMixupAE
 from alignmixup.mixers.nomix import NoMix
 from alignmixup.models.zoo import NetSpec
 from alignmixup.recipes.schema import DataSpec, Recipe
@@ -78,14 +81,6 @@ class DecodedSource:
 def train_built_in(recipe: Recipe, out: Path, sets: Sets) -> Path:
     """Return the folder below ``out`` where the recipe is trained; train it, or resume, if need be.
 
-    Args:
-        recipe: What to train.
-        out: Folder of the figures.
-        sets: Its images.
-
-    Returns:
-        The folder of the finished run.
-
     Raises:
         ValueError: If the training was stopped before its end.
     """
@@ -114,11 +109,9 @@ def localizer(out: Path, seed: int = 0) -> tuple[Path, ImageSet]:
 
 def _decoded_run(out: Path, seed: int) -> Path:
     """The folder of the small network with its decoder."""
-    settings = BUILT_IN
+    settings, key = BUILT_IN, RecipeKey("shapes", "r18", "baseline")
     net = NetSpec("preact_resnet18", width=settings.width)
-    recipe = small_recipe(
-        RecipeKey("shapes", "r18", "baseline"), net, NoMix(), settings.epochs, seed
-    )
+    recipe = small_recipe(key, net, NoMix(), settings.epochs, seed)
     sets = settings.sets(settings.num_train)
     folder = train_built_in(recipe, out, sets)
     decoder = DecoderSettings(
@@ -158,12 +151,7 @@ def decoded_source(out: Path, run: Path | None, seed: int, data_root: Path | Non
     is_own = isinstance(painter, OwnDecoder)
     decoder = "its own decoder" if is_own else f"decoder of {painter.layer}"
     what = f"{recipe.name}, {opened.epoch} epoch{'' if opened.epoch == 1 else 's'}, {decoder}"
-    mixer = recipe.mixer
-    if isinstance(mixer, AlignMixup | AlignMixupAE):
-        eps, num_iters = mixer.eps, mixer.num_iters
-    else:
-        eps, num_iters = AlignMixup.eps, AlignMixup.num_iters
-    return DecodedSource(painter, images, what, eps, num_iters, recipe, opened.epoch)
+    return DecodedSource(painter, images, what, *align_settings(recipe.mixer), recipe, opened.epoch)
 
 
 def write_lines(results: Sequence[Result], path: Path) -> Path:

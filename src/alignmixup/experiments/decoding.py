@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from alignmixup.contracts import ImageSet, Result
+from alignmixup.contracts import ImageSet, Mixer, Result
 from alignmixup.datasets import FileSet
 from alignmixup.experiments.batches import eval_batches, load_split, side_of, train_batches
 from alignmixup.experiments.data_record import Sets
@@ -40,11 +40,7 @@ from alignmixup.mixers.alignmixup import AlignMixup
 from alignmixup.mixers.alignmixup_ae import AlignMixupAE
 from alignmixup.models.autoencoder import AutoencodingClassifier
 from alignmixup.models.zoo import default_tap
-from alignmixup.training.checkpoint import (
-    load_checkpoint,
-    naming_damage,
-    remove_checkpoint,
-)
+from alignmixup.training.checkpoint import load_checkpoint, naming_damage, remove_checkpoint
 from alignmixup.training.decoder_fit import FACTS, DecoderFit, OtherSettings, fit_decoder
 
 DECODER = "decoder.safetensors"
@@ -162,6 +158,12 @@ def mixed_layer(run: Run) -> str:
     if isinstance(mixer, AlignMixup | AlignMixupAE):
         return mixer.layer
     return default_tap(run.recipe.net, run.model)
+
+
+def align_settings(mixer: Mixer) -> tuple[float, int]:
+    """Return eps and the number of iterations this mixer aligns with, or AlignMixup's defaults."""
+    aligns = mixer if isinstance(mixer, AlignMixup | AlignMixupAE) else AlignMixup
+    return aligns.eps, aligns.num_iters
 
 
 def _layer_decoder(run: Run, settings: DecoderSettings, image_size: int) -> LayerDecoder:

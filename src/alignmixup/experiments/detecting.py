@@ -199,14 +199,8 @@ def _scored(
     kind, tuning = KINDS[what.data], what.schedule
     with Reporter(len(test_set), quiet=quiet) as reporter:
         reporter.epoch(f"scoring {len(test_set)} images of {kind.data}")
-        done = 0
-
-        def on_images(now: int, total: int) -> None:
-            nonlocal done
-            reporter.advance(now - done)
-            done = now
-
-        results = detection(tuner.detector, test_set, style=what.data, on_images=on_images)
+        advance = reporter.advance
+        results = detection(tuner.detector, test_set, style=what.data, on_images=advance)
     # Flat, so that figures of other schedules are never averaged with these.
     facts: dict[str, object] = {
         "data": kind.data,

@@ -7,19 +7,20 @@ host or environment variable; folders are those that were named.
 from __future__ import annotations
 
 import importlib
-import os
 import platform
 import re
 import shutil
 from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
 
 import torch
 
 from alignmixup import datasets
+from alignmixup.datasets.loading.decode import own_cores
 from alignmixup.datasets.loading.layout import data_root
 from alignmixup.device import compute_for, list_gpus, pick_device
+from alignmixup.experiments.provenance import package_version
 from alignmixup.training.settings import TrainSettings
 
 # Extras for those who work on the package itself.
@@ -59,33 +60,24 @@ class Machine:
     run_folder: str
     disk_free_gib: float
 
-    def to_json(self) -> dict[str, object]:
-        """Return plain values."""
-        return asdict(self)
-
 
 def inspect_machine(root: Path | None = None, out: Path = Path("runs")) -> Machine:
     """Find out what this machine can do.
 
-    Args:
-        root: Folder of the data sets; defaults to ALIGNMIXUP_DATA, else ``./datasets``.
-        out: Folder that runs will be written to; it need not exist.
-
-    Returns:
-        The facts.
+    Data sets are looked for in ``root``, free disk space in ``out``, which need not exist.
     """
     there = next(folder for folder in (out.resolve(), *out.resolve().parents) if folder.exists())
     data = datasets.locate(root)
     return Machine(
-        alignmixup=_version("alignmixup") or "source",
+        alignmixup=package_version("alignmixup") or "source",
         python=platform.python_version(),
         platform=f"{platform.system()} {platform.machine()}",
-        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else _cores(),
+        cores=own_cores(),
         threads=torch.get_num_threads(),
         torch=torch.__version__,
         cuda=torch.version.cuda,
         gpus=[asdict(gpu) for gpu in list_gpus()],
-        triton=_version("triton"),
+        triton=package_version("triton"),
         compiler=next((name for name in ("g++", "clang++", "c++") if shutil.which(name)), None),
         training=str(compute_for(TrainSettings(), pick_device("auto"))),
         extras=_extras(),
@@ -94,17 +86,6 @@ def inspect_machine(root: Path | None = None, out: Path = Path("runs")) -> Machi
         run_folder=str(out),
         disk_free_gib=round(shutil.disk_usage(there).free / 2**30, 1),
     )
-
-
-def _cores() -> int:
-    return os.cpu_count() or 1
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def _extras() -> dict[str, Extra]:
@@ -117,7 +98,7 @@ def _extras() -> dict[str, Extra]:
     for line in lines:
         found = re.match(r"([\w.-]+).*\bextra == ['\"]([\w-]+)", line)
         if found is not None and found[2] not in _OURS:
-            packages.setdefault(found[2], {})[found[1]] = _version(found[1])
+            packages.setdefault(found[2], {})[found[1]] = package_version(found[1])
     return {name: Extra(needed, _broken(needed)) for name, needed in sorted(packages.items())}
 
 

@@ -22,10 +22,7 @@ from alignmixup.training.checkpoint import CHECKPOINT, load_checkpoint
 
 
 def build_net(
-    recipe: Recipe,
-    images: ImageSet | FileSet,
-    device: torch.device,
-    model: nn.Module | None = None,
+    recipe: Recipe, images: ImageSet | FileSet, device: torch.device, model: nn.Module | None = None
 ) -> nn.Module:
     """Build the recipe's network for these images, or take ``model``; put it on ``device``."""
     size = side_of(recipe.data, images)

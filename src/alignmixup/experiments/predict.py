@@ -13,7 +13,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from alignmixup.datasets.loading.decode import center_square, read_rgb
-from alignmixup.datasets.loading.stream import CENTER_FRACTION
+from alignmixup.datasets.loading.stream import shown_fraction
 from alignmixup.evaluation.forward import check_range
 from alignmixup.experiments.data_record import DataRecord
 from alignmixup.recipes.schema import DataSpec
@@ -103,21 +103,8 @@ def _as_pil(image: Tensor) -> Image.Image:
 
 
 def _stacked(images: Iterator[Image.Image], spec: DataSpec, size: int) -> Tensor:
-    squares = [np.array(_square(image, spec, size)) for image in images]
+    """The part of each image that evaluation shows: all of its center, or as streamed files are."""
+    fraction = shown_fraction(size, spec.eval_resize) if spec.stream else 1.0
+    squash = spec.stream and spec.squash
+    squares = [np.array(center_square(image, size, fraction, squash=squash)) for image in images]
     return torch.from_numpy(np.stack(squares)).permute(0, 3, 1, 2)
-
-
-def _square(image: Image.Image, spec: DataSpec, size: int) -> Image.Image:
-    """The part of the image that evaluation shows: all of its center, or as streamed files are."""
-    from PIL import Image
-
-    if not spec.stream:
-        return center_square(image, size)
-    share = CENTER_FRACTION if spec.eval_resize is None else size / spec.eval_resize
-    if not spec.squash:
-        return center_square(image, size, share)
-    (left, right), (top, bottom) = (
-        ((1 - share) / 2 * side, (1 + share) / 2 * side) for side in image.size
-    )
-    box = (left, top, right, bottom)
-    return image.resize((size, size), Image.Resampling.BILINEAR, box=box)

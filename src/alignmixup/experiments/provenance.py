@@ -30,10 +30,9 @@ def origin(recipe: Recipe, epoch: int, folder: Path | None = None) -> dict[str, 
     The ledger in ``folder`` has the precision it was computed in, and the style network's weights.
     """
     trained = recipe.chosen() | ({} if folder is None else _beginnings(folder))
-    ledger = None if folder is None else folder / LEDGER
     events: list[dict[str, Any]] = []
-    if ledger is not None and ledger.exists():
-        events = cast(list[dict[str, Any]], read_ledger(ledger))
+    if folder is not None and (folder / LEDGER).exists():
+        events = cast(list[dict[str, Any]], read_ledger(folder / LEDGER))
     trained |= _computed(events)
     if isinstance(recipe.mixer, StyleMixer):
         for used in (event for event in events if event["event"] == "style_weights"):
@@ -96,10 +95,7 @@ def provenance(device: torch.device | None = None) -> dict[str, object]:
 
     The hardware is that of ``device``; defaults to a GPU where there is one.
     """
-    try:
-        ours = version("alignmixup")
-    except PackageNotFoundError:  # run from a source tree that is not installed
-        ours = "source"
+    ours = package_version("alignmixup") or "source"  # a source tree that is not installed
     python = platform.python_version()
     return {
         "version": f"alignmixup {ours}, torch {torch.__version__}, Python {python}",
@@ -108,6 +104,14 @@ def provenance(device: torch.device | None = None) -> dict[str, object]:
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": _command(),
     }
+
+
+def package_version(name: str) -> str | None:
+    """Return the version of an installed package; None if it is not installed."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
 
 
 def _commit() -> str:

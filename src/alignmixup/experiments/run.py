@@ -21,12 +21,7 @@ from alignmixup import datasets
 from alignmixup.device import pick_device
 from alignmixup.evaluation.effect import Effect, alignment_effect
 from alignmixup.experiments.accuracies import Evaluator, record_accuracy
-from alignmixup.experiments.batches import (
-    check_batch_size,
-    load_split,
-    shortened,
-    train_batches,
-)
+from alignmixup.experiments.batches import check_batch_size, load_split, shortened, train_batches
 from alignmixup.experiments.data_record import DataRecord, Sets, is_named
 from alignmixup.experiments.load import Run, load_run
 from alignmixup.experiments.networks import build_net, for_module, initialize

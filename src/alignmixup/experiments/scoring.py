@@ -13,7 +13,7 @@ from torch import nn
 from alignmixup.contracts import ImageSet, RecipeKey
 from alignmixup.datasets.folder import BoxedFileSet, FileSet
 from alignmixup.datasets.loading.box_lists import boxes_in_view
-from alignmixup.datasets.loading.stream import CENTER_FRACTION
+from alignmixup.datasets.loading.stream import shown_fraction
 from alignmixup.device import pick_device
 from alignmixup.evaluation.evaluate import evaluate
 from alignmixup.evaluation.forward import ALONE, Batches, model_device
@@ -99,7 +99,7 @@ def _streamed(recipe: Recipe, files: FileSet, device: torch.device) -> EvalImage
     size = side_of(spec, files)
     boxes = None
     if isinstance(files, BoxedFileSet):
-        fraction = CENTER_FRACTION if spec.eval_resize is None else size / spec.eval_resize
+        fraction = shown_fraction(size, spec.eval_resize)
         boxes = boxes_in_view(files.boxes, files.paths, size, fraction, squash=spec.squash)
 
     def of(team: Team) -> Batches:

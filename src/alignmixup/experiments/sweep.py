@@ -19,7 +19,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -159,21 +159,17 @@ def _check_folders(names: Sequence[str], jobs: Sequence[Job]) -> None:
             )
 
 
+@dataclass
 class _Crew:
     """The jobs of a sweep and their processes."""
 
-    def __init__(
-        self,
-        jobs: list[Job],
-        shared: _Shared,
-        workers: int,
-        launcher: Launcher,
-        report: Callable[[Job], None],
-    ) -> None:
-        self.jobs, self.shared, self.workers, self.report = jobs, shared, workers, report
-        self.launcher = launcher
-        self.running: dict[int, Handle] = {}
-        self.is_stopping = False
+    jobs: list[Job]
+    shared: _Shared
+    workers: int
+    launcher: Launcher
+    report: Callable[[Job], None]
+    running: dict[int, Handle] = field(default_factory=dict)
+    is_stopping: bool = False
 
     def poll(self) -> bool:
         """Collect finished jobs, start waiting ones; return False when none is left."""
@@ -196,8 +192,7 @@ class _Crew:
         self._change(number, "running")
 
     def _change(self, number: int, state: str) -> None:
-        job = self.jobs[number]
-        self.jobs[number] = Job(job.recipe, job.folder, state)
+        self.jobs[number] = replace(self.jobs[number], state=state)
         self.report(self.jobs[number])
 
     def stop(self) -> None:

@@ -12,12 +12,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from alignmixup.contracts import ImageSet, Mixer
-from alignmixup.figures.methods import FixedDraw, share_caption, small_style_network, with_others
-from alignmixup.figures.sources import Source, different_pairs, floats, shown
+from alignmixup.figures.methods import FixedDraw, pair_batch, share_caption, small_style_network
+from alignmixup.figures.sources import Source, shown
 from alignmixup.figures.style import Picture
 from alignmixup.ops.adain import AdaIN
-
-__all__ = ["LABEL", "Card", "Pair", "heat_maps", "heat_pictures"]
 
 LABEL = "Below each image: its soft label."
 
@@ -57,11 +55,8 @@ class Pair:
     @classmethod
     def of(cls, source: Source, seed: int, adain_steps: int, block_steps: int) -> Pair:
         images = source.images
-        rows = different_pairs(images, 1, seed)[0]
-        chosen = with_others(images, *rows, seed)
-        device = next(source.net.parameters()).device
-        x, y = floats(images, chosen).to(device), images.labels[chosen].to(device)
-        style = small_style_network(images, adain_steps, seed).to(device)
+        rows, x, y = pair_batch(source, seed)
+        style = small_style_network(images, adain_steps, seed).to(x.device)
         return cls(source.net, source.layer, images, rows, x, y, style, seed, block_steps)
 
     def name(self, k: int) -> str:

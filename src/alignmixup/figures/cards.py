@@ -16,8 +16,6 @@ from alignmixup.figures.card_pair import Card, Pair
 from alignmixup.figures.sources import network_source
 from alignmixup.figures.style import gallery, save
 
-__all__ = ["CARDS", "cards"]
-
 CARD_STEPS = 2000  # of the style network: a minute on one core
 BLOCK_STEPS = 60  # of the methods that learn their masks
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,22 +16,11 @@ from torch import Tensor, nn
 from alignmixup.contracts import ImageSet
 from alignmixup.experiments.painters import features_at
 from alignmixup.figures.by_name import register_figure
-from alignmixup.figures.sources import (
-    different_pairs,
-    floats,
-    run_source,
-    shown,
-    trained_source,
-)
-from alignmixup.figures.style import PALETTE, Image, new_figure, save, show, write_title
+from alignmixup.figures.sources import different_pairs, floats, run_source, shown, trained_source
+from alignmixup.figures.style import PALETTE, Figure, Image, new_figure, save, show, write_title
 from alignmixup.ops.align import align_mix, to_positions
 from alignmixup.ops.cost import pairwise_cost
 from alignmixup.ops.sinkhorn import sinkhorn
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-__all__ = ["AlignedPair", "aligned_pair", "correspondences", "draw_pairs", "matches"]
 
 NUM_PAIRS = 5
 MIN_MASS = 0.25  # of a position, for a match to be drawn

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from alignmixup.experiments.run_folder import read_recipe
 from alignmixup.figures.by_name import register_figure
-from alignmixup.figures.style import BLACK, BLUE, new_figure, save, write_title
+from alignmixup.figures.style import BLACK, BLUE, Figure, new_figure, save, write_title
 from alignmixup.mixers.alignmixup import AlignMixup
 from alignmixup.report.authors_logs import LOGS
 from alignmixup.training.ledger import LEDGER, read_ledger
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 Points = Sequence[tuple[int, float]]
 

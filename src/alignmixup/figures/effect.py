@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,14 +15,9 @@ from alignmixup.evaluation.effect import NEXT_TO_NOTHING, Effect, alignment_effe
 from alignmixup.experiments.painters import features_at
 from alignmixup.figures.by_name import register_figure
 from alignmixup.figures.sources import Source, floats, network_source
-from alignmixup.figures.style import BLUE, GREEN, VERMILLION, new_figure, save, write_title
+from alignmixup.figures.style import BLUE, GREEN, VERMILLION, Figure, new_figure, save, write_title
 from alignmixup.models.preact_resnet import HeadKind
 from alignmixup.ops.align import to_positions
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-__all__ = ["draw_effects", "effect", "layer_effects"]
 
 NUM_IMAGES = 8
 MOST_POSITIONS = 1024  # plans of more positions take minutes on a CPU

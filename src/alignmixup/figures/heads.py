@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
-from alignmixup.contracts import Mixer, RecipeKey, Result
+from alignmixup.contracts import RecipeKey, Result
 from alignmixup.evaluation.effect import Effect, alignment_effect
 from alignmixup.experiments import built_in
 from alignmixup.experiments.built_in import small_recipe, train_built_in, write_lines
@@ -24,8 +25,6 @@ from alignmixup.models.zoo import NetSpec
 from alignmixup.recipes.schema import Recipe
 from alignmixup.training import summarize
 
-__all__ = ["heads"]
-
 NUM_IMAGES = 64
 
 
@@ -40,9 +39,8 @@ def heads(
     sets = small.sets(small.head_images)
     found: dict[str, list[Effect]] = {}
     results = []
-    for title, network in _networks(small.width).items():
-        recipe = small_recipe(network.key, network.net, network.mixer, small.head_epochs, seed)
-        found[title], top1 = _measured_effects(recipe, out, sets, network.layers)
+    for title, (recipe, layers) in _networks(small, seed).items():
+        found[title], top1 = _measured_effects(recipe, out, sets, layers)
         where = {**origin(recipe, small.head_epochs), **provenance()}
         settings = {"network": title, "num_images": NUM_IMAGES, "top1": top1}
         results += [
@@ -74,29 +72,18 @@ def _measured_effects(
     return [alignment_effect(net, layer, x) for layer in layers], summarize(folder).last
 
 
-@dataclass(frozen=True)
-class _Network:
-    """How a network is made and trained, and where it is looked at."""
-
-    key: RecipeKey
-    net: NetSpec
-    mixer: Mixer
-    layers: tuple[str, ...]
-
-
-def _networks(width: int) -> dict[str, _Network]:
+def _networks(small: built_in.BuiltIn, seed: int) -> dict[str, tuple[Recipe, tuple[str, str]]]:
+    """How each network is trained, and the layers it is looked at."""
     plain, inner = ("layer3", "layer4"), ("encoder.layer3", "encoder")
-    net = NetSpec("preact_resnet18", width=width)
-    flat, pooled_f, flat_f = (
-        replace(net, head="flatten"),
-        replace(net, autoencoder="pooled"),
-        replace(net, autoencoder="vector"),
-    )
+    net = NetSpec("preact_resnet18", width=small.width)
+    pooled, flat = (replace(net, autoencoder=kind) for kind in ("pooled", "vector"))
     key = RecipeKey("shapes", "r18", "alignmixup")
     ae = replace(key, method="alignmixup-ae")
+    flat_key, flat_head = replace(key, network="r18-flatten"), replace(net, head="flatten")
+    made = partial(small_recipe, epochs=small.head_epochs, seed=seed)
     return {
-        "pooled head": _Network(key, net, AlignMixup(), plain),
-        "flattened head": _Network(replace(key, network="r18-flatten"), flat, AlignMixup(), plain),
-        "AE pooled f": _Network(ae.labeled("pooled"), pooled_f, AlignMixupAE(), inner),
-        "AE flattened f": _Network(ae, flat_f, AlignMixupAE(), inner),
+        "pooled head": (made(key, net, AlignMixup()), plain),
+        "flattened head": (made(flat_key, flat_head, AlignMixup()), plain),
+        "AE pooled f": (made(ae.labeled("pooled"), pooled, AlignMixupAE()), inner),
+        "AE flattened f": (made(ae, flat, AlignMixupAE()), inner),
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,14 +16,9 @@ from alignmixup.experiments.built_in import decoded_source
 from alignmixup.experiments.painters import Painter
 from alignmixup.figures.by_name import register_figure
 from alignmixup.figures.sources import different_pairs, floats, shown
-from alignmixup.figures.style import Image, new_figure, save, write_title
+from alignmixup.figures.style import Figure, Image, new_figure, save, write_title
 from alignmixup.ops.align import Keep, align_mix
 from alignmixup.ops.blend import blend
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-__all__ = ["Interpolation", "draw_interpolations", "interpolation", "interpolations"]
 
 SHARES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 NUM_PAIRS = 3

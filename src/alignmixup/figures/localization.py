@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,24 +20,13 @@ from alignmixup.figures.sources import Source, floats, run_source, shown
 from alignmixup.figures.style import (
     ORANGE,
     SKY,
+    Figure,
     Image,
-    new_figure,
-    num_columns,
+    picture_grid,
     save,
     write_title,
 )
 from alignmixup.models.zoo import default_tap
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-__all__ = [
-    "LocalizedPicture",
-    "classifier_source",
-    "draw_localization",
-    "localization",
-    "localized_pictures",
-]
 
 NUM_PICTURES, COLUMNS = 8, 4
 LEAST_WIDTH = 1.6  # inches of an image beside its map
@@ -127,13 +116,9 @@ def localized_pictures(
 
 def draw_localization(pictures: Sequence[LocalizedPicture], title: str) -> Figure:
     """Two pictures an image: as it is, and under its map; the boxes on both, the IoU above."""
-    columns = num_columns(min(COLUMNS, len(pictures)), LEAST_WIDTH)
-    num_rows = -(-len(pictures) // columns)
-    figure = new_figure(2.9 * columns, 1.95 * num_rows + 0.6)
-    grid = figure.subplots(num_rows, columns, squeeze=False)
-    for axes in grid.flat:
-        axes.set_axis_off()
-    for axes, picture in zip(grid.flat, pictures, strict=False):
+    count = len(pictures)
+    figure, places = picture_grid(count, min(COLUMNS, count), LEAST_WIDTH, (2.9, 1.95), 0.6)
+    for axes, picture in zip(places, pictures, strict=False):
         _draw_localized(axes, picture)
     return write_title(figure, title)
 

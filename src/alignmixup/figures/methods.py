@@ -2,14 +2,14 @@
 
 Each picture is what the mixer itself gave to a network, with the soft label it gave beside it. Of a
 method that mixes features it is the decoded mix. A method that is registered appears by itself; it
-is listed in ``SETTINGS`` only where its defaults would not show what it does.
+is listed in ``fixed_draws`` only where its defaults would not show what it does.
 """
 
 from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,18 +38,6 @@ from alignmixup.ops.adain import AdaIN, save_adain
 from alignmixup.registry import MIXERS
 from alignmixup.training.adain_fit import train_small_adain
 from alignmixup.training.progress import Reporter
-
-__all__ = [
-    "FixedDraw",
-    "Gallery",
-    "Output",
-    "method_pictures",
-    "methods",
-    "recorded",
-    "share_caption",
-    "small_style_network",
-    "with_others",
-]
 
 SHARE = 0.65  # of the anchor
 # Set in every draw of the gallery that has them: the share, and the center of a box.
@@ -118,11 +106,8 @@ def method_pictures(source: Source, *, seed: int = 0, adain_steps: int = ADAIN_S
     what it shows to it last is the image. (PuzzleMix and Co-Mixup show the clean batch first, for
     its saliency.)
     """
-    images, net = source.images, source.net
-    chosen = with_others(images, *different_pairs(images, 1, seed)[0], seed)
-    device = next(net.parameters()).device
-    x, y = floats(images, chosen).to(device), images.labels[chosen].to(device)
-    names = images.class_names
+    images, net, names = source.images, source.net, source.images.class_names
+    _, x, y = pair_batch(source, seed)
     pictures = [
         Picture(title, shown(x[k]), names[int(y[k])])
         for k, title in enumerate(("anchor", "partner"))
@@ -131,14 +116,14 @@ def method_pictures(source: Source, *, seed: int = 0, adain_steps: int = ADAIN_S
     with tempfile.TemporaryDirectory() as folder:
         weights = Path(folder) / "adain.safetensors"
         save_adain(small_style_network(images, adain_steps, seed), weights)
-        stage = Stage(images, source.layer, str(weights))
+        draws = fixed_draws(source, str(weights))
         for name, mixer_class in MIXERS.items():
             title = _title(mixer_class)
             if name in NO_IMAGE:
                 left_out[title] = NO_IMAGE[name]
                 continue
             try:
-                fixed = SETTINGS[name](stage) if name in SETTINGS else _plain(mixer_class)
+                fixed = draws.get(name) or FixedDraw(mixer_class(), COMMON)
                 if set(fixed.mixer.cases) == {CLEAN}:
                     continue  # the baseline
                 rng = torch.Generator().manual_seed(seed)
@@ -157,16 +142,19 @@ def _title(mixer_class: type) -> str:
     return re.split(r"[(:]", mixer_class.__doc__ or mixer_class.__name__)[0].strip()
 
 
-def with_others(images: ImageSet, i: int, j: int, seed: int) -> list[int]:
-    """The pair, then images of other classes up to a part of Co-Mixup.
+def pair_batch(source: Source, seed: int) -> tuple[tuple[int, int], Tensor, Tensor]:
+    """The rows of a pair; it and images of other classes up to a part of Co-Mixup, and labels.
 
     Of other classes, so that a label says how much of the anchor and of the partner is shown.
     """
+    images, device = source.images, next(source.net.parameters()).device
+    ((i, j),) = different_pairs(images, 1, seed)
     rng = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(images), generator=rng).tolist()
     pair = {int(images.labels[i]), int(images.labels[j])}
     others = [k for k in order if int(images.labels[k]) not in pair]
-    return [i, j, *others][: CoMixup.part_size]
+    chosen = [i, j, *others][: CoMixup.part_size]
+    return (i, j), floats(images, chosen).to(device), images.labels[chosen].to(device)
 
 
 @dataclass
@@ -235,12 +223,7 @@ class FixedDraw:
         return max(outputs, key=lambda output: output.pair_share)
 
     def _output(
-        self,
-        net: nn.Module,
-        x: Tensor,
-        y: Tensor,
-        rng: torch.Generator,
-        painter: Painter | None,
+        self, net: nn.Module, x: Tensor, y: Tensor, rng: torch.Generator, painter: Painter | None
     ) -> Output:
         x, y = x[: 2 + self.num_others], y[: 2 + self.num_others]
         draw = self._draw(len(x), rng)
@@ -273,47 +256,27 @@ class FixedDraw:
         return draw.with_tensors({**fixed, "perm": torch.tensor([1, 0])})
 
 
-@dataclass(frozen=True)
-class Stage:
-    """What the settings of a method may depend on: images, layer, weights of a style network."""
+def fixed_draws(source: Source, weights: str) -> dict[str, FixedDraw]:
+    """By registered name: the settings of methods whose defaults would not show what they do.
 
-    images: ImageSet
-    layer: str
-    weights: str
-
-
-def _plain(mixer_class: Callable[[], Mixer]) -> FixedDraw:
-    return FixedDraw(mixer_class(), COMMON)
-
-
-def _stylemix(stage: Stage) -> FixedDraw:
+    ``weights`` are those of a style network.
+    """
+    cutout = Cutout(source.images.images.shape[-1] // 2, source.images.mean)
+    salient = SaliencyMix(prob=1.0, saliency="per_sample")
+    cut, style = StyleCutMix(weights=weights, prob=1.0), StyleMix(weights=weights, prob=1.0)
     # Content of the anchor, style of the partner: the case that tells the two apart.
-    mixer = StyleMix(weights=stage.weights, prob=1.0)
-    lam = 0.9 * mixer.content_weight + 0.1 * (1 - mixer.content_weight)
-    return FixedDraw(mixer, {"content": 0.9, "style": 0.1, "joint": 0.5, "lam": lam})
-
-
-def _stylecutmix(stage: Stage) -> FixedDraw:
-    mixer = StyleCutMix(weights=stage.weights, prob=1.0)
-    return FixedDraw(mixer, {**COMMON, "style": 0.3, "gamma": 0.2})
-
-
-def _cutout(stage: Stage) -> FixedDraw:
-    return FixedDraw(Cutout(stage.images.images.shape[-1] // 2, stage.images.mean))
-
-
-# By registered name: where the defaults would not show what a method does.
-SETTINGS: Mapping[str, Callable[[Stage], FixedDraw]] = {
-    "AlignMixup": lambda stage: FixedDraw(AlignMixup(stage.layer, weights={"feat": 1.0}), COMMON),
-    "CoMixup": lambda stage: FixedDraw(CoMixup(), num_others=CO_OTHERS, num_draws=CO_DRAWS),
-    "Cutout": _cutout,
-    "ManifoldMixup": lambda stage: FixedDraw(ManifoldMixup((stage.layer,)), COMMON),
-    "PuzzleMix": lambda stage: FixedDraw(PuzzleMix(grids=(8,)), COMMON),
-    "SaliencyMix": lambda stage: FixedDraw(SaliencyMix(prob=1.0, saliency="per_sample"), COMMON),
-    "StyleCutMix": _stylecutmix,
-    "StyleMix": _stylemix,
-    "TokenMix": lambda stage: FixedDraw(TokenMix(grid=8, score="area")),
-}
+    lam = 0.9 * style.content_weight + 0.1 * (1 - style.content_weight)
+    return {
+        "AlignMixup": FixedDraw(AlignMixup(source.layer, weights={"feat": 1.0}), COMMON),
+        "CoMixup": FixedDraw(CoMixup(), num_others=CO_OTHERS, num_draws=CO_DRAWS),
+        "Cutout": FixedDraw(cutout),
+        "ManifoldMixup": FixedDraw(ManifoldMixup((source.layer,)), COMMON),
+        "PuzzleMix": FixedDraw(PuzzleMix(grids=(8,)), COMMON),
+        "SaliencyMix": FixedDraw(salient, COMMON),
+        "StyleCutMix": FixedDraw(cut, {**COMMON, "style": 0.3, "gamma": 0.2}),
+        "StyleMix": FixedDraw(style, {"content": 0.9, "style": 0.1, "joint": 0.5, "lam": lam}),
+        "TokenMix": FixedDraw(TokenMix(grid=8, score="area")),
+    }
 
 
 def small_style_network(images: ImageSet, steps: int, seed: int) -> AdaIN:
@@ -328,12 +291,7 @@ def small_style_network(images: ImageSet, steps: int, seed: int) -> AdaIN:
                 reporter.epoch(f"style network: step {done} of {total}")
 
         return train_small_adain(
-            some,
-            steps=steps,
-            seed=seed,
-            width=ADAIN_WIDTH,
-            batch_size=ADAIN_BATCH,
-            on_step=on_step,
+            some, steps=steps, seed=seed, width=ADAIN_WIDTH, batch_size=ADAIN_BATCH, on_step=on_step
         )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -22,6 +22,7 @@ from alignmixup.figures.style import (
     GREEN,
     PURPLE,
     VERMILLION,
+    Figure,
     Image,
     new_figure,
     save,
@@ -29,11 +30,6 @@ from alignmixup.figures.style import (
     shrink,
     write_title,
 )
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-__all__ = ["draw_pose", "pose"]
 
 NUM_EXAMPLES, NUM_PAIRS = 6, 250
 COLOURS = dict(zip(PLANS, (PURPLE, BLUE, GREEN, VERMILLION, "0.5"), strict=True))
@@ -93,10 +89,7 @@ def _examples(
     names = {"unaligned": "other,\ndecoded"}
     for plan in PLANS:
         R = assignment(
-            *(features, perm, plan, masks),
-            eps=source.eps,
-            num_iters=source.num_iters,
-            seed=seed,
+            *(features, perm, plan, masks), eps=source.eps, num_iters=source.num_iters, seed=seed
         )
         columns[names.get(plan, plan)] = painter.paint(carried(features, perm, R))
     order = ["kept", "other", "kept,\ndecoded", "other,\ndecoded", *PLANS]

@@ -23,7 +23,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -55,8 +55,12 @@ class PosePoint:
     other_background: float
     swapped: float
     object_match: float
-    pose: float
-    appearance: float
+    pose: float = math.nan  # on the scale of all points
+    appearance: float = math.nan
+
+    @property
+    def color(self) -> float:
+        return (self.other_foreground + self.other_background) / 2
 
 
 def silhouettes(images: Float[Tensor, "n 3 h w"]) -> Bool[Tensor, "n h w"]:
@@ -136,36 +140,19 @@ def pose_points(
         moved, match = carried(features, perm, R), object_match(masks, perm, R)
         for share in sorted({0.0, 1.0, *shares}):
             mixed = blend(features, moved, torch.tensor(share))
-            raw[plan, share] = _measure(painter.paint(mixed), masks, colors, perm, match)
+            measured = _measure(painter.paint(mixed), masks, colors, perm)
+            raw[plan, share] = PosePoint(plan, share, **measured, object_match=match)
     # What this decoder makes of the kept image, and of the other one.
     begin, end = raw["unaligned", 1.0], raw["unaligned", 0.0]
     return [
-        PosePoint(
-            plan,
-            share,
-            **asdict(found),
+        replace(
+            found,
             pose=_between(found.overlap_kept, end.overlap_kept, begin.overlap_kept),
             appearance=_between(found.color, begin.color, end.color),
         )
-        for (plan, share), found in raw.items()
-        if share in shares
+        for found in raw.values()
+        if found.kept_share in shares
     ]
-
-
-@dataclass(frozen=True)
-class _Raw:
-    """The part of a point that needs no scale."""
-
-    overlap_kept: float
-    overlap_other: float
-    other_foreground: float
-    other_background: float
-    swapped: float
-    object_match: float
-
-    @property
-    def color(self) -> float:
-        return (self.other_foreground + self.other_background) / 2
 
 
 def _measure(
@@ -173,22 +160,21 @@ def _measure(
     masks: Bool[Tensor, "n h w"],
     colors: Float[Tensor, "n 2 3"],
     perm: Int[Tensor, " n"],
-    match: float,
-) -> _Raw:
+) -> dict[str, float]:
+    """The part of a point that needs no scale."""
     painted = painted.clamp(0, 1)
     found = silhouettes(painted)
     seen = region_colors(painted, found)
     theirs = colors[perm]
     foreground = seen[:, 0]
     is_swapped = (foreground - theirs[:, 1]).norm(dim=1) < (foreground - theirs[:, 0]).norm(dim=1)
-    return _Raw(
-        overlap_kept=float(overlap(found, masks).mean()),
-        overlap_other=float(overlap(found, masks[perm]).mean()),
-        other_foreground=other_color(foreground, colors[:, 0], theirs[:, 0]),
-        other_background=other_color(seen[:, 1], colors[:, 1], theirs[:, 1]),
-        swapped=float(is_swapped.float().mean()),
-        object_match=match,
-    )
+    return {
+        "overlap_kept": float(overlap(found, masks).mean()),
+        "overlap_other": float(overlap(found, masks[perm]).mean()),
+        "other_foreground": other_color(foreground, colors[:, 0], theirs[:, 0]),
+        "other_background": other_color(seen[:, 1], colors[:, 1], theirs[:, 1]),
+        "swapped": float(is_swapped.float().mean()),
+    }
 
 
 def _between(value: float, low: float, high: float) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -15,13 +15,8 @@ from alignmixup.experiments.run_folder import read_recipe
 from alignmixup.experiments.scoring import evaluate
 from alignmixup.figures.by_name import register_figure
 from alignmixup.figures.localization import classifier_source
-from alignmixup.figures.style import BLUE, VERMILLION, new_figure, save, shrink, write_title
+from alignmixup.figures.style import BLUE, VERMILLION, Figure, new_figure, save, shrink, write_title
 from alignmixup.report.reading import read_results
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-__all__ = ["ReliabilityPanel", "draw_reliability", "reliability", "reliability_panels"]
 
 
 @dataclass(frozen=True)
@@ -58,10 +53,7 @@ def reliability(
 
 def reliability_panels(results: Sequence[Result]) -> list[ReliabilityPanel]:
     """The newest diagram among the results, and that after temperature scaling if there is one."""
-    newest: dict[str, Result] = {}
-    for result in sorted(results, key=lambda r: r.date):
-        if _has_diagram(result):
-            newest[result.task] = result
+    newest = {r.task: r for r in sorted(results, key=lambda r: r.date) if _has_diagram(r)}
     if not newest:
         raise ValueError("no reliability diagram among the results: evaluate calibration first")
     return [_panel(newest[task]) for task in ("calibration", "temperature") if task in newest]

@@ -15,20 +15,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from alignmixup.contracts import ImageSet
 from alignmixup.experiments.data_record import own_test_set
-from alignmixup.experiments.decoding import DECODER, mixed_layer, open_painter
+from alignmixup.experiments.decoding import DECODER, align_settings, mixed_layer, open_painter
 from alignmixup.experiments.load import Run, load_run
 from alignmixup.experiments.run_folder import read_run
 from alignmixup.figures.correspondences import aligned_pair
 from alignmixup.figures.interpolations import interpolation
 from alignmixup.figures.localization import localized_pictures
-from alignmixup.figures.sources import different_pairs, floats
+from alignmixup.figures.sources import different_pairs, floats, shown
 from alignmixup.figures.style import Image
-from alignmixup.mixers.alignmixup import AlignMixup
-from alignmixup.mixers.alignmixup_ae import AlignMixupAE
 from alignmixup.report.artifacts import KINDS, read_artifact, write_artifact
 from alignmixup.training.checkpoint import CHECKPOINT, read_facts
 
@@ -48,12 +45,6 @@ class _Subject:
     images: ImageSet
     seed: int
 
-    def align_settings(self) -> tuple[float, int]:
-        mixer = self.run.recipe.mixer
-        if isinstance(mixer, AlignMixup | AlignMixupAE):
-            return mixer.eps, mixer.num_iters
-        return AlignMixup.eps, AlignMixup.num_iters
-
     def names(self, i: int, j: int) -> list[str]:
         return [self.images.class_names[int(self.images.labels[k])] for k in (i, j)]
 
@@ -65,10 +56,7 @@ def make_pictures(
 ) -> None:
     """Make the pictures of the runs that have weights but no pictures yet.
 
-    Args:
-        runs: Folders of runs.
-        data_root: Folder of the data sets.
-        on_run: Called with a folder before its pictures are made.
+    ``on_run`` is called with the folder of a run before its pictures are made.
     """
     for folder in runs:
         if (folder / CHECKPOINT).exists() and not has_pictures(folder):
@@ -100,12 +88,7 @@ def write_pictures(
 ) -> dict[str, str]:
     """Make the pictures that the report page shows of a run, and keep them in its folder.
 
-    Args:
-        run: Folder of the run.
-        images: Its test images; loaded by their name if None.
-        data_root: Folder of the data sets.
-        seed: Chooses the images and pairs.
-        device: ``"auto"``, ``"cpu"``, ``"cuda"``, ...
+    ``images`` are its test images, by default those of its data; ``seed`` chooses among them.
 
     Returns:
         The reason for each kind of picture that was left out.
@@ -144,10 +127,9 @@ def write_pictures(
 def _interpolations(subject: _Subject) -> Fields:
     images, run = subject.images, subject.run
     device = str(next(run.model.parameters()).device)
-    opened, painter = open_painter(
-        run.folder, images.num_classes, images.images.shape[-1], device=device
-    )
-    eps, num_iters = subject.align_settings()
+    side = images.images.shape[-1]
+    opened, painter = open_painter(run.folder, images.num_classes, side, device=device)
+    eps, num_iters = align_settings(run.recipe.mixer)
     pairs = []
     for i, j in different_pairs(images, NUM_PAIRS, subject.seed):
         made = interpolation(painter, floats(images, [i, j]), SHARES, eps, num_iters)
@@ -164,7 +146,7 @@ _ROWS = ("aligned", "unaligned")
 def _transport(subject: _Subject) -> Fields:
     images, run = subject.images, subject.run
     layer = mixed_layer(run)
-    eps, num_iters = subject.align_settings()
+    eps, num_iters = align_settings(run.recipe.mixer)
     pairs: list[Mapping[str, object]] = []
     side = 0
     for i, j in different_pairs(images, NUM_PAIRS, subject.seed):
@@ -221,7 +203,7 @@ def _confusion(subject: _Subject) -> Fields:
     certain = wrong[confidence[wrong].argsort(descending=True)][:NUM_MISTAKES].tolist()
     mistakes = [
         {
-            "image": _png(_hwc(floats(images, [chosen[i]])[0])),
+            "image": _png(shown(floats(images, [chosen[i]])[0])),
             "true": images.class_names[int(labels[i])],
             "predicted": images.class_names[int(predicted[i])],
             "confidence": round(100 * float(confidence[i]), 1),
@@ -243,11 +225,6 @@ _MAKERS: dict[str, Callable[[_Subject], Fields]] = {
     "localization": _localization,
     "confusion": _confusion,
 }
-
-
-def _hwc(image: Tensor) -> Image:
-    picture: Image = image.permute(1, 2, 0).cpu().numpy()
-    return picture
 
 
 def _png(picture: Image) -> str:

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from alignmixup import datasets, models
 from alignmixup.contracts import ImageSet
 from alignmixup.experiments.built_in import decoded_source
+from alignmixup.experiments.decoding import align_settings, mixed_layer
 from alignmixup.experiments.load import load_run
 from alignmixup.experiments.painters import Painter
 from alignmixup.experiments.run_folder import read_recipe
 from alignmixup.mixers.alignmixup import AlignMixup
-from alignmixup.mixers.alignmixup_ae import AlignMixupAE
 from alignmixup.models.preact_resnet import HeadKind
 from alignmixup.models.zoo import NetSpec, default_tap
 
@@ -60,30 +60,19 @@ def run_source(run: Path, data_root: Path | None) -> Source:
     size = images.images.shape[-1]
     opened = load_run(run, num_classes=images.num_classes, image_size=size)
     what = f"run {recipe.name}, {opened.epoch} epoch{'' if opened.epoch == 1 else 's'}"
-    mixer = recipe.mixer
-    if isinstance(mixer, AlignMixup | AlignMixupAE):
-        return Source(opened.model, mixer.layer, images, what, mixer.eps, mixer.num_iters)
-    return Source(opened.model, default_tap(recipe.net, opened.model), images, what)
+    return Source(opened.model, mixed_layer(opened), images, what, *align_settings(recipe.mixer))
 
 
 def trained_source(out: Path, run: Path | None, seed: int, data_root: Path | None) -> Source:
     """The run's network, or the small one trained on shapes; with its decoder if it has one."""
     try:
-        decoded = decoded_source(out, run, seed, data_root)
+        found = decoded_source(out, run, seed, data_root)
     except FileNotFoundError:
         if run is None:
             raise
         return run_source(run, data_root)
-    painter = decoded.painter
-    return Source(
-        painter.net,
-        painter.layer,
-        decoded.images,
-        decoded.what,
-        decoded.eps,
-        decoded.num_iters,
-        painter,
-    )
+    net, layer, how = found.painter.net, found.painter.layer, (found.eps, found.num_iters)
+    return Source(net, layer, found.images, found.what, *how, found.painter)
 
 
 def different_pairs(images: ImageSet, count: int, seed: int = 0) -> list[tuple[int, int]]:

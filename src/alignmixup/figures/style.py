@@ -24,17 +24,20 @@ from alignmixup.registry import suggestion
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+else:
+    Figure = object
 
 __all__ = [
     "FORMATS",
     "PALETTE",
     "STYLES",
+    "Figure",
     "Image",
     "Picture",
     "Style",
     "gallery",
     "new_figure",
-    "num_columns",
+    "picture_grid",
     "save",
     "show",
     "shrink",
@@ -79,15 +82,7 @@ _formats: ContextVar[tuple[str, ...]] = ContextVar("formats", default=("png", "p
 
 @contextmanager
 def use_style(name: str = "screen", formats: tuple[str, ...] = ("png", "pdf")) -> Iterator[Style]:
-    """Draw and save figures in this style and these formats within the block.
-
-    Args:
-        name: One of ``STYLES``.
-        formats: Extensions of the files, of ``FORMATS``.
-
-    Raises:
-        ValueError: If there is no such style or format.
-    """
+    """Draw and save figures in one of ``STYLES`` and some of ``FORMATS`` within the block."""
     if name not in STYLES:
         raise ValueError(f"unknown style {name!r}{suggestion(name, list(STYLES))}")
     if unknown := [each for each in formats if each not in FORMATS]:
@@ -139,17 +134,9 @@ LEAST_WIDTH = 1.05  # inches of a picture of a gallery, with its label below it
 
 
 def gallery(pictures: Sequence[Picture], title: str, columns: int = 5) -> Figure:
-    """Pictures in rows, each with its title above and its caption below.
-
-    There are fewer columns where the style is too narrow for them.
-    """
-    columns = num_columns(columns, LEAST_WIDTH)
-    num_rows = -(-len(pictures) // columns)
-    figure = new_figure(2.1 * columns, 2.75 * num_rows + 0.5)
-    grid = figure.subplots(num_rows, columns, squeeze=False)
-    for axes in grid.flat:
-        axes.set_axis_off()
-    for axes, picture in zip(grid.flat, pictures, strict=False):
+    """Pictures in rows, each with its title above and its caption below."""
+    figure, places = picture_grid(len(pictures), columns, LEAST_WIDTH, (2.1, 2.75), 0.5)
+    for axes, picture in zip(places, pictures, strict=False):
         show(axes, picture.image, picture.title, frame=True)
         axes.text(
             0.5,
@@ -175,10 +162,22 @@ def show(axes: Any, image: Image, title: str = "", *, frame: bool = False) -> No
         axes.set_title(title)
 
 
-def num_columns(most: int, least_width: float) -> int:
-    """Return how many columns of at least so many inches fit the style, up to ``most``."""
+def picture_grid(
+    count: int, columns: int, least_width: float, size: tuple[float, float], margin: float
+) -> tuple[Figure, list[Any]]:
+    """An empty figure with ``count`` places of this size, in rows, and a margin for its title.
+
+    There are fewer columns where places of ``least_width`` inches would not fit the style.
+    """
     width = _style.get().width
-    return most if width is None else max(1, min(most, int(width / least_width)))
+    if width is not None:
+        columns = max(1, min(columns, int(width / least_width)))
+    num_rows = -(-count // columns)
+    figure = new_figure(size[0] * columns, size[1] * num_rows + margin)
+    places = list(figure.subplots(num_rows, columns, squeeze=False).flat)
+    for axes in places:
+        axes.set_axis_off()
+    return figure, places
 
 
 def shrink(width: float) -> float:
@@ -191,10 +190,10 @@ def new_figure(width: float, height: float) -> Figure:
 
     A style with a width of its own scales it to that width.
     """
-    from matplotlib.figure import Figure
+    from matplotlib import figure
 
     scale = shrink(width)
-    return Figure(figsize=(width * scale, height * scale), layout="constrained")
+    return figure.Figure(figsize=(width * scale, height * scale), layout="constrained")
 
 
 def write_title(figure: Figure, title: str) -> Figure:
@@ -205,12 +204,9 @@ def write_title(figure: Figure, title: str) -> Figure:
 
 
 def save(figure: Figure, path: Path, caption: str = "") -> list[Path]:
-    """Write the figure in each format, and its caption as text; return the paths.
+    """Write the figure to ``path`` with each extension, and its caption as text; return the paths.
 
-    Args:
-        figure: What is drawn.
-        path: Where, without an extension.
-        caption: What a reader must know: what is shown, what was chosen, what it was drawn from.
+    The caption is what a reader must know: what is shown, what was chosen, what it was drawn from.
     """
     style = _style.get()
     logging.getLogger("fontTools").setLevel(logging.ERROR)  # it warns of dates in our own font

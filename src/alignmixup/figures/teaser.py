@@ -19,8 +19,6 @@ from alignmixup.figures.style import Picture, gallery, save
 from alignmixup.mixers.cutmix import CutMix
 from alignmixup.mixers.input_mixup import InputMixup
 
-__all__ = ["teaser", "teaser_pictures"]
-
 SHARE, CENTRE = 0.6, [0.5, 0.3]
 
 

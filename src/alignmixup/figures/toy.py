@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from alignmixup.figures.style import (
     GREEN,
     PURPLE,
     VERMILLION,
+    Figure,
     Image,
     new_figure,
     save,
@@ -25,11 +26,6 @@ from alignmixup.figures.style import (
 from alignmixup.ops.align import Keep, align_mix
 from alignmixup.ops.cost import pairwise_cost
 from alignmixup.ops.sinkhorn import sinkhorn
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-__all__ = ["ToyAlignment", "draw_toy", "toy", "toy_alignment"]
 
 NUM_POINTS, EPS, NUM_ITERS = 16, 0.1, 1000
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)

@@ -18,13 +18,13 @@ data URIs; several in a row are one strip. The other fields:
                      predicted, confidence in percent}
 
 What cannot be made has ``left_out``, a sentence with the reason, in place of these.
-``figures.page_pictures`` writes the files; reading them needs no network and no images.
+``figures.run_pictures`` writes the files; reading them needs no network and no images.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,12 +67,9 @@ def read_artifact(run: Path, kind: str) -> Artifact | None:
     return record
 
 
-def read_artifacts(runs: Iterable[Path]) -> dict[str, list[Artifact]]:
+def read_artifacts(runs: Sequence[Path]) -> dict[str, list[Artifact]]:
     """Read the artifacts of all runs by their kind; kinds without any are empty."""
-    found: dict[str, list[Artifact]] = {kind: [] for kind in KINDS}
-    for run in runs:
-        for kind in KINDS:
-            artifact = read_artifact(run, kind)
-            if artifact is not None:
-                found[kind].append(artifact)
-    return found
+    return {
+        kind: [found for run in runs if (found := read_artifact(run, kind)) is not None]
+        for kind in KINDS
+    }

@@ -68,6 +68,11 @@ def length_of(run: RunInfo) -> str:
     return "length unknown" if run.epochs is None else f"{run.epochs:,} epochs"
 
 
+def row_of(run: RunInfo, label: str) -> dict[str, Any]:
+    """Return the fields that every row about a run has."""
+    return {"series": label, "method": method_name(run.key.method), "length": length_of(run)}
+
+
 def long_label(run: RunInfo, label: str) -> str:
     """Return a label of a run that states its length."""
     return label if length_of(run) in label else f"{label}, {length_of(run)}"
@@ -109,15 +114,18 @@ def quiet_legend(values: Sequence[str] = (), symbol: str = "") -> alt.Legend:
     return legend
 
 
-def chosen_in_legend() -> Any:
-    """Return the selection of one method by a click on the legend."""
+def choosable(chart: Any) -> Any:
+    """Have a click on the legend choose one method and fade the others."""
     import altair as alt
 
-    return alt.selection_point(fields=["method"], bind="legend", name="chosen")
+    chosen = alt.selection_point(fields=["method"], bind="legend", name="chosen")
+    opacity = alt.condition(chosen, alt.value(1), alt.value(0.12))
+    return chart.encode(opacity=opacity).add_params(chosen)
 
 
-def faded(chart: Any, chosen: Any) -> Any:
-    """Fade what is not chosen in the legend."""
+def shape_by(rows: Rows, field: str) -> Any:
+    """Tell points apart by their shape where they differ in this field."""
     import altair as alt
 
-    return chart.encode(opacity=alt.condition(chosen, alt.value(1), alt.value(0.12)))
+    is_one = len({row[field] for row in rows}) == 1
+    return alt.Undefined if is_one else alt.Shape(f"{field}:N", legend=quiet_legend())

@@ -26,6 +26,9 @@ DEFAULT = "default"
 # Runs of fewer epochs have no plateau: their last epoch is shown.
 SHORT = 30
 LAST_EPOCH = "last epoch"
+# Settings that do not separate results: the seed of an attack's random start, a note, the checksum
+# of a style network that each run trains for itself.
+IGNORED = ("seed", "note", "style_weights")
 _IN_KEY = {"data.name", "data.limit"}  # shown as column, or as label of the variant
 
 
@@ -95,20 +98,14 @@ def fold(
     results: Iterable[Result],
     measures: Sequence[Measure],
     which: str,
-    settings: Mapping[str, object],
     ignore: Sequence[str],
     recipe_settings: RecipeSettings,
 ) -> Folded:
-    """Sort the results of these measures into cells; the arguments are those of ``table``."""
+    """Sort the results of these measures into cells; settings to ``ignore`` do not split them."""
     by_name = {(m.task, m.metric.format(which=which)): m for m in measures}
-    chosen = [
-        _shown(r, which)
-        for r in results
-        if all(r.settings.get(k) == v for k, v in settings.items())
-    ]
     entries = [
         _entry(r, by_name[r.task, r.metric], ignore, recipe_settings)
-        for r in chosen
+        for r in (_shown(result, which) for result in results)
         if r is not None and (r.task, r.metric) in by_name
     ]
     newest = _newest(entries)

@@ -13,13 +13,10 @@ from itertools import combinations
 
 from alignmixup.contracts import RecipeKey, Result
 from alignmixup.report import paper
-from alignmixup.report.folding import LAST_EPOCH, RecipeSettings, Row, fold
+from alignmixup.report.folding import IGNORED, LAST_EPOCH, RecipeSettings, Row, fold
 from alignmixup.report.measures import ACCURACIES, KINDS, Measure
-from alignmixup.report.runs import is_smoke_test, method_name, place_name
+from alignmixup.report.runs import is_smoke_test, method_name, place_name, planned_epochs
 from alignmixup.report.statistics import Comparison, Spread, compare, spread
-
-# Settings that do not separate results (as in ``tables``), and the length, which rows have anyway.
-IGNORED = ("seed", "note", "style_weights", "epochs")
 
 
 @dataclass(frozen=True)
@@ -85,7 +82,6 @@ class Grid:
     """One table: a kind of measurement on one data set with one network."""
 
     kind: str
-    title: str
     data: str
     network: str
     measures: tuple[Measure, ...]
@@ -141,84 +137,57 @@ def make_grids(
     which: str = "median10",
     recipe_settings: RecipeSettings = lambda key: None,
 ) -> list[Grid]:
-    """Fold the results of one kind into grids, in the order of the paper's tables.
+    """Fold the results of one kind into a grid per data set and network, in the paper's order.
 
-    Args:
-        results: Result lines, as ``read_results`` returns them.
-        kind: One of ``KINDS``.
-        which: The accuracy: best, last or median10.
-        recipe_settings: The settings that the recipe of a key trains with; rows name what differs.
-
-    Returns:
-        One grid per data set and network; none where no result is of this kind.
+    The arguments are those of ``tables.table``.
 
     Raises:
         ValueError: If a result of this kind has no recipe key.
     """
-    title, measures = KINDS[kind]
+    _, measures = KINDS[kind]
     by_length: dict[tuple[int | None, int | None], list[Result]] = {}
     for result in results:
-        by_length.setdefault((result.epoch, _planned(result, recipe_settings)), []).append(result)
-    places: dict[tuple[str, str], dict[_Id, dict[Measure, dict[int, float]]]] = {}
+        length = (result.epoch, planned_epochs(result, recipe_settings))
+        by_length.setdefault(length, []).append(result)
+    places: dict[tuple[str, str], _Rows] = {}
     for (epochs, planned), group in by_length.items():
-        folded = fold(group, measures, which, {}, IGNORED, recipe_settings)
+        folded = fold(group, measures, which, (*IGNORED, "epochs"), recipe_settings)
         for (row, column), seeds in folded.cells.items():
             rows = places.setdefault((column.data, column.network), {})
-            of_row = rows.setdefault(_Id(row, epochs, planned, column.source), {})
+            of_row = rows.setdefault((row, epochs, planned, column.source), {})
             of_row[column.measure] = {s if isinstance(s, int) else -1: v for s, v in seeds.items()}
     return [
-        _grid(kind, title, place, rows, measures, which)
+        _grid(kind, place, rows, measures, which)
         for place, rows in sorted(places.items(), key=lambda item: _place_order(*item[0]))
     ]
 
 
-@dataclass(frozen=True)
-class _Id:
-    row: Row
-    epochs: int | None
-    planned: int | None
-    source: str
-
-
-def _planned(result: Result, recipe_settings: RecipeSettings) -> int | None:
-    """The epochs of the result's recipe, if it is registered."""
-    key = result.base or result.key
-    known = None if key is None else recipe_settings(key)
-    epochs = (known or {}).get("train.epochs")
-    return epochs if isinstance(epochs, int) else None
+# A row by its method, epochs, those of its recipe and source; its values by measure and seed.
+_Id = tuple[Row, int | None, int | None, str]
+_Rows = dict[_Id, dict[Measure, dict[int, float]]]
 
 
 def _grid(
-    kind: str,
-    title: str,
-    place: tuple[str, str],
-    rows: Mapping[_Id, Mapping[Measure, Mapping[int, float]]],
-    measures: Sequence[Measure],
-    which: str,
+    kind: str, place: tuple[str, str], rows: _Rows, measures: Sequence[Measure], which: str
 ) -> Grid:
     data, network = place
     note = ""
     if kind == "accuracy":
-        is_last = all((LAST_EPOCH, "") in of.row.settings for of in rows)
+        is_last = all((LAST_EPOCH, "") in row.settings for row, *_ in rows)
         shown_epoch = ACCURACIES["last" if is_last else which]
         note = f"Ours is {shown_epoch}."
     used = tuple(m for m in measures if any(m in cells for cells in rows.values()))
 
-    def published(row: Row, source: str, measure: Measure) -> float | None:
-        key = RecipeKey(data, network, row.method).labeled(*row.labels)
-        return measure.published(key, source)
-
     def made(of: _Id, values: Mapping[Measure, Mapping[int, float]]) -> GridRow:
-        cells = {m: Cell(values.get(m, {}), published(of.row, of.source, m)) for m in used}
-        row = of.row
-        return GridRow(
-            row.method, row.labels, row.settings, of.epochs, of.planned, of.source, cells
-        )
+        row, epochs, planned, source = of
+        key = RecipeKey(data, network, row.method).labeled(*row.labels)
+        cells = {m: Cell(values.get(m, {}), m.published(key, source)) for m in used}
+        return GridRow(row.method, row.labels, row.settings, epochs, planned, source, cells)
 
     shown = [made(of, values) for of, values in rows.items()]
     sources = {row.source for row in shown}
     printed = [
-        made(_Id(Row(method), None, None, source), {})
+        made((Row(method), None, None, source), {})
         for method in paper.METHODS
         for source in sources
     ]
@@ -226,7 +195,7 @@ def _grid(
     # its figures beside it.
     beside = {(row.method, row.source) for row in shown if not row.is_smoke and _has_paper(row)}
     shown += [row for row in printed if _has_paper(row) and (row.method, row.source) not in beside]
-    return Grid(kind, title, data, network, used, tuple(sorted(shown, key=_row_order)), note)
+    return Grid(kind, data, network, used, tuple(sorted(shown, key=_row_order)), note)
 
 
 def _has_paper(row: GridRow) -> bool:
@@ -235,8 +204,8 @@ def _has_paper(row: GridRow) -> bool:
 
 def _row_order(row: GridRow) -> tuple[object, ...]:
     return (
-        _rank(row.source, paper.SOURCES),
-        _rank(row.method, paper.METHODS),
+        paper.order(row.source, paper.SOURCES),
+        paper.order(row.method, paper.METHODS),
         not row.is_measured,
         -(row.epochs or 0),
         row.labels,
@@ -245,12 +214,7 @@ def _row_order(row: GridRow) -> tuple[object, ...]:
 
 
 def _place_order(data: str, network: str) -> tuple[object, ...]:
-    return _rank(data, paper.DATA), _rank(network, paper.NETWORKS)
-
-
-def _rank(name: str, known: Mapping[str, str]) -> tuple[int, str]:
-    names = list(known)
-    return (names.index(name), "") if name in known else (len(names), name)
+    return paper.order(data, paper.DATA), paper.order(network, paper.NETWORKS)
 
 
 def shared_variant(rows: Iterable[GridRow]) -> tuple[str, ...]:

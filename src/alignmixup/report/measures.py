@@ -46,10 +46,7 @@ class Measure:
 
 # The title of each kind of table and what it shows.
 KINDS: Mapping[str, tuple[str, tuple[Measure, ...]]] = {
-    "accuracy": (
-        "Top-1 error",
-        (Measure("accuracy", "top1_{which}", "top1_error", label=""),),
-    ),
+    "accuracy": ("Top-1 error", (Measure("accuracy", "top1_{which}", "top1_error", label=""),)),
     "robustness": (
         "Top-1 error under attack",
         (
@@ -72,10 +69,7 @@ KINDS: Mapping[str, tuple[str, tuple[Measure, ...]]] = {
     ),
     "calibration": (
         "Calibration",
-        (
-            Measure("calibration", "ece", "ece"),
-            Measure("calibration", "oe", "oe"),
-        ),
+        (Measure("calibration", "ece", "ece"), Measure("calibration", "oe", "oe")),
     ),
     "localization": (
         "Weakly supervised localization",

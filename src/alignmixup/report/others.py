@@ -100,7 +100,8 @@ class Quoted:
         return NOTES.get((self.source, self.method), "")
 
 
-_OPENMIXUP = """
+_TABLES = {
+    "openmixup": """
 data          cifar10 cifar10 cifar100 cifar100 cifar100 tiny   imagenet imagenet imagenet
 network       r18     r18     r18      r18      deit-s   r18    r50      r50      deit-s
 epochs        200     800     200      800      --       400    100      300      300
@@ -122,9 +123,8 @@ tokenmix      --      --      --       --       --       --     --       --     
 automix       96.59   97.34   80.12    82.04    --       67.33  77.91    79.25    80.78
 samix         96.67   97.50   81.21    82.30    --       68.89  78.14    79.39    80.94
 adautomix     --      --      81.55    82.32    --       69.19  78.04    --       --
-"""
-
-_AWESOME = """
+""",
+    "awesome-mixup": """
 data          cifar10 cifar100 cifar100 imagenet
 network       r18     r18      r18      r50
 epochs        800     200      2000     300
@@ -132,28 +132,26 @@ smoothmix     --      --       --       77.66
 recursivemix  --      81.36    --       79.20
 adautomix     97.55   --       --       --
 multimix      --      --       81.82    78.81
-"""
-
-_RESIZEMIX = """
+""",
+    "resizemix": """
 data          imagenet cifar10  cifar100
 network       r50      wrn28-10 wrn28-10
 epochs        --       --       --
 resizemix     79.00    97.60    84.31
-"""
-
-_SNAPMIX = """
-data          cub200
-network       r50
-epochs        200
-snapmix       87.75
-"""
-
-_TOKENMIX = """
+""",
+    "tokenmix": """
 data          imagenet
 network       deit-s
 epochs        300
 tokenmix      80.8
-"""
+""",
+    "snapmix": """
+data          cub200
+network       r50
+epochs        200
+snapmix       87.75
+""",
+}
 
 
 def _read(source: str, text: str) -> list[Quoted]:
@@ -168,13 +166,7 @@ def _read(source: str, text: str) -> list[Quoted]:
     ]
 
 
-QUOTED: Sequence[Quoted] = [
-    *_read("openmixup", _OPENMIXUP),
-    *_read("awesome-mixup", _AWESOME),
-    *_read("resizemix", _RESIZEMIX),
-    *_read("tokenmix", _TOKENMIX),
-    *_read("snapmix", _SNAPMIX),
-]
+QUOTED: Sequence[Quoted] = [q for source, text in _TABLES.items() for q in _read(source, text)]
 
 
 def quoted_beside(key: RecipeKey) -> list[Quoted]:

@@ -203,9 +203,8 @@ def _ood_note(results: Sequence[Result]) -> str:
 def _lede(results: Sequence[Result], runs: Sequence[RunInfo]) -> str:
     """Say in a sentence what the page is made of."""
     dates = sorted(r.date[:10] for r in results if r.date)
-    when = f", measured {dates[0]} to {dates[-1]}" if dates else ""
-    if dates and dates[0] == dates[-1]:
-        when = f", measured {dates[0]}"
+    ends = dict.fromkeys([*dates[:1], *dates[-1:]])
+    when = f", measured {' to '.join(ends)}" if dates else ""
     num_runs = "one run" if len(runs) == 1 else f"{len(runs):,} runs"
     num_lines = "one measurement" if len(results) == 1 else f"{len(results):,} measurements"
     return f"{num_lines} of {num_runs}{when}."

@@ -11,12 +11,12 @@ from alignmixup.report.charting import (
     Rows,
     block,
     by_place,
-    chosen_in_legend,
+    choosable,
     data,
-    faded,
-    length_of,
     one_length,
     quiet_legend,
+    row_of,
+    shape_by,
 )
 from alignmixup.report.curves import Curve
 from alignmixup.report.runs import RunInfo, method_name, place_name, short_labels
@@ -71,11 +71,10 @@ def curve_charts(curves: Sequence[Curve], palette: Palette) -> list[ChartBlock]:
                 alt.Tooltip("top1:Q", title="top-1 (%)", format=".2f"),
             ],
         )
-        chosen = chosen_in_legend()
         # Behind ours, and as fine as a line can be.
         log = base.transform_filter("datum.published").mark_line(strokeWidth=1)
         ours = base.transform_filter("!datum.published").mark_line(strokeWidth=1.8)
-        layers = [*([log] if theirs else []), faded(ours, chosen).add_params(chosen)]
+        layers = [*([log] if theirs else []), choosable(ours)]
         if any(row["few"] for row in rows):
             layers.append(base.transform_filter("datum.few").mark_circle(size=30, opacity=1))
         chart = alt.layer(*layers)
@@ -131,22 +130,14 @@ def _attacked(runs: Sequence[RunInfo]) -> tuple[Rows, Rows]:
     """Return the accuracy of attacked runs by strength and by step."""
     strength: Rows = []
     steps: Rows = []
-    labels = short_labels([run for run in runs if any(r.task in ATTACKS for r in run.results)])
-    names = iter(labels)
-    for run in runs:
-        results = [r for r in run.results if r.task in ATTACKS]
-        label = next(names) if results else ""
-        for result in results:
+    attacked = [run for run in runs if any(r.task in ATTACKS for r in run.results)]
+    for run, label in zip(attacked, short_labels(attacked), strict=True):
+        for result in (r for r in run.results if r.task in ATTACKS):
             eps, by_step = result.settings.get("eps"), result.settings.get("errors_by_step")
             if not isinstance(eps, int | float):
                 continue
             is_clean = result.metric == "clean_error"
-            row = {
-                "series": label,
-                "method": method_name(run.key.method),
-                "length": length_of(run),
-                "attack": ATTACKS[result.task],
-            }
+            row = {**row_of(run, label), "attack": ATTACKS[result.task]}
             at = 0.0 if is_clean else round(255 * eps, 2)
             strength.append({**row, "eps": at, "top1": round(100 - result.value, 2)})
             if not is_clean and isinstance(by_step, list) and len(by_step) > 1:
@@ -159,7 +150,6 @@ def _attacked(runs: Sequence[RunInfo]) -> tuple[Rows, Rows]:
 def _lines(rows: Rows, axis: alt.X, palette: Palette, *, point: bool = False) -> Any:
     import altair as alt
 
-    chosen = chosen_in_legend()
     lengths = sorted({row["length"] for row in rows}, key=_number, reverse=True)
     dash = alt.StrokeDash("length:N", sort=lengths, legend=quiet_legend())
     lines = (
@@ -178,7 +168,7 @@ def _lines(rows: Rows, axis: alt.X, palette: Palette, *, point: bool = False) ->
             ],
         )
     )
-    return faded(lines, chosen).add_params(chosen)
+    return choosable(lines)
 
 
 def _number(length: str) -> int:
@@ -201,14 +191,7 @@ def cost_charts(runs: Sequence[RunInfo], palette: Palette) -> list[ChartBlock]:
             continue
         labels = short_labels([run for run, _ in both])
         rows: Rows = [
-            {
-                "series": label,
-                "method": method_name(run.key.method),
-                "length": length_of(run),
-                "ms": cost.value,
-                "top1": run.top1,
-                "hardware": cost.hardware,
-            }
+            {**row_of(run, label), "ms": cost.value, "top1": run.top1, "hardware": cost.hardware}
             for (run, cost), label in zip(both, labels, strict=True)
         ]
         times = [row["ms"] for row in rows]
@@ -226,7 +209,7 @@ def cost_charts(runs: Sequence[RunInfo], palette: Palette) -> list[ChartBlock]:
             ],
         )
         points = base.mark_point(size=90, filled=True, opacity=1).encode(
-            color=palette.color(rows), shape=_by_hardware(rows)
+            color=palette.color(rows), shape=shape_by(rows, "hardware")
         )
         # On a phone names would lie over each other: there, the legend has to do.
         names = base.mark_text(align="left", dx=9, fontSize=12)
@@ -239,11 +222,3 @@ def cost_charts(runs: Sequence[RunInfo], palette: Palette) -> list[ChartBlock]:
         chart = alt.layer(points, names.encode(text="shown:N"))
         blocks.append(block(chart, caption, place, [run for run, _ in both]))
     return blocks
-
-
-def _by_hardware(rows: Rows) -> Any:
-    """Tell points that were timed on different machines apart by their shape."""
-    import altair as alt
-
-    is_one = len({row["hardware"] for row in rows}) == 1
-    return alt.Undefined if is_one else alt.Shape("hardware:N", legend=quiet_legend())

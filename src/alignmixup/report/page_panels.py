@@ -17,12 +17,13 @@ from alignmixup.report.charting import (
     block,
     by_place,
     data,
-    length_of,
     long_label,
     one_length,
     quiet_legend,
+    row_of,
+    shape_by,
 )
-from alignmixup.report.runs import RunInfo, method_name, short_labels
+from alignmixup.report.runs import RunInfo, short_labels
 
 
 def reliability_charts(runs: Sequence[RunInfo]) -> list[ChartBlock]:
@@ -40,11 +41,7 @@ def reliability_charts(runs: Sequence[RunInfo]) -> list[ChartBlock]:
 
 def _diagram(run: RunInfo) -> Result | None:
     """The newest measurement of ECE with its bins."""
-    found = [
-        r
-        for r in run.results
-        if (r.task, r.metric) == ("calibration", "ece") and "reliability" in r.settings
-    ]
+    found = [r for r in run.of("calibration", "ece") if "reliability" in r.settings]
     return max(found, key=lambda r: r.date) if found else None
 
 
@@ -100,9 +97,8 @@ def ood_charts(runs: Sequence[RunInfo], palette: Palette) -> list[ChartBlock]:
         rows: Rows = []
         for run, label in zip(scored, short_labels(scored), strict=True):
             for source, result in _by_source(run).items():
-                row = {"series": label, "method": method_name(run.key.method)}
-                rows.append({**row, "length": length_of(run), "source": source})
-                rows[-1]["auroc"] = round(result.value, 2)
+                auroc = round(result.value, 2)
+                rows.append({**row_of(run, label), "source": source, "auroc": auroc})
                 if "histogram" in result.settings:
                     caption = (
                         f"{long_label(run, label)}, {source}: AuROC\u00a0{result.value:.1f}\u00a0%"
@@ -121,16 +117,13 @@ def _by_source(run: RunInfo) -> dict[str, Result]:
     """The newest AuROC for each source of images, by the paper's name of the source."""
     return {
         paper.SOURCES.get(str(source := r.settings.get("source")), str(source)): r
-        for r in sorted(run.results, key=lambda r: r.date)
-        if (r.task, r.metric) == ("ood", "auroc")
+        for r in sorted(run.of("ood", "auroc"), key=lambda r: r.date)
     }
 
 
 def _auroc(rows: Rows, palette: Palette) -> Any:
     import altair as alt
 
-    shape = alt.Shape("length:N", legend=quiet_legend())
-    is_one = len({row["length"] for row in rows}) == 1
     return (
         data(rows)
         .mark_point(size=55, strokeWidth=2, opacity=1)
@@ -139,7 +132,7 @@ def _auroc(rows: Rows, palette: Palette) -> Any:
             x=alt.X("auroc:Q", title="AuROC (%)", scale=alt.Scale(zero=False)),
             yOffset="series:N",
             color=palette.color(rows),
-            shape=alt.Undefined if is_one else shape,
+            shape=shape_by(rows, "length"),
             tooltip=[
                 alt.Tooltip("series:N", title="run"),
                 alt.Tooltip("source:N"),

@@ -6,7 +6,6 @@ Every name is escaped here; a cell that sorts by a number carries it in ``data-v
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from html import escape
 
 from alignmixup.report import paper
@@ -23,16 +22,7 @@ from alignmixup.report.measures import Measure
 from alignmixup.report.runs import RunInfo, place_name
 
 _ARROWS = {"lower": "\u2193", "higher": "\u2191"}
-
-
-@dataclass(frozen=True)
-class Head:
-    """A column of a table of the page: its name, and whether it holds numbers."""
-
-    name: str
-    is_number: bool = False
-    is_published: bool = False
-    is_variant: bool = False
+Head = tuple[str, str]  # the name of a column and the classes of its cell
 
 
 def table_html(
@@ -40,9 +30,9 @@ def table_html(
 ) -> str:
     """Return a sortable table with its caption and a button that downloads it as CSV."""
     columns = "".join(
-        f'<th scope="col" class="{_classes(head)}"><button type="button" class="sort">'
-        f"{escape(head.name)}</button></th>"
-        for head in heads
+        f'<th scope="col" class="{classes}"><button type="button" class="sort">'
+        f"{escape(head)}</button></th>"
+        for head, classes in heads
     )
     below = f'<p class="note">{escape(note)}</p>' if note else ""
     return (
@@ -53,25 +43,17 @@ def table_html(
     )
 
 
-def _classes(head: Head) -> str:
-    flags = {
-        "number": head.is_number,
-        "published": head.is_published,
-        "variant": head.is_variant,
-    }
-    return " ".join(name for name, is_on in flags.items() if is_on)
-
-
 def grid_html(grid: Grid) -> str:
     """Return one of the paper's tables, ours beside the published figures."""
-    heads = [Head("Method")]
-    heads += [Head("Source")] if grid.has_sources else []
-    heads.append(Head("Epochs", True))
+    heads = [("Method", "")]
+    heads += [("Source", "")] if grid.has_sources else []
+    heads.append(("Epochs", "number"))
     for measure in grid.measures:
-        heads.append(Head(_measure_name(measure), True))
-        heads += [Head("paper", True, True)] if grid.is_published(measure) else []
+        heads.append((_measure_name(measure), "number"))
+        heads += [("paper", "number published")] if grid.is_published(measure) else []
     shared = shared_variant(grid.rows)
-    heads += [Head("Seeds", True), *_variant_head(grid, shared)]
+    heads.append(("Seeds", "number"))
+    heads += [("Variant", "variant")] if _has_variants(grid, shared) else []
     rows = [_row_html(grid, row, shared) for row in grid.rows]
     name = f"{grid.kind}-{grid.data}-{grid.network}"
     every = f"Variant of every measured row: {', '.join(shared)}." if shared else ""
@@ -85,10 +67,6 @@ def _measure_name(measure: Measure) -> str:
     return f"{measure.name() or 'Top-1 error'} ({measure.unit()}){arrow}"
 
 
-def _variant_head(grid: Grid, shared: Sequence[str]) -> list[Head]:
-    return [Head("Variant", is_variant=True)] if _has_variants(grid, shared) else []
-
-
 def _has_variants(grid: Grid, shared: Sequence[str]) -> bool:
     return any(set(row.variant) - set(shared) for row in grid.rows)
 
@@ -99,16 +77,24 @@ def _row_html(grid: Grid, row: GridRow, shared: Sequence[str]) -> str:
     chips = "".join(f'<span class="chip">{escape(word)}</span>' for word in words)
     seeds = {0: "", 1: "one"}.get(row.num_seeds, str(row.num_seeds))
     cells = [f'<td class="source">{escape(source)}</td>'] if grid.has_sources else []
-    cells.append(f'<td class="number" data-value="{row.epochs or ""}">{escape(row.length)}</td>')
+    cells.append(_number(escape(row.length), row.epochs or ""))
     for measure in grid.measures:
         both = _value_html(row.cells[measure], measure.digits)
         cells += both if grid.is_published(measure) else both[:1]
-    cells.append(f'<td class="number" data-value="{row.num_seeds or ""}">{seeds}</td>')
+    cells.append(_number(seeds, row.num_seeds or ""))
     cells += [f'<td class="variant">{chips}</td>'] if _has_variants(grid, shared) else []
     kind = "" if row.is_measured else ' class="paper"'
-    smoke = " data-smoke" if row.is_smoke else ""
-    where = f' data-place="{escape(grid.place)}"'
-    return f'<tr{kind}{smoke}{where}><th scope="row">{escape(row.name)}</th>{"".join(cells)}</tr>'
+    return _tr(row.name, grid.place, row.is_smoke, cells, kind)
+
+
+def _tr(name: str, place: str, is_smoke: bool, cells: Iterable[str], kind: str = "") -> str:
+    where = f'{" data-smoke" if is_smoke else ""} data-place="{escape(place)}"'
+    return f'<tr{kind}{where}><th scope="row">{escape(name)}</th>{"".join(cells)}</tr>'
+
+
+def _number(text: str, value: object) -> str:
+    """A cell that sorts by ``value``."""
+    return f'<td class="number" data-value="{value}">{text}</td>'
 
 
 def _value_html(cell: Cell, digits: int) -> list[str]:
@@ -119,10 +105,8 @@ def _value_html(cell: Cell, digits: int) -> list[str]:
         if ours.deviation is not None:
             text += f' <span class="spread">\u00b1 {ours.deviation:.{digits}f}</span>'
     printed = "" if theirs is None else f"{theirs:.{digits}f}"
-    return [
-        f'<td class="number" data-value="{value}">{text}</td>',
-        f'<td class="number published" data-value="{printed}">{printed}</td>',
-    ]
+    theirs_html = f'<td class="number published" data-value="{printed}">{printed}</td>'
+    return [_number(text, value), theirs_html]
 
 
 def comparisons_html(grids: Sequence[Grid]) -> str:
@@ -130,8 +114,7 @@ def comparisons_html(grids: Sequence[Grid]) -> str:
     claims = [(grid, claim) for grid in grids for claim in claims_of(grid)]
     shown = [(grid, claim) for grid, claim in claims if claim.comparison.num_seeds > 1]
     lines = []
-    if len(shown) < len(claims):
-        num = len(claims) - len(shown)
+    if num := len(claims) - len(shown):
         what = "pair of rows has" if num == 1 else "pairs of rows have"
         lines.append(
             f"{num:,} {what} one seed in common: a difference, but no interval, so nothing is "
@@ -146,17 +129,9 @@ def comparisons_html(grids: Sequence[Grid]) -> str:
             "One is called better only where the interval excludes zero."
         )
     text = "".join(f"<p>{escape(line)}</p>" for line in lines)
-    heads = [
-        Head("First"),
-        Head("Second"),
-        Head("Data and network"),
-        Head("Measure"),
-        Head("Epochs", True),
-        Head("Seeds", True),
-        Head("Difference", True),
-        Head("95 % interval", True),
-        Head("Conclusion"),
-    ]
+    heads = [(name, "") for name in ("First", "Second", "Data and network", "Measure")]
+    heads += [(name, "number") for name in ("Epochs", "Seeds", "Difference", "95 % interval")]
+    heads.append(("Conclusion", ""))
     rows = [_claim_html(grid, claim) for grid, claim in shown]
     caption = "Paired comparisons over seeds"
     return text + (table_html(caption, heads, rows, name="comparisons") if rows else "")
@@ -167,49 +142,35 @@ def _claim_html(grid: Grid, claim: Claim) -> str:
     variant = f" ({', '.join(claim.first.variant)})" if claim.first.variant else ""
     source = paper.SOURCES.get(claim.first.source, claim.first.source)
     measure = f"{source} {claim.measure.name() or 'Top-1 error'} ({claim.measure.unit()})".strip()
-    smoke = " data-smoke" if claim.first.is_smoke else ""
-    return (
-        f'<tr{smoke} data-place="{escape(grid.place)}"><th scope="row">'
-        f"{escape(claim.first.name + variant)}</th><td>{escape(claim.second.name)}</td>"
-        f"<td>{escape(grid.place)}</td><td>{escape(measure)}</td>"
-        f'<td class="number" data-value="{claim.first.epochs or ""}">'
-        f"{escape(claim.first.length)}</td>"
-        f'<td class="number" data-value="{made.num_seeds}">{made.num_seeds}</td>'
-        f'<td class="number" data-value="{made.difference!r}">{made.difference:+.{digits}f}</td>'
-        f'<td class="number" data-value="{made.low!r}">{made.low:+.{digits}f} to '
-        f"{made.high:+.{digits}f}</td><td>{escape(claim.verdict)}</td></tr>"
+    cells = (
+        *(f"<td>{escape(text)}</td>" for text in (claim.second.name, grid.place, measure)),
+        _number(escape(claim.first.length), claim.first.epochs or ""),
+        _number(str(made.num_seeds), made.num_seeds),
+        _number(f"{made.difference:+.{digits}f}", made.difference),
+        _number(f"{made.low:+.{digits}f} to {made.high:+.{digits}f}", made.low),
+        f"<td>{escape(claim.verdict)}</td>",
     )
+    return _tr(claim.first.name + variant, grid.place, claim.first.is_smoke, cells)
 
 
 def runs_html(runs: Sequence[RunInfo]) -> str:
     """Return every run, the most recent first."""
-    heads = [
-        Head("Run"),
-        Head("Data and network"),
-        Head("Epochs", True),
-        Head("Seed", True),
-        Head("Top-1 (%) \u2191", True),
-        Head("Measured"),
-        Head("Hardware"),
-        Head("Commit"),
-    ]
+    heads = [("Run", ""), ("Data and network", "")]
+    heads += [(name, "number") for name in ("Epochs", "Seed", "Top-1 (%) \u2191")]
+    heads += [(name, "") for name in ("Measured", "Hardware", "Commit")]
     rows = []
     for run in sorted(runs, key=lambda run: run.date, reverse=True):
         place = place_name(run.key.data, run.key.network)
         top1 = run.top1
         newest = max(run.results, key=lambda result: result.date)
-        smoke = " data-smoke" if run.is_smoke else ""
         cells = (
-            f'<td class="number" data-value="{"" if run.epochs is None else run.epochs}">'
-            f"{'' if run.epochs is None else f'{run.epochs:,}'}</td>"
-            f'<td class="number">{"" if run.seed is None else run.seed}</td>'
-            f'<td class="number">{"" if top1 is None else f"{top1:.2f}"}</td>'
-            f'<td class="date">{escape(run.date[:16].replace("T", " "))}</td>'
-            f"<td>{escape(newest.hardware)}</td><td>{escape(newest.commit)}</td>"
+            f"<td>{escape(place)}</td>",
+            _number("", "") if run.epochs is None else _number(f"{run.epochs:,}", run.epochs),
+            f'<td class="number">{"" if run.seed is None else run.seed}</td>',
+            f'<td class="number">{"" if top1 is None else f"{top1:.2f}"}</td>',
+            f'<td class="date">{escape(run.date[:16].replace("T", " "))}</td>',
+            f"<td>{escape(newest.hardware)}</td><td>{escape(newest.commit)}</td>",
         )
-        rows.append(
-            f'<tr{smoke} data-place="{escape(place)}"><th scope="row">{escape(run.key.name)}</th>'
-            f"<td>{escape(place)}</td>{cells}</tr>"
-        )
+        rows.append(_tr(run.key.name, place, run.is_smoke, cells))
     note = "Top-1: the median of the last ten epochs where there is one, else the last epoch."
     return table_html("Runs, the most recent first", heads, rows, name="runs", note=note)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, TypedDict, Unpack
+from typing import Literal
 
 from alignmixup.contracts import RecipeKey
 from alignmixup.registry import suggestion
@@ -35,8 +35,6 @@ class Published:
     method: str
     metric: str
     value: float | None
-    unit: str
-    better: Better | None
     note: str = ""
     source: str = ""  # where the out-of-distribution images come from
     layers: str = ""  # the set of mixed layers
@@ -142,48 +140,17 @@ TABLES: Mapping[str, str] = {
 }
 
 
-class Place(TypedDict, total=False):
-    """What sets the cells of a table apart: the fields of ``Published``."""
-
-    table: str
-    data: str
-    network: str
-    method: str
-    metric: str
-    source: str
-    layers: str
-    aligned: bool
-    num_iters: int
+def find(table: str) -> list[Published]:
+    """Return every cell of a table, dashes included, in the paper's order."""
+    if table not in TABLES:
+        raise ValueError(f"the paper has no table {table!r}{suggestion(table, [*TABLES])}")
+    return [f for f in FIGURES if f.table == table]
 
 
-def find(**place: Unpack[Place]) -> list[Published]:
-    """Return every cell that has all these values, in the paper's order."""
-    asked = (("table", place.get("table"), TABLES), ("metric", place.get("metric"), METRICS))
-    for name, value, known in asked:
-        if value is not None and value not in known:
-            raise ValueError(f"the paper has no {name} {value!r}{suggestion(value, [*known])}")
-    return [f for f in FIGURES if all(getattr(f, k) == v for k, v in place.items())]
-
-
-def cell(**place: Unpack[Place]) -> Published | None:
-    """Return the one printed cell that has these values, or ``None`` where there is none.
-
-    Raises:
-        ValueError: If several cells have them.
-    """
-    printed = [found for found in find(**place) if found.value is not None]
-    if len(printed) > 1:
-        raise ValueError(
-            f"{len(printed)} figures have {place}, the first two {printed[0]} and {printed[1]}; "
-            "give what tells them apart"
-        )
-    return printed[0] if printed else None
-
-
-def published(**place: Unpack[Place]) -> float | None:
-    """Return the value of the one printed cell that has these values (see ``cell``)."""
-    found = cell(**place)
-    return None if found is None else found.value
+def order(name: str, known: Mapping[str, str]) -> tuple[int, str]:
+    """Return a sort key: the paper's order of ``known`` names first, then the alphabet."""
+    names = list(known)
+    return (names.index(name), "") if name in known else (len(names), name)
 
 
 _MARKS = {
@@ -218,7 +185,6 @@ def _read(table: str, text: str, **fixed: str) -> list[Published]:
 
 
 def _figure(table: str, cell: str, fields: Mapping[str, str]) -> Published:
-    metric = METRICS[fields["metric"]]
     note = _MARKS.get(cell[-1], "")
     digits = cell[:-1] if note else cell
     return Published(
@@ -228,8 +194,6 @@ def _figure(table: str, cell: str, fields: Mapping[str, str]) -> Published:
         method=fields["method"],
         metric=fields["metric"],
         value=None if digits == "--" else float(digits),
-        unit=metric.unit,
-        better=metric.better,
         note=note or fields.get("note", ""),
         source=fields.get("source", ""),
         layers=fields["layers"],
@@ -492,7 +456,7 @@ LABELS: Mapping[str, str] = {
         f.layers.replace("-", ""): f"{{{f.layers.replace('-', ', ')}}}" for f in FIGURES if f.layers
     },
     "x": "{x}",
-    **{f"iterations{f.num_iters}": f"{f.num_iters} iterations" for f in find(table="iterations")},
+    **{f"iterations{f.num_iters}": f"{f.num_iters} iterations" for f in find("iterations")},
     **{label: label for label in (*_SCHEDULES.values(), "unaligned")},
 }
 _Where = tuple[str, str, str, frozenset[str], str, str]

@@ -24,14 +24,12 @@ _NOISE = {"style_weights"}
 class RunInfo:
     """One trained network: its identity, its length, its settings and its results.
 
-    ``planned`` is the number of epochs of its recipe, or of its own settings where the recipe is
-    unknown. ``differences`` are the settings in which it differs from its recipe.
+    ``differences`` are the settings in which it differs from its recipe.
     """
 
     key: RecipeKey
     seed: int | None
     epochs: int | None
-    planned: int | None
     is_smoke: bool
     trained: Mapping[str, object]
     differences: Mapping[str, str]
@@ -41,10 +39,9 @@ class RunInfo:
     @property
     def title(self) -> str:
         """Its full name, with data, network, length and seed."""
-        seed = "" if self.seed is None else f", seed {self.seed}"
-        length = "" if self.epochs is None else f", {self.epochs:,} epochs"
-        number = "" if self.number == 1 else f", #{self.number}"
-        return f"{self.key.name}{length}{seed}{number}"
+        facts = self.facts()
+        parts = (self.key.name, facts["epochs"], facts["seed"], facts["number"])
+        return ", ".join(part for part in parts if part)
 
     def facts(self) -> dict[str, str]:
         """What may tell it apart from other runs on the same data, in words."""
@@ -74,10 +71,13 @@ class RunInfo:
     def newest(self, task: str, *metrics: str) -> Result | None:
         """Return the newest result of the first of these metrics that it has."""
         for metric in metrics:
-            found = [r for r in self.results if (r.task, r.metric) == (task, metric)]
-            if found:
+            if found := self.of(task, metric):
                 return max(found, key=lambda r: r.date)
         return None
+
+    def of(self, task: str, metric: str) -> list[Result]:
+        """Return its results of one metric."""
+        return [r for r in self.results if (r.task, r.metric) == (task, metric)]
 
 
 def method_name(method: str) -> str:
@@ -101,9 +101,17 @@ def short_labels(runs: Sequence[RunInfo]) -> list[str]:
     ]
 
 
-def is_smoke_test(epochs: int | None, of_recipe: object) -> bool:
+def planned_epochs(result: Result, recipe_settings: RecipeSettings) -> int | None:
+    """Return the epochs of the result's recipe, if it is registered."""
+    key = result.base or result.key
+    known = None if key is None else recipe_settings(key)
+    epochs = (known or {}).get("train.epochs")
+    return epochs if isinstance(epochs, int) else None
+
+
+def is_smoke_test(epochs: int | None, of_recipe: int | None) -> bool:
     """Return whether a run of so many epochs is far shorter than its recipe."""
-    if epochs is None or not isinstance(of_recipe, int):
+    if epochs is None or of_recipe is None:
         return False
     return epochs < min(of_recipe, max(SHORT, of_recipe / 10))
 
@@ -111,13 +119,7 @@ def is_smoke_test(epochs: int | None, of_recipe: object) -> bool:
 def smoke_filter(recipe_settings: RecipeSettings) -> Callable[[Result], bool]:
     """Return a function that tells whether a result is that of a smoke test."""
     known = cache(recipe_settings)
-
-    def is_smoke(result: Result) -> bool:
-        key = result.base or result.key
-        settings = None if key is None else known(key)
-        return is_smoke_test(result.epoch, (settings or {}).get("train.epochs"))
-
-    return is_smoke
+    return lambda result: is_smoke_test(result.epoch, planned_epochs(result, known))
 
 
 def runs_of(results: Iterable[Result], recipe_settings: RecipeSettings) -> list[RunInfo]:
@@ -134,14 +136,11 @@ def runs_of(results: Iterable[Result], recipe_settings: RecipeSettings) -> list[
         first = group[0]
         if first.key is None:
             continue
-        settings = known(first.base or first.key) or {}
-        planned = settings.get("train.epochs", first.trained.get("train.epochs"))
         runs.append(
             RunInfo(
                 first.key,
                 first.seed,
                 first.epoch,
-                planned if isinstance(planned, int) else None,
                 is_smoke(first),
                 first.trained,
                 differences(first, known),
@@ -152,12 +151,9 @@ def runs_of(results: Iterable[Result], recipe_settings: RecipeSettings) -> list[
 
 
 def _order(run: RunInfo) -> tuple[object, ...]:
-    def place(name: str, known: Sequence[str]) -> tuple[int, str]:
-        return (known.index(name), "") if name in known else (len(known), name)
-
     key = run.key
     names = (key.data, paper.DATA), (key.network, paper.NETWORKS), (key.method, paper.METHODS)
-    where = [place(name, list(known)) for name, known in names]
+    where = [paper.order(name, known) for name, known in names]
     return (*where, run.is_smoke, -(run.epochs or 0), key.variant, run.seed or 0)
 
 

@@ -12,6 +12,7 @@ import math
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 # The 97.5 % quantile of Student's t by degrees of freedom from 1; beyond the table, the normal's
 # with the usual correction.
@@ -24,12 +25,6 @@ class Spread:
 
     mean: float
     deviation: float | None
-    num_seeds: int
-
-    def __str__(self) -> str:
-        if self.deviation is None:
-            return f"{self.mean:.2f} (one seed)"
-        return f"{self.mean:.2f} +- {self.deviation:.2f} ({self.num_seeds} seeds)"
 
 
 @dataclass(frozen=True)
@@ -57,11 +52,11 @@ class Comparison:
         )
 
 
-def spread(values: Mapping[int, float]) -> Spread:
+def spread(values: Mapping[Any, float]) -> Spread:
     """Summarize the values of some seeds."""
     numbers = list(values.values())
     deviation = statistics.stdev(numbers) if len(numbers) > 1 else None
-    return Spread(statistics.fmean(numbers), deviation, len(numbers))
+    return Spread(statistics.fmean(numbers), deviation)
 
 
 def compare(a: Mapping[int, float], b: Mapping[int, float]) -> Comparison | None:

@@ -10,14 +10,14 @@ never averaged (see ``folding``).
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
 from alignmixup.contracts import RecipeKey, Result
 from alignmixup.report import others, paper
-from alignmixup.report.folding import SHORT, Column, Folded, RecipeSettings, Row, fold
+from alignmixup.report.folding import IGNORED, SHORT, Column, Folded, RecipeSettings, Row, fold
 from alignmixup.report.measures import ACCURACIES, KINDS, Measure
 from alignmixup.report.render import Table
+from alignmixup.report.statistics import spread
 
 
 def table(
@@ -25,8 +25,6 @@ def table(
     kind: str,
     *,
     which: str = "median10",
-    settings: Mapping[str, object] | None = None,
-    ignore: Sequence[str] = ("seed", "note", "style_weights"),
     paper_rows: bool = True,
     recipe_settings: RecipeSettings = lambda key: None,
 ) -> Table:
@@ -37,9 +35,6 @@ def table(
         kind: One of ``KINDS``.
         which: The accuracy: best, last or median10. A run of fewer than 30 epochs has no median of
             ten; its row shows the last epoch and is labeled so.
-        settings: Keep only results that have these settings.
-        ignore: Settings that do not separate results: the seed of an attack's random start, a note,
-            the checksum of a style network that each run trains for itself.
         paper_rows: Show methods without results as well, with their published figure alone.
         recipe_settings: The settings that the recipe of a key trains with; rows name what differs.
 
@@ -54,10 +49,10 @@ def table(
     if which not in ACCURACIES:
         raise ValueError(f"unknown accuracy {which!r}; choose from {', '.join(ACCURACIES)}")
     title, measures = KINDS[kind]
-    folded = fold(results, measures, which, settings or {}, ignore, recipe_settings)
+    folded = fold(results, measures, which, IGNORED, recipe_settings)
     cells = folded.cells
     if not cells:
-        raise ValueError(f"no results for a table of {kind} ({which=}, settings={settings})")
+        raise ValueError(f"no results for a table of {kind} ({which=})")
     columns = sorted({column for _, column in cells}, key=lambda c: _column_order(c, measures))
     rows = {row for row, _ in cells}
     if paper_rows:
@@ -82,22 +77,16 @@ def _printed(row: Row, column: Column) -> float | None:
 def _column_order(column: Column, measures: Sequence[Measure]) -> tuple[object, ...]:
     return (
         measures.index(column.measure) if not column.source else 0,
-        *_place(column.data, paper.DATA),
-        *_place(column.network, paper.NETWORKS),
-        *_place(column.source, paper.SOURCES),
+        *paper.order(column.data, paper.DATA),
+        *paper.order(column.network, paper.NETWORKS),
+        *paper.order(column.source, paper.SOURCES),
         measures.index(column.measure),
     )
 
 
-def _place(name: str, known: Mapping[str, str]) -> tuple[int, str]:
-    """Return a sort key: the paper's order first, then the alphabet."""
-    names = list(known)
-    return (names.index(name), "") if name in known else (len(names), name)
-
-
 def _row_order(row: Row) -> tuple[object, ...]:
-    labels = [_place(label, paper.LABELS) for label in row.labels]
-    return (*_place(row.method, {**paper.METHODS, **others.METHODS}), labels, row.settings)
+    labels = [paper.order(label, paper.LABELS) for label in row.labels]
+    return (*paper.order(row.method, {**paper.METHODS, **others.METHODS}), labels, row.settings)
 
 
 def _row_label(row: Row) -> str:
@@ -136,10 +125,10 @@ def _cell_text(row: Row, column: Column, seeds: Mapping[object, float] | None) -
     if not seeds:
         # A variant of ours is not in the paper: without a figure of ours its cell is empty.
         return "-" if row.labels or row.settings else theirs or "-"
-    values = list(seeds.values())
-    text = f"{statistics.fmean(values):.{digits}f}"
-    if len(values) > 1:
-        text += f" \u00b1 {statistics.stdev(values):.{digits}f}, n={len(values)}"
+    ours = spread(seeds)
+    text = f"{ours.mean:.{digits}f}"
+    if ours.deviation is not None:
+        text += f" \u00b1 {ours.deviation:.{digits}f}, n={len(seeds)}"
     return f"{text} {theirs}".strip()
 
 
@@ -188,7 +177,7 @@ def _quoted_notes(rows: Iterable[Row], columns: Sequence[Column]) -> list[str]:
 def _log_notes(columns: Sequence[Column]) -> list[str]:
     """Quote the medians of the authors' own logs where the table has their column."""
     pairs = [(c.data, c.network) for c in columns]
-    medians = [f for f in paper.find(table="logs") if (f.data, f.network) in pairs]
+    medians = [f for f in paper.find("logs") if (f.data, f.network) in pairs]
     if not medians:
         return []
     quoted = ", ".join(

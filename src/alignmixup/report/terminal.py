@@ -23,15 +23,9 @@ HEAD_WIDTH = 16  # of the name of a column, beyond which it is wrapped
 
 
 def to_text(table: Table, width: int) -> str:
-    """Render a table with its title above and its notes below.
+    """Render a table with its title above and its notes below, at most ``width`` columns wide.
 
-    Args:
-        table: The table; rows that have the same value in its column ``group``, one after the
-            other, stand below that value.
-        width: Columns of the terminal.
-
-    Returns:
-        Lines of at most ``width`` columns, one wider than a letter at least.
+    Rows that have the same value in the column ``group``, one after the other, stand below it.
     """
     groups, columns, rows = _grouped(table)
     columns = [plain(name) for name in columns]

@@ -63,13 +63,11 @@ def crop_and_flip(
     return padded[index[:, None, None], y[:, :, None], x[:, None, :]]
 
 
-def to_float(
-    images: UInt8[Tensor, "b h w 3"], dtype: torch.dtype, channels_last: bool
-) -> Float[Tensor, "b 3 h w"]:
+def to_float(images: UInt8[Tensor, "b h w 3"], channels_last: bool) -> Float[Tensor, "b 3 h w"]:
     """Convert bytes, channels last, to floats in [0, 1], [b, 3, h, w] in either memory format."""
     x = images.permute(0, 3, 1, 2)
     x = x if channels_last else x.contiguous()
-    return x.to(dtype).div_(255)
+    return x.to(torch.float32).div_(255)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,6 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from functools import partial
-from itertools import repeat
 from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -123,16 +122,21 @@ def to_rgb(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
-def center_square(image: Image.Image, image_size: int, fraction: float = 1.0) -> Image.Image:
-    """Return the centered square, ``fraction`` of the shorter side, resized to ``image_size``."""
+def center_square(
+    image: Image.Image, image_size: int, fraction: float = 1.0, *, squash: bool = False
+) -> Image.Image:
+    """Return the centered square, ``fraction`` of the shorter side, resized to ``image_size``.
+
+    With ``squash`` it is the central ``fraction`` of both sides.
+    """
     from PIL import Image
 
     if image.size == (image_size, image_size) and fraction == 1.0:
         return image
     width, height = image.size
-    side = min(width, height) * fraction
-    left, top = (width - side) / 2, (height - side) / 2
-    box = (left, top, left + side, top + side)
+    across, down = (side * fraction for side in (image.size if squash else [min(image.size)] * 2))
+    left, top = (width - across) / 2, (height - down) / 2
+    box = (left, top, left + across, top + down)
     return image.resize((image_size, image_size), Image.Resampling.BILINEAR, box=box)
 
 
@@ -145,11 +149,7 @@ DEAD_WORKER = "a process that decodes images has died: look for its reason, memo
 
 
 def decode_files(
-    paths: Sequence[str],
-    image_size: int,
-    num_workers: int | None = None,
-    *,
-    fraction: float = 1.0,
+    paths: Sequence[str], image_size: int, num_workers: int | None = None, *, fraction: float = 1.0
 ) -> UInt8[Tensor, "n 3 s s"]:
     """Decode all files to one array, in order, each as its ``center_square``.
 
@@ -157,8 +157,8 @@ def decode_files(
     """
     images = empty_images(len(paths), image_size)
     start = 0
-    work = partial(_decode_block, fraction=fraction)
-    for block in _map_blocks(work, paths, image_size, num_workers):
+    work = partial(_decode_block, image_size=image_size, fraction=fraction)
+    for block in _map_blocks(work, paths, num_workers):
         images[start : start + len(block)] = torch.from_numpy(block)
         start += len(block)
     return images
@@ -173,27 +173,24 @@ def empty_images(count: int, image_size: int) -> UInt8[Tensor, "n 3 s s"]:
 
 def unreadable_files(paths: Sequence[str], num_workers: int | None = None) -> list[str]:
     """Decode all files and return one line for each that cannot be read."""
-    blocks = _map_blocks(_problems_in_block, paths, 0, num_workers)
+    blocks = _map_blocks(_problems_in_block, paths, num_workers)
     return [problem for block in blocks for problem in block]
 
 
 def _map_blocks(
-    work: Callable[[Sequence[str], int], T],
-    paths: Sequence[str],
-    image_size: int,
-    num_workers: int | None,
+    work: Callable[[Sequence[str]], T], paths: Sequence[str], num_workers: int | None
 ) -> Iterator[T]:
-    """Apply ``work(block, image_size)`` to blocks of paths, in order, in processes if it pays."""
+    """Apply ``work`` to blocks of paths, in order, in processes if it pays."""
     blocks = [paths[i : i + BLOCK] for i in range(0, len(paths), BLOCK)]
     if num_workers is None:
         num_workers = available_cores() if len(paths) >= PARALLEL_FROM else 1
     # Only fork: the other start methods run the user's script again.
     if num_workers <= 1 or sys.platform != "linux":
-        yield from map(work, blocks, repeat(image_size))
+        yield from map(work, blocks)
         return
     with ProcessPoolExecutor(num_workers, mp_context=get_context("fork")) as pool:
         try:
-            yield from pool.map(work, blocks, repeat(image_size))
+            yield from pool.map(work, blocks)
         except BrokenProcessPool:
             raise RuntimeError(DEAD_WORKER) from None
 
@@ -203,7 +200,7 @@ def _decode_block(paths: Sequence[str], image_size: int, fraction: float) -> np.
     return np.ascontiguousarray(np.stack(squares).transpose(0, 3, 1, 2))
 
 
-def _problems_in_block(paths: Sequence[str], image_size: int) -> list[str]:
+def _problems_in_block(paths: Sequence[str]) -> list[str]:
     problems = []
     for path in paths:
         try:
@@ -218,6 +215,12 @@ def available_cores() -> int:
 
     The processes that torchrun has started on this machine share its cores.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     num_shares = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
-    return min(max((cores or 1) // num_shares, 1), 32)
+    return min(max(own_cores() // num_shares, 1), 32)
+
+
+def own_cores() -> int:
+    """Return the number of cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -37,7 +37,6 @@ class DeviceLoader:
         flip: bool = True,
         drop_last: bool = False,
         channels_last: bool = False,
-        dtype: torch.dtype = torch.float32,
     ) -> None:
         if pad < 0:
             raise ValueError(f"pad must be at least 0, got {pad}")
@@ -47,7 +46,6 @@ class DeviceLoader:
         self.pad = pad
         self.flip = flip
         self.channels_last = channels_last
-        self.dtype = dtype
         height, width = image_set.images.shape[-2:]
         self._padded = pad_images(image_set.images, pad, device)
         self._labels = image_set.labels.to(device, torch.int64)
@@ -67,7 +65,7 @@ class DeviceLoader:
 
     def gather(self, rows: Int64[Tensor, "b 4"]) -> Batch:
         """Return the batch of these rows, without a host sync, so that it can be captured."""
-        x = _gather(self._padded, rows, self._ys, self._xs, self.dtype, self.channels_last)
+        x = _gather(self._padded, rows, self._ys, self._xs, self.channels_last)
         return x, self._labels[rows[:, 0]]
 
     def epoch(self, epoch: int, start_step: int = 0) -> Iterator[Batch]:
@@ -84,10 +82,9 @@ def _gather(
     rows: Int64[Tensor, "b 4"],
     ys: Int64[Tensor, " h"],
     xs: Int64[Tensor, " w"],
-    dtype: torch.dtype,
     channels_last: bool,
 ) -> Float[Tensor, "b 3 h w"]:
-    return to_float(crop_and_flip(padded, rows, ys, xs), dtype, channels_last)
+    return to_float(crop_and_flip(padded, rows, ys, xs), channels_last)
 
 
 def count_steps(num_images: int, batch_size: int, drop_last: bool) -> int:
@@ -125,8 +122,7 @@ class EvalBatches:
     def __iter__(self) -> Iterator[Batch]:
         for start in range(0, len(self.labels), self.batch_size):
             here = slice(start, start + self.batch_size)
-            x = to_float(self.images[here], torch.float32, self.channels_last)
-            yield x, self.labels[here]
+            yield to_float(self.images[here], self.channels_last), self.labels[here]
 
 
 def eval_batches(

@@ -61,6 +61,11 @@ SUBSTITUTES = 10
 Box = tuple[float, float, float, float]
 
 
+def shown_fraction(image_size: int, resize: int | None) -> float:
+    """Return the part of the shorter side that is shown of an image resized to ``resize``."""
+    return CENTER_FRACTION if resize is None else image_size / resize
+
+
 class StreamLoader:
     """Batches (x in [0, 1], integer labels) decoded from files, with the interface of DeviceLoader.
 
@@ -110,7 +115,6 @@ class StreamLoader:
         repeats: int = 1,
         drop_last: bool = False,
         channels_last: bool = False,
-        dtype: torch.dtype = torch.float32,
         share: slice = ALL,
         on_error: Literal["raise", "skip"] = "raise",
         reduced: bool = False,
@@ -126,7 +130,6 @@ class StreamLoader:
         self.batch_size = batch_size
         self.device = torch.device(device)
         self.channels_last = channels_last
-        self.dtype = dtype
         shards = shard_numbers(file_set.paths) if is_train else None
         check_augmentation(rand_augment, erasing, repeats)
         repeats = repeats if is_train else 1
@@ -168,7 +171,7 @@ class StreamLoader:
             self._name(problems)
             images = images.to(self.device, non_blocking=True)
             labels = labels.to(self.device, non_blocking=True)
-            yield to_float(images, self.dtype, self.channels_last), labels
+            yield to_float(images, self.channels_last), labels
 
     def _name(self, problems: Sequence[str]) -> None:
         """Warn of files that were skipped, of each once."""
@@ -215,7 +218,7 @@ class _View:
         Resizing only the window gives the same pixels as resizing the image and cropping it.
         ``shares`` in [0, 1) choose whole pixels of the resized image with equal probability.
         """
-        fraction = self.image_size / self.resize if self.resize is not None else CENTER_FRACTION
+        fraction = shown_fraction(self.image_size, self.resize)
         shorter = min(width, height)
         corner = []
         for axis, side in enumerate((width, height)):

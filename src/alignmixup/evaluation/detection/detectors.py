@@ -79,13 +79,7 @@ def ssd300(
             layer.requires_grad_(False)
         head = ssd.SSDHead(trunk.out_channels, anchors.num_anchors_per_location(), num_classes + 1)
         detector: nn.Module = ssd.SSD(
-            trunk,
-            anchors,
-            (300, 300),
-            num_classes + 1,
-            image_mean=mean,
-            image_std=std,
-            head=head,
+            trunk, anchors, (300, 300), num_classes + 1, image_mean=mean, image_std=std, head=head
         )
     return detector
 

@@ -25,7 +25,7 @@ from alignmixup.evaluation.detection.average_precision import (
 from alignmixup.evaluation.forward import model_device
 from alignmixup.hooks import evaluating
 
-OnImages = Callable[[int, int], None]
+OnImages = Callable[[int], None]
 
 
 def detect(
@@ -37,7 +37,7 @@ def detect(
 ) -> tuple[list[Detected], list[Truth]]:
     """Run the detector over all examples, in order, and return its detections and the truth.
 
-    ``on_images`` is called with the number of images done and the total.
+    ``on_images`` is called after each batch with the number of its images.
     """
     if not len(examples):
         raise ValueError("there are no examples to detect in")
@@ -52,7 +52,7 @@ def detect(
                 found.append(_detected(output))
                 truths.append(_truth(example))
             if on_images is not None:
-                on_images(len(truths), len(examples))
+                on_images(len(batch))
     return found, truths
 
 

@@ -124,10 +124,7 @@ def pgd(
     return run_attack("pgd", forward, batches, attack, seed, chunk, on_images, team)
 
 
-@register_task(
-    "strong_attack",
-    about="error under a longer PGD on the margin, with restarts",
-)
+@register_task("strong_attack", about="error under a longer PGD on the margin, with restarts")
 def strong_attack(
     model: nn.Module,
     batches: Batches,

@@ -23,13 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from alignmixup.contracts import Result
-from alignmixup.evaluation.forward import (
-    ALONE,
-    Batches,
-    Normalization,
-    amp_name,
-    collect_logits,
-)
+from alignmixup.evaluation.forward import ALONE, Batches, Normalization, amp_name, collect_logits
 from alignmixup.registry import register_task
 from alignmixup.training.distributed import Team
 
