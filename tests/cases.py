@@ -19,6 +19,7 @@ from torch import Tensor, nn
 import alignmixup as am
 from alignmixup.contracts import Draw, Mixed, Mixer
 from alignmixup.ops.adain import save_adain, small_adain
+from seeds import seed_everywhere
 
 NUM_CLASSES = 5
 IMAGE_SIZE = 16
@@ -49,7 +50,7 @@ class Row:
     def attached(self, net: nn.Module, x: Tensor) -> Mixer:
         """The mixer with its first parameters and state, the same ones each time."""
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
+            seed_everywhere(0)
             return self.mixer.attach(net, x)
 
     def apply(self, net: nn.Module, x: Tensor, y: Tensor, draw: Draw) -> Mixed:

@@ -1,143 +1,20 @@
-"""What all tests share: threads, seeds, a deterministic hypothesis, shape checks, the gpu marker.
+"""Load what all tests share, ``shared_setup``, in every process that runs tests.
 
-The shapes in the signatures of ``alignmixup.ops`` and ``alignmixup.mixers`` are checked while the
-tests of these packages run (and nowhere else). A test that is about bad input, or that lets
-torch.compile trace the code, carries the marker ``unchecked_shapes``: there the check would answer
-first, or stand in the way of the tracer.
+With ``-n 2`` this process starts the workers and prints; it imports neither torch nor the package.
 """
 
-from __future__ import annotations
-
-import functools
-import gc
+import atexit
 import os
-from collections.abc import Iterator
-from pathlib import Path
 
-import hypothesis
-import jaxtyping
 import pytest
-import torch
-import torch.distributed as dist
-
-from kept_registries import kept_registries
-from seeds import TEST_SEED, move_seeds
-
-PACKAGE = Path(__file__).parents[1] / "src" / "alignmixup"
-CHECKED_PACKAGES = ("ops", "mixers")
-
-# A module whose source holds one of these words is not checked.
-LEFT_OUT = {
-    "import triton": "a kernel's signature is not Python's",
-    "import Self": "beartype takes Self only where it decorates the whole class; the hook does not",
-    "custom_op": "torch reads the operator's schema from a signature that the check has wrapped",
-    "@contextmanager": "torch.compile does not inline a context manager that is wrapped",
-}
-
-TORCH_WARNINGS = (
-    ".torch.jit.script_method. is deprecated",
-    "The .grad attribute of a Tensor that is not a leaf",
-    r"\s*Online softmax is disabled on the fly",
-)
-
-
-def checked_modules() -> list[str]:
-    """The modules of the checked packages in which a check of shapes is possible."""
-    names = []
-    for package in CHECKED_PACKAGES:
-        for path in sorted((PACKAGE / package).glob("*.py")):
-            source = path.read_text()
-            if path.name != "__init__.py" and not any(word in source for word in LEFT_OUT):
-                names.append(f"alignmixup.{package}.{path.stem}")
-    return names
-
-
-# Before anything imports these packages. The check is off until a test of theirs runs.
-jaxtyping.install_import_hook(checked_modules(), "beartype.beartype")
-jaxtyping.config.update("jaxtyping_disable", True)
-
-# The tensors here are tiny: two workers on two cores beat one worker with two threads.
-torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-
-move_seeds()
-hypothesis.settings.register_profile(
-    "repeatable", deadline=None, derandomize=not TEST_SEED, database=None, max_examples=25
-)
-hypothesis.settings.load_profile("repeatable")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
-        "markers", "unchecked_shapes: bad input on purpose, or code that torch.compile must trace"
+        "markers", "unchecked_shapes: bad input on purpose, code to be traced, or many equal draws"
     )
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if torch.cuda.is_available():
-        # Warnings of torch 2.11 about its own compiler, not about our code.
-        marks = [pytest.mark.filterwarnings(f"ignore:{message}") for message in TORCH_WARNINGS]
-    else:
-        marks = [pytest.mark.skip(reason="needs a CUDA device")]
-    for item in items:
-        if item.get_closest_marker("gpu"):
-            for mark in marks:
-                item.add_marker(mark)
-
-
-def pytest_collection_finish() -> None:
-    """Leave what is alive now, a million objects of modules and tests, out of later collections."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(10_000, 20, 20)
-
-
-def pytest_unconfigure() -> None:
-    gc.unfreeze()
-
-
-@pytest.fixture(autouse=True)
-def _forget_plugins() -> Iterator[None]:
-    """What a test registers or imports as a plugin is unknown to the next test."""
-    with kept_registries():
-        yield
-
-
-@pytest.fixture
-def traced(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What a step fuses is traced whole, or fails, and runs without generated code."""
-    trace = functools.partial(torch.compile, backend="eager", fullgraph=True)
-    monkeypatch.setattr("alignmixup.fusion._compiled", {})
-    monkeypatch.setattr(torch, "compile", trace)
-    torch.compiler.reset()
-    # The check of shapes, though it is off, is one function around all of ours.
-    with torch._dynamo.config.patch(recompile_limit=99):
-        yield
-
-
-@pytest.fixture(scope="module")
-def process_group() -> Iterator[None]:
-    """A group of this process alone. It ends after the wrapped networks of the tests.
-
-    A reducer that outlives its group waits for a thread of the group that may wait for the GIL.
-    """
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    gc.collect()
-    dist.destroy_process_group()
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup() -> None:
-    """Give torch's own generator the same state before every test, in whatever order they run."""
-    torch.manual_seed(0)
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
-    package = item.path.relative_to(Path(__file__).parent).parts[0]
-    is_checked = package in CHECKED_PACKAGES and not item.get_closest_marker("unchecked_shapes")
-    jaxtyping.config.update("jaxtyping_disable", not is_checked)
-    try:
-        return (yield)
-    finally:
-        jaxtyping.config.update("jaxtyping_disable", True)
+    if config.getoption("dist", "no") == "no":
+        config.pluginmanager.import_plugin("shared_setup")
+    if hasattr(config, "workerinput"):
+        # The results have been sent: it takes seconds to free every object of every module.
+        atexit.register(os._exit, 0)

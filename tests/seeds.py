@@ -30,6 +30,13 @@ class _MovedGenerator(torch._C.Generator, metaclass=_Kind):
         return super().manual_seed((seed + TEST_SEED * STRIDE) % 2**63)
 
 
+def seed_everywhere(seed: int) -> None:
+    """``torch.manual_seed`` without the stack traces it keeps for every kind of missing device."""
+    torch.default_generator.manual_seed((seed + TEST_SEED * STRIDE) % 2**63)
+    if torch.cuda.is_available():
+        torch.manual_seed(seed)
+
+
 def move_seeds() -> None:
     """Move the seeds of torch and numpy by ``TEST_SEED``; 0 leaves torch and numpy untouched."""
     if not TEST_SEED:

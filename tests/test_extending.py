@@ -4,8 +4,7 @@ The file is written by the test and imported as a plugin. It is then built, trai
 scored through the public functions, in this process and in another one.
 """
 
-import subprocess
-import sys
+import os
 from dataclasses import replace
 
 import pytest
@@ -20,6 +19,7 @@ from alignmixup.models import NetSpec, default_tap
 from alignmixup.recipes.schema import DataSpec, Recipe
 from alignmixup.registry import DATASETS, MODELS, TASKS, import_plugin
 from alignmixup.training import TrainSettings
+from forked import Forked, finish
 from kept_registries import kept_registries
 
 MODEL = """
@@ -152,13 +152,8 @@ def test_all_three_train_resume_and_are_scored(plugins, tmp_path):
         "scores = am.evaluate(sys.argv[1], tasks=['outside_task'], device='cpu')\n"
         "print(scores.value('outside_task', 'spread'))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path / "run"), *plugins],
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    assert float(done.stdout) == pytest.approx(scores.value("outside_task", "spread"))
+    (spread,) = finish([Forked(program, [str(tmp_path / "run"), *plugins], os.environ)])
+    assert float(spread) == pytest.approx(scores.value("outside_task", "spread"))
 
 
 def test_a_name_is_given_once_and_a_file_may_be_read_again(plugins):

@@ -13,7 +13,7 @@ from alignmixup.training.ledger import LEDGER, read_ledger
 from test_docs import commands
 
 PAGE = Path(__file__).parents[1] / "docs" / "get-started.md"
-SMALL = {"--limit": "40", "--net.width": "4", "--train.epochs": "8", "--train.batch-size": "20"}
+SMALL = {"--limit": "40", "--net.width": "4", "--train.epochs": "4", "--train.batch-size": "20"}
 STEPS = ["doctor", "demo", "recipes", "train", "train"]
 STEPS += ["evaluate", "predict", "report", "figure", "export"]
 RUN = Path("runs/first")
@@ -61,7 +61,7 @@ def test_the_ten_commands_run_in_order(tmp_path, monkeypatch, capsys):
             said = shown.out + shown.err
     assert done == STEPS
     epochs = [event["epoch"] for event in read_ledger(RUN / LEDGER) if event["event"] == "epoch"]
-    assert epochs == [*range(1, 9)]
+    assert epochs == [*range(1, 5)]
     for path in ("results.jsonl", "../../net.safetensors", "../../net.json"):
         assert (RUN / path).stat().st_size > 100
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import os
 
-# In a fresh process: importing a submodule sets an attribute of its package, so that a package of
-# the same name as a function would take its place.
+from forked import Forked
+
+# In a process of its own: importing a submodule sets an attribute of its package, so that a package
+# of the same name as a function would take its place.
 PROGRAM = """
 import importlib, pkgutil, sys, types, warnings
 from pathlib import Path
@@ -55,8 +56,5 @@ print("done", *failed)
 
 
 def test_every_public_name_works_twice_after_every_module_is_imported(tmp_path):
-    run = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(tmp_path)], capture_output=True, text=True
-    )
-    assert run.returncode == 0, run.stderr
-    assert run.stdout.split()[:1] == ["done"], run.stdout
+    lines = Forked(PROGRAM, [str(tmp_path)], os.environ).finish()
+    assert lines[-1].split()[:1] == ["done"], lines

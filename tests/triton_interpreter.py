@@ -7,7 +7,10 @@ for the compiler; then Triton and our kernels are loaded once more.
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import importlib
+import inspect
 import os
 import sys
 
@@ -32,3 +35,30 @@ def interpret_kernels() -> None:
             del sys.modules[name]
             delattr(sys.modules[KERNELS], name.removeprefix(f"{KERNELS}."))
     importlib.import_module(f"{KERNELS}.align")
+    _find_builtins_once()
+    _skip_checks_without_effect()
+
+
+def _find_builtins_once() -> None:
+    """Triton looks for its builtins at every call of a kernel's function, for milliseconds."""
+    interpreter = importlib.import_module("triton.runtime.interpreter")
+    is_builtin = importlib.import_module("triton.language").core.is_builtin
+
+    @functools.cache
+    def builtins_of(place: object) -> list[str]:
+        return [name for name, member in inspect.getmembers(place) if is_builtin(member)]
+
+    def patch_builtin(place: object, *args: object) -> None:
+        for name in builtins_of(place):
+            member = getattr(place, name)
+            if is_builtin(member):  # not patched yet
+                interpreter._patch_attr(place, name, member, *args)
+
+    interpreter._patch_builtin = patch_builtin
+
+
+def _skip_checks_without_effect() -> None:
+    """Triton computes whether an integer overflows, and asserts it in its debug mode alone."""
+    builder = importlib.import_module("triton.runtime.interpreter").interpreter_builder
+    assert not builder.options.debug
+    builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)

@@ -186,14 +186,15 @@ def test_a_run_on_given_sets_is_recorded_as_theirs_and_scored_on_no_others(tmp_p
         evaluate(tmp_path, fewer, device="cpu")
 
 
+@pytest.mark.usefixtures("few_shapes")
 def test_given_sets_with_the_name_of_a_data_set_are_told_from_it(tmp_path, sets):
-    train(ONE, tmp_path / "few", sets=sets, quiet=True)
-    with pytest.raises(ValueError, match=r"40 test images.*which differ from 1000 of shapes"):
+    train(ONE, tmp_path / "few", sets=Sets(sets.train, shapes("test", 30)), quiet=True)
+    with pytest.raises(ValueError, match=r"30 test images.*which differ from 40 of shapes"):
         evaluate(tmp_path / "few", device="cpu")
-    same = Sets(sets.train, shapes("test"))  # all of them: they can be loaded
-    train(ONE, tmp_path / "all", sets=same, quiet=True)
+    # All of them: they can be loaded.
+    train(ONE, tmp_path / "all", sets=sets, quiet=True)
     done = evaluate(tmp_path / "all", device="cpu")
-    assert done.results[0].settings["num_images"] == 1000
+    assert done.results[0].settings["num_images"] == 40
 
 
 def test_a_run_is_resumed_on_its_own_images_only(tmp_path, sets):
@@ -423,9 +424,11 @@ def test_evaluate_scores_a_run_and_appends(finished, sets):
     assert {r.key.name for r in done.results} == {"shapes-r18-alignmixup"}
 
 
-def test_localization_cost_and_noise_come_with_the_data(finished, sets, tmp_path):
+def test_localization_cost_and_noise_come_with_the_data(finished, tmp_path):
     tasks = ["localization", "cost", "ood"]
-    done = evaluate(finished, sets.test, tasks=tasks, device="cpu", data_root=tmp_path)
+    options = {"cost": {"num_steps": 2, "num_warmup": 1}}
+    few = {"device": "cpu", "data_root": tmp_path, "options": options}
+    done = evaluate(finished, shapes("test", 10), tasks=tasks, **few)
     absent = ("lsun-crop", "lsun-resize", "isun", "tiny-crop", "tiny-resize")
     assert set(done.left_out) == {f"ood {name}" for name in absent}
     for metric in ("top1_loc", "gt_known_loc", "maxboxacc", "maxboxacc_v2"):
@@ -448,12 +451,10 @@ def test_what_the_data_do_not_allow_is_left_out_with_its_reason(finished, sets):
     assert done.value("accuracy", "top1") >= 0
 
 
-def test_the_same_seed_gives_the_same_figures(finished, sets):
+def test_the_same_seed_gives_the_same_figures(finished):
+    few = shapes("test", 10)
     values = [
-        [
-            r.value
-            for r in evaluate(finished, sets.test, tasks=["pgd"], seed=s, device="cpu").results
-        ]
+        [r.value for r in evaluate(finished, few, tasks=["pgd"], seed=s, device="cpu").results]
         for s in (3, 3)
     ]
     assert values[0] == values[1]

@@ -210,7 +210,7 @@ def test_nothing_to_hold_against_is_left_out(two_tone, tmp_path):
 
 
 def test_progress_is_told_within_a_task(images):
-    net = models.build(NetSpec("preact_resnet18", width=4), 10, images.mean, images.std, 32, seed=0)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 10))
     told = []
     tasks = ["accuracy", "pgd"]
     evaluate(
@@ -370,8 +370,9 @@ def test_a_style_mixer_is_timed_with_the_weights_of_its_run(tmp_path, monkeypatc
     assert done.value("cost", "ms_per_batch") > 0
 
 
+@pytest.mark.usefixtures("few_shapes")
 def test_sources_are_named_on_the_command_line(tmp_path, capsys, images):
-    few = Sets(shapes("train", 8), shapes("test"))
+    few = Sets(shapes("train", 8), images)
     train(recipe_on("shapes"), tmp_path / "run", sets=few, quiet=True)
     save(tmp_path / "a" / "x.png", (40, 30), (1, 2, 3))
     save(tmp_path / "b" / "c" / "y.png", (3, 5), 7, "L")
@@ -634,8 +635,9 @@ def test_a_task_that_fails_leaves_the_figures_of_the_others(images):
         evaluate(net, images, tasks=["fgsm", "accuracy"])
 
 
-def test_a_failed_task_is_told_on_the_command_line(tmp_path, capsys, monkeypatch):
-    few = Sets(shapes("train", 8), shapes("test"))
+@pytest.mark.usefixtures("few_shapes")
+def test_a_failed_task_is_told_on_the_command_line(tmp_path, capsys, monkeypatch, images):
+    few = Sets(shapes("train", 8), images)
     train(recipe_on("shapes"), tmp_path / "run", sets=few, quiet=True)
 
     def fail(model, batches):

@@ -156,6 +156,7 @@ def test_the_clean_case_mixes_nothing() -> None:
 # ---- layer sets and chance -----------------------------------------------------------------------
 
 
+@pytest.mark.unchecked_shapes  # hundreds of draws of the same shapes
 @every_set
 def test_cases_are_equally_probable(kind, layers, clean, aligned) -> None:
     """Chi-square at one in ten thousand, from a fixed seed."""

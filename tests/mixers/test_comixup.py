@@ -412,6 +412,7 @@ def test_the_layout_of_the_images_is_kept() -> None:
 # ---- chance and settings -------------------------------------------------------------------------
 
 
+@pytest.mark.unchecked_shapes  # hundreds of draws of the same shapes
 def test_a_dirichlet_prior_for_each_part() -> None:
     mixer = CoMixup(grids=(2, 4))
     draw = draw_from(mixer, 47)

@@ -127,6 +127,7 @@ def test_cutout_cuts_each_sample_elsewhere() -> None:
     assert len(holes) > 10
 
 
+@pytest.mark.unchecked_shapes  # hundreds of draws of the same shapes
 def test_centers_cover_the_image_evenly() -> None:
     mixer, rng = CutMix(), torch.Generator().manual_seed(0)
     centers = torch.stack([mixer.draw(1, rng).center for _ in range(2000)])

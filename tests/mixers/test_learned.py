@@ -298,6 +298,7 @@ def test_adautomix_trains_on_three_batches_by_their_shares() -> None:
 # ---- chance and schedules ------------------------------------------------------------------------
 
 
+@pytest.mark.unchecked_shapes  # hundreds of draws of the same shapes
 def test_shares_of_three_are_uniform_values_divided_by_their_sum() -> None:
     """Not Dirichlet: P(lam > 1/2) = P(u > v + w) = 1/6, and 1/4 for Dirichlet(1, 1, 1)."""
     rng, mixer = torch.Generator().manual_seed(0), AdAutoMix()

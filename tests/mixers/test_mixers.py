@@ -195,6 +195,7 @@ def test_a_draw_touches_no_global_chance(row: Row) -> None:
     assert torch.equal(before, torch.get_rng_state())
 
 
+@pytest.mark.unchecked_shapes  # hundreds of draws of the same shapes
 @every_row
 def test_cases_occur_with_their_probability(row: Row) -> None:
     """Chi-square at one in ten thousand, from a fixed seed."""

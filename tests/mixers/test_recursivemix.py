@@ -141,6 +141,7 @@ def test_renumbering_the_batches_renumbers_the_result() -> None:
     torch.testing.assert_close(other.extra["region"], one.extra["region"])
 
 
+@pytest.mark.unchecked_shapes  # hundreds of draws of the same shapes
 def test_areas_are_uniform() -> None:
     rng, mixer = torch.Generator().manual_seed(0), RecursiveMix(alpha=0.5)
     areas = torch.stack([1 - mixer.draw(2, rng).lam for _ in range(2000)])

@@ -10,6 +10,7 @@ from hypothesis import given, strategies as st
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from alignmixup.ops._precision import no_autocast
 from alignmixup.ops.align import align_mix
 from alignmixup.ops.blend import blend
 from alignmixup.ops.cost import pairwise_cost
@@ -412,3 +413,17 @@ def test_a_permutation_may_be_of_any_whole_numbers(dtype: torch.dtype) -> None:
     perm = torch.tensor([1, 2, 3, 1])
     expected = align_mix(features, perm, shares(4))
     assert torch.equal(align_mix(features, perm.to(dtype), shares(4)), expected)
+
+
+def test_autocast_is_not_asked_for_at_run_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch 2.11 cannot trace that question, so a compiled step would be split there."""
+
+    def ask(name: str) -> bool:
+        raise AssertionError(name)
+
+    monkeypatch.setattr(torch.amp, "is_autocast_available", ask)
+    x = torch.randn(4, 4)
+    with torch.autocast("cpu"), no_autocast(x.device):
+        assert (x @ x).dtype == torch.float32
+    with no_autocast(torch.device("meta")):  # has no autocast
+        pass

@@ -3,8 +3,6 @@
 import html
 import math
 import re
-import subprocess
-import sys
 
 import pytest
 
@@ -464,12 +462,6 @@ def test_html_escapes_and_parses():
 def test_terminal_shows_names_as_they_are():
     for word in ("[red]a|b[/red]", "\\bs", "<script>", "a*b_c`d`", "<b>cost</b>"):
         assert word in to_text(AWKWARD, 120)
-
-
-def test_rich_is_loaded_only_to_render():
-    code = "import sys, alignmixup.report.tables; print('rich' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"
 
 
 def test_shorter_schedules_stand_beside_the_figures_of_their_own_tables():

@@ -12,6 +12,10 @@ from typing import Any
 
 import torch
 
+# Looked up here: torch.compile of torch 2.11 cannot trace the question, and would split the graph.
+_NAMES = ("cpu", "cuda", "mps", "xpu", "xla", "hpu", "mtia")
+_WITH_AUTOCAST = frozenset(name for name in _NAMES if torch.amp.is_autocast_available(name))
+
 
 @contextmanager
 def full_float32(device: torch.device) -> Iterator[None]:
@@ -29,7 +33,7 @@ def full_float32(device: torch.device) -> Iterator[None]:
 
 def no_autocast(device: torch.device) -> AbstractContextManager[None]:
     """Return a block in which operators on ``device`` keep their types."""
-    if torch.amp.is_autocast_available(device.type):
+    if device.type in _WITH_AUTOCAST:
         return torch.autocast(device.type, enabled=False)
     return nullcontext()
 
