@@ -1,9 +1,9 @@
 """Launch settings of the transport kernels beyond 64 positions, by the number of positions.
 
-``SIZE_CLASSES`` is the only place that decides which kernels run. A class that is off leaves its
-sizes to ``triton/sinkhorn_large.py``; set ``is_on`` of a class to run its sizes by
-``triton/sinkhorn_rows.py``. ``benchmarks/large_maps.py`` times candidates for each class on a GPU
-and prints the fastest.
+``SIZE_CLASSES`` is the only place that decides which kernels run: those of
+``triton/sinkhorn_rows.py``, or those of ``triton/sinkhorn_large.py`` for a class that is off and
+beyond its sizes. ``benchmarks/large_maps.py`` times candidates for each class on a GPU and prints
+the fastest.
 
 This module imports no triton: the shape of a plan in a compiled graph depends on it.
 """
@@ -62,14 +62,14 @@ class SizeClass:
     cost: Tiling = Tiling(128, 128, channels=32, num_warps=8)
     cost_parts: int = 1
     mix: Tiling = Tiling(64, 32, channels=128, num_warps=4, num_stages=2)
-    is_on: bool = False
+    is_on: bool = True
 
 
-# Off until they are measured. The settings are the best by the instructions of the compiled loops.
+# The fastest of benchmarks/h200_large_maps.csv; few warps have few sums to exchange.
 SIZE_CLASSES = (
-    SizeClass(max_positions=128, rows=RowTiling(group=1, block=0, num_warps=16)),
-    SizeClass(max_positions=256, rows=RowTiling(group=4, block=0, num_warps=8, per_sm=2)),
-    SizeClass(max_positions=1024, rows=RowTiling(group=8, block=8, num_warps=8)),
+    SizeClass(max_positions=128, rows=RowTiling(group=1, block=0, num_warps=4, width=64)),
+    SizeClass(max_positions=256, rows=RowTiling(group=4, block=0, num_warps=4, per_sm=2, width=64)),
+    SizeClass(max_positions=1024, rows=RowTiling(group=8, block=4, num_warps=4)),
 )
 MIN_POSITIONS = 65
 
