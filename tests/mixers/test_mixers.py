@@ -18,11 +18,15 @@ from torch import Tensor, nn
 from alignmixup.contracts import Draw, Mixed, Mixer, soft_cross_entropy, softmax_bce
 from alignmixup.mixers.alignmixup import AlignMixup
 from alignmixup.mixers.alignmixup_ae import AlignMixupAE
+from alignmixup.mixers.attentivemix import AttentiveMix
+from alignmixup.mixers.comixup import CoMixup
 from alignmixup.mixers.cutmix import CutMix
 from alignmixup.mixers.cutout import Cutout
 from alignmixup.mixers.input_mixup import InputMixup
 from alignmixup.mixers.manifold_mixup import ManifoldMixup
 from alignmixup.mixers.nomix import NoMix
+from alignmixup.mixers.puzzlemix import PuzzleMix
+from alignmixup.mixers.snapmix import SnapMix
 from alignmixup.ops.align import align_mix
 from alignmixup.registry import MIXERS
 from cases import (
@@ -482,6 +486,8 @@ def test_bad_batches_are_named(row: Row, case: str) -> None:
         apply(x, y.tolist())
     with pytest.raises(ValueError, match=r"labels must be a tensor .*, got a scalar"):
         apply(x, y[0])
+    with pytest.raises(ValueError, match=r"images are on cpu but labels on meta: move the labels"):
+        apply(x, y.to("meta"))
     with pytest.raises(ValueError, match=r"images must not be empty, got shape \[0, 3, 16, 16\]"):
         apply(x[:0], y[:0])
     with pytest.raises(ValueError, match="draw is for a batch of 6, got 3 images"):
@@ -660,3 +666,24 @@ def test_an_error_of_the_network_itself_stays_its_own() -> None:
 
     with pytest.raises(RuntimeError, match="out of order"):
         InputMixup()(Broken(), images(6), labels(6))
+
+
+@pytest.mark.unchecked_shapes
+def test_a_function_in_place_of_a_network() -> None:
+    """Methods on images take it; those that look into the network name it."""
+    net, x, y = TinyNet(), images(6), labels(6)
+    assert InputMixup()(lambda images: net(images), x, y).loss().isfinite()
+    with pytest.raises(RuntimeError, match="type"):  # torch's own, without our hint
+        InputMixup()(lambda images: net(images), x.double(), y)
+    for mixer in (PuzzleMix(), CoMixup(), AttentiveMix(min_cells=0), SnapMix(classifier="fc")):
+        for case in mixer.cases:
+            if case != "clean":
+                with pytest.raises(ValueError, match=r"nn\.Module.* function"):
+                    mixer.apply(lambda images: net(images), x, y, draw_case(mixer, case, 6))
+
+
+@every_row
+def test_equal_mixers_have_equal_hashes(row: Row) -> None:
+    same = dataclasses.replace(row.mixer)
+    assert same == row.mixer
+    assert hash(same) == hash(row.mixer)

@@ -106,7 +106,9 @@ class AlignMixup(Method):
     eps: float = 0.1
     num_iters: int = 100
     tol: float | None = None
-    weights: dict[str, float] = field(default_factory=lambda: dict.fromkeys(CASES, 1.0))
+    weights: dict[str, float] = field(
+        default_factory=lambda: dict.fromkeys(CASES, 1.0), hash=False
+    )  # a dict has no hash: mixers that differ in it alone share theirs
     aligned: bool = True
     lam_per_sample: bool = False
     resolution: int | None = None
