@@ -633,6 +633,29 @@ def test_a_layer_without_positions_is_named_in_any_case(case: str) -> None:
         mixer.apply(TinyNet(), images(6), labels(6), draw_case(mixer, case, 6))
 
 
+@pytest.mark.unchecked_shapes
+def test_a_1d_convolution_is_not_taken_for_tokens() -> None:
+    """[b, c, n] would be aligned over its channels, and nobody would notice."""
+    net = nn.Sequential()
+    conv = nn.Conv1d(2, 4, 3, padding=1)
+    net.add_module("line", nn.Sequential(conv, nn.BatchNorm1d(4), nn.ReLU()))
+    net.add_module("tokens", nn.Sequential(Transposed(), nn.LayerNorm(4)))
+    net.add_module("head", nn.Sequential(nn.Flatten(), nn.Linear(4 * 9, NUM_CLASSES)))
+    x = torch.rand(6, 2, 9)
+    for layer in ("line", "line.0"):
+        with pytest.raises(ValueError, match=rf"'{layer}' ends in a 1-D conv.* use ManifoldMixup"):
+            AlignMixup(layer)(net, x, labels(6))
+    assert AlignMixup("tokens")(net, x, labels(6)).loss().isfinite()
+    assert ManifoldMixup(("line",))(net, x, labels(6)).loss().isfinite()
+
+
+class Transposed(nn.Module):
+    """Channels first to channels last."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.transpose(1, 2)
+
+
 @every_row
 def test_float64_images_are_named_unless_the_network_takes_them(row: Row) -> None:
     rng = torch.Generator().manual_seed(0)
