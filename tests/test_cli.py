@@ -236,6 +236,20 @@ def test_a_warning_is_one_line(capsys, tmp_path):
     assert re.fullmatch(r"alignmixup: .*results\.jsonl:2: skipped an unfinished last line\n", err)
 
 
+def test_no_bar_is_shown_before_an_error(capsys, tmp_path):
+    for words in (["data", "fetch", "imagenet"], ["adain", "shapes", "--out", f"{tmp_path}/a"]):
+        status, _, err = call(capsys, *words)
+        assert status == 1
+        assert err.strip().startswith("alignmixup: ")
+
+
+def test_shards_in_a_folder_with_a_space_are_named_as_one_types_them(capsys, tmp_path):
+    make_pictures(tmp_path / "pets")
+    status, out, _ = call(capsys, "data", "shard", f"folder:{tmp_path}/pets", f"{tmp_path}/my pets")
+    assert status == 0
+    assert out.endswith(f"--dataset 'shards:{tmp_path}/my pets'\n")
+
+
 def test_data_list_and_check(capsys):
     status, out, _ = call(capsys, "data", "list")
     assert status == 0

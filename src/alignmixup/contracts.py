@@ -485,6 +485,8 @@ class Mixer(ABC):
                 f"rng must be a torch.Generator, got {rng!r}; torch.Generator().manual_seed(0) "
                 "makes one"
             )
+        if not hasattr(x, "__len__"):
+            raise ValueError(f"images must be a tensor, got {type(x).__name__}: mixer(model, x, y)")
         draw = self.draw(len(x), rng or torch.default_generator, progress)
         try:
             return self.apply(net, x, y, draw)

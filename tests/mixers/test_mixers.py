@@ -698,6 +698,8 @@ def test_a_function_in_place_of_a_network() -> None:
     assert InputMixup()(lambda images: net(images), x, y).loss().isfinite()
     with pytest.raises(RuntimeError, match="type"):  # torch's own, without our hint
         InputMixup()(lambda images: net(images), x.double(), y)
+    with pytest.raises(ValueError, match=r"got TinyNet: mixer\(model, x, y\)"):
+        InputMixup()(x, net, y)
     for mixer in (PuzzleMix(), CoMixup(), AttentiveMix(min_cells=0), SnapMix(classifier="fc")):
         for case in mixer.cases:
             if case != "clean":
