@@ -27,7 +27,8 @@ def make_folder(path: Path) -> Path:
     except OSError as error:
         is_file = isinstance(error, FileExistsError | NotADirectoryError)
         reason = "a file has its name or that of a folder above it" if is_file else error.strerror
-        raise OSError(f"cannot make the folder {path}: {reason}; choose another") from error
+        text = f"cannot make the folder {path}: {reason}; choose another"
+        raise type(error)(text) from error
     return path
 
 
