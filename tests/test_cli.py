@@ -101,9 +101,16 @@ def test_recipes_lists_the_published_figure(capsys):
         (["evaluate", "nowhere"], "not the folder of a run"),
         (["train", "cifar10-r18-baseline", "--data", "nowhere", "--out", "{tmp}/r"], "nowhere"),
         (["train", "cifar10-r18-baseline", "--train.epochs", "0"], "epochs must be at least 1"),
+        (
+            ["train", "cifar10-r18-baseline", "--train.seed", "9" * 20],
+            "seed must be from -2**62 to 2**62",
+        ),
+        (["figure", "toy", "--out", "{tmp}/file/x"], "cannot make the folder"),
+        (["data", "shard", "shapes", "{tmp}/file"], "cannot make the folder"),
     ],
 )
 def test_errors_are_one_clear_line(capsys, tmp_path, args, named):
+    (tmp_path / "file").touch()
     args = [a.format(tmp=tmp_path) for a in args]
     try:
         status, _, err = call(capsys, *args)
@@ -229,6 +236,20 @@ def test_a_warning_is_one_line(capsys, tmp_path):
     assert re.fullmatch(r"alignmixup: .*results\.jsonl:2: skipped an unfinished last line\n", err)
 
 
+def test_no_bar_is_shown_before_an_error(capsys, tmp_path):
+    for words in (["data", "fetch", "imagenet"], ["adain", "shapes", "--out", f"{tmp_path}/a"]):
+        status, _, err = call(capsys, *words)
+        assert status == 1
+        assert err.strip().startswith("alignmixup: ")
+
+
+def test_shards_in_a_folder_with_a_space_are_named_as_one_types_them(capsys, tmp_path):
+    make_pictures(tmp_path / "pets")
+    status, out, _ = call(capsys, "data", "shard", f"folder:{tmp_path}/pets", f"{tmp_path}/my pets")
+    assert status == 0
+    assert out.endswith(f"--dataset 'shards:{tmp_path}/my pets'\n")
+
+
 def test_data_list_and_check(capsys):
     status, out, _ = call(capsys, "data", "list")
     assert status == 0
@@ -252,6 +273,26 @@ def test_ctrl_c_while_commands_are_imported_is_no_trace(monkeypatch):
     monkeypatch.delitem(sys.modules, "alignmixup.cli.program")
     monkeypatch.setattr(sys, "meta_path", [Interrupt(), *sys.meta_path])
     assert main(["--version"]) == 130
+
+
+def test_an_encoding_without_a_character_prints_a_question_mark(tmp_path):
+    """Piped output on Windows, for instance, has no lines of tables."""
+    result = Result("calibration", "ece", 1.5, key=RecipeKey("v\u00f6gel", "r18", "input"), seed=0)
+    (tmp_path / "results.jsonl").write_text(result.to_json() + "\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "alignmixup.cli", "report", str(tmp_path)],
+        capture_output=True,
+        env={**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"},
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"v?gel" in done.stdout
+
+
+def test_streams_may_be_closed(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", None)
+    monkeypatch.setattr(sys, "stderr", None)
+    assert main(["fly"]) == 1
+    assert not sys.stderr.isatty()  # as the progress of training asks
 
 
 def test_the_installed_program_runs():

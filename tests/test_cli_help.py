@@ -6,9 +6,11 @@ import json
 import os
 import re
 import shlex
+import sys
 from pathlib import Path
 
 import pytest
+import tyro
 
 from alignmixup import cli
 from alignmixup.cli import main
@@ -164,3 +166,13 @@ def test_the_overview_of_data_has_the_first_sentence_of_each_command(capsys):
     _, _, shard = capsys.readouterr().out.partition("\n  shard ")
     about, _, _ = shard.partition("\n\n")
     assert " ".join(about.split()).endswith("--dataset shards:OUT.")
+
+
+def test_a_page_has_no_color_where_it_is_not_wanted(capsys, monkeypatch):
+    monkeypatch.setitem(tyro._experimental_options, "ansi_codes", True)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert "\x1b[" in page(capsys, monkeypatch, "doctor")
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b[" not in page(capsys, monkeypatch, "doctor")

@@ -253,6 +253,13 @@ def image_set(**changes: object) -> ImageSet:
     return ImageSet(**{**good, **changes})
 
 
+def test_the_repr_of_an_image_set_is_one_short_line() -> None:
+    """A notebook shows it; thousands of boxes would fill pages."""
+    assert repr(image_set()) == "ImageSet('shapes', 'train', 3 images of 4 x 5, 2 classes)"
+    boxes = tuple(torch.zeros(1, 4) for _ in range(3))
+    assert repr(image_set(boxes=boxes)).endswith("2 classes, boxes)")
+
+
 def test_an_image_set_counts_itself() -> None:
     assert len(image_set()) == 3
     assert image_set().num_classes == 2

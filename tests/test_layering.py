@@ -57,6 +57,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "figures": _BELOW | {"experiments", "recipes", "report"},
     "demo": _BELOW | {"experiments", "figures", "recipes", "report"},
     "cli": {
+        "files",
         "registry",
         "contracts",
         "datasets",

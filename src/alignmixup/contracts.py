@@ -356,6 +356,8 @@ class Mixer(ABC):
                 f"rng must be a torch.Generator, got {rng!r}; torch.Generator().manual_seed(0) "
                 "makes one"
             )
+        if not hasattr(x, "__len__"):
+            raise ValueError(f"images must be a tensor, got {type(x).__name__}: mixer(model, x, y)")
         draw = self.draw(len(x), rng or torch.default_generator, progress)
         try:
             return self.apply(net, x, y, draw)
@@ -376,11 +378,13 @@ def _ignoring_progress(draw: Callable[..., Draw]) -> Callable[..., Draw]:
     return with_progress
 
 
-def _explain_dtype(net: nn.Module, x: Tensor, error: RuntimeError) -> None:
+def _explain_dtype(net: object, x: Tensor, error: RuntimeError) -> None:
     """Raise a ``ValueError`` where images and weights are of types that do not multiply.
 
     Autocast converts all but float64, which numpy's images often are.
     """
+    if not isinstance(net, nn.Module):
+        return  # a function of images, whose weights are not known
     weights = {p.dtype for p in net.parameters() if p.is_floating_point()}
     types = {x.dtype, *weights}
     if torch.is_autocast_enabled(x.device.type) and torch.float64 not in types:

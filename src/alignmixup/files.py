@@ -20,6 +20,18 @@ def writing(path: Path) -> Iterator[None]:
         raise OSError(f"cannot write {path}: {reason}") from error
 
 
+def make_folder(path: Path) -> Path:
+    """Make a folder, and those above it, unless it is there; return it."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        is_file = isinstance(error, FileExistsError | NotADirectoryError)
+        reason = "a file has its name or that of a folder above it" if is_file else error.strerror
+        text = f"cannot make the folder {path}: {reason}; choose another"
+        raise type(error)(text) from error
+    return path
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Yield another path to write to; at the end of the block it takes the place of ``path``.

@@ -50,12 +50,23 @@ class Around(nn.Module, ABC):
 @contextmanager
 def keeping_modes(net: nn.Module) -> Iterator[None]:
     """Restore the training mode of every sub-module at the end of the block."""
+    check_module(net)
     modes = [(module, module.training) for module in net.modules()]
     try:
         yield
     finally:
         for module, mode in modes:
             module.training = mode
+
+
+def check_module(net: object) -> None:
+    """Raise a ``ValueError`` unless the network is a module: modes and weights are read from it."""
+    if not isinstance(net, nn.Module):
+        raise ValueError(
+            f"this method looks into the network and needs an nn.Module, got a "
+            f"{type(net).__name__}: pass the module itself, alignmixup.as_logits(model) if it does "
+            "not return logits"
+        )
 
 
 @contextmanager

@@ -60,6 +60,13 @@ class ImageSet:
         if self.boxes is not None and len(self.boxes) != len(self.images):
             raise ValueError(f"{where}: {len(self.images)} images but boxes for {len(self.boxes)}")
 
+    def __repr__(self) -> str:
+        rows, columns = self.images.shape[2:]
+        return (
+            f"ImageSet({self.name!r}, {self.split!r}, {len(self)} images of {rows} x {columns}, "
+            f"{self.num_classes} classes{', boxes' if self.boxes is not None else ''})"
+        )
+
     def __len__(self) -> int:
         return len(self.images)
 

@@ -29,11 +29,15 @@ def import_plugin(name: str) -> str:
     else:
         if "" not in sys.path and str(Path.cwd()) not in sys.path:
             sys.path.insert(0, str(Path.cwd()))
+        if "" in name.split("."):  # a relative name
+            raise ValueError(
+                f"{name!r} is no plugin: give the name of a module, or the path of a .py file"
+            )
         try:
             _plugins[recorded] = importlib.import_module(name)
         except ModuleNotFoundError as error:
             if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-                raise  # the plugin was found; something that it imports was not
+                raise _missing(name, error) from error
             raise ValueError(
                 f"no module {name!r} to import as a plugin; run from the folder that contains it, "
                 "or give the path of its file"
@@ -60,5 +64,14 @@ def _import_file(path: Path) -> ModuleType:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except ModuleNotFoundError as error:
+        raise _missing(str(path), error) from error
     return module
+
+
+def _missing(plugin: str, error: ModuleNotFoundError) -> ModuleNotFoundError:
+    """The plugin was found; something that it imports was not."""
+    text = f"the plugin {plugin} imports a module that is not installed: {error}"
+    return ModuleNotFoundError(text, name=error.name)

@@ -14,7 +14,12 @@ from alignmixup.datasets.folder import (
     load_images,
     scan_folder,
 )
-from alignmixup.datasets.loading.decode import decode_files, read_rgb, unreadable_files
+from alignmixup.datasets.loading.decode import (
+    decode_files,
+    empty_images,
+    read_rgb,
+    unreadable_files,
+)
 
 RED, BLUE = (220, 10, 10), (10, 10, 220)
 
@@ -207,3 +212,8 @@ def test_floating_point_images_are_refused(tmp_path):
     Image.fromarray(np.full((4, 4), 0.5, dtype=np.float32)).save(tmp_path / "x.tif")
     with pytest.raises(ValueError, match=r"x\.tif .*floating-point pixels"):
         read_rgb(str(tmp_path / "x.tif"))
+
+
+def test_images_that_do_not_fit_into_memory_are_named() -> None:
+    with pytest.raises(ValueError, match=r"1,000 images of 10000000 x .* data\.stream=True"):
+        empty_images(1000, 10_000_000)

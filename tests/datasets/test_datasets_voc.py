@@ -174,3 +174,9 @@ def test_damaged_coco_files_are_named(tmp_path):
     path.write_text(text[:-10])
     with pytest.raises(ValueError, match=r"instances_val\.json is damaged"):
         scan_coco(path, tmp_path / "images")
+
+
+@pytest.mark.parametrize("splits", [voc_splits, coco_splits])
+def test_a_missing_folder_names_the_flag_of_detect(splits, tmp_path):
+    with pytest.raises(FileNotFoundError, match="contains it with --root or ALIGNMIXUP_DATA"):
+        splits(tmp_path)

@@ -10,10 +10,11 @@ import pytest
 import torch
 from torch import nn
 
-from alignmixup.contracts import Draw
+from alignmixup.contracts import Draw, Mixer
 from alignmixup.evaluation.effect import Effect, alignment_effect
 from alignmixup.mixers.alignmixup import AlignMixup
 from alignmixup.mixers.alignmixup_ae import AlignMixupAE
+from alignmixup.mixers.input_mixup import InputMixup
 from cases import TinyNet, images, labels
 
 KEEPS = ["anchor", "partner"]
@@ -263,9 +264,10 @@ def test_an_autoencoders_mixer_is_measured_where_it_aligns() -> None:
         AlignMixup(aligned=False),
         AlignMixup(weights={"input": 1.0}),
         AlignMixupAE("layer4", layers=("x", "e"), clean=False),
+        InputMixup(),
     ],
 )
-def test_a_mixer_that_aligns_nothing_is_named(mixer: AlignMixup | AlignMixupAE) -> None:
+def test_a_mixer_that_aligns_nothing_is_named(mixer: Mixer) -> None:
     with pytest.raises(ValueError, match="aligns no features"):
         alignment_effect(TinyNet(), mixer, images(8))
 

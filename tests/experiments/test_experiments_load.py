@@ -248,6 +248,8 @@ def test_a_users_module_trains_resumes_and_is_scored_under_its_own_name(sets, tm
     assert done.value("accuracy", "top1") == top1
     with pytest.raises(ValueError, match="holds the weights of another network"):
         am.load_run(tmp_path, model=Small(width=4))
+    with pytest.raises(ValueError, match=r"model must be an nn\.Module, got <class"):
+        am.load_run(tmp_path, model=Small)
     with pytest.raises(ValueError, match=r"net\.name: module:Small before, module:Other now"):
         am.train(recipe, tmp_path, model=type("Other", (Small,), {})(), sets=sets, quiet=True)
     facts = json.loads(opened.export(tmp_path / "w.safetensors")[1].read_text())
@@ -258,7 +260,11 @@ def test_a_users_module_trains_resumes_and_is_scored_under_its_own_name(sets, tm
 
 
 def test_a_module_that_gives_no_logits_is_refused(sets, tmp_path):
-    for model, named in ((Small(7), r"logits \[b, 10\].*got \[2, 7\]"), (nn.Flatten(), "no param")):
+    for model, named in (
+        (Small(7), r"logits \[b, 10\].*got \[2, 7\]"),
+        (nn.Flatten(), "no param"),
+        (Small().double(), r"weights of torch\.float64.* model\.float\(\)"),
+    ):
         with pytest.raises(ValueError, match=named):
             am.train(RECIPE, tmp_path / "run", model=model, sets=sets, quiet=True)
     assert not (tmp_path / "run").exists()

@@ -1,5 +1,6 @@
 """Classes and recipes of a user's file: trained, killed, resumed, evaluated, reported, opened."""
 
+import dataclasses
 import importlib
 import json
 import multiprocessing
@@ -9,13 +10,16 @@ import subprocess
 import sys
 
 import pytest
+from torch import nn
 
 import alignmixup as am
 from alignmixup.cli import main
+from alignmixup.datasets import shapes
 from alignmixup.experiments import sweep as sweeps
 from alignmixup.experiments.plugins import open_recipe
 from alignmixup.experiments.run_folder import read_run
 from alignmixup.experiments.sweep import sweep
+from alignmixup.recipes.catalog import find_recipe
 from alignmixup.recipes.schema import Recipe
 
 PLUGIN = '''
@@ -132,6 +136,10 @@ def test_a_recorded_plugin_that_is_gone_is_named_and_may_be_passed(plugin, tmp_p
     path.write_text(json.dumps({**recipe.to_json(), "plugins": ["no_such_plugin"]}))
     assert main(["evaluate", str(tmp_path / "run")]) == 1
     assert "trained with the plugin no_such_plugin, which cannot be imp" in capsys.readouterr().err
+    (tmp_path / "later.py").write_text("print(no_such_name)")
+    path.write_text(json.dumps({**recipe.to_json(), "plugins": [str(tmp_path / "later.py")]}))
+    with pytest.raises(ValueError, match=r"\(NameError: .*under the same name 'later'"):
+        read_run(tmp_path / "run")
     kind = {**recipe.to_json()["mixer"], "kind": "OutsideMixop"}
     path.write_text(json.dumps({**recipe.to_json(), "mixer": kind}))
     with pytest.raises(ValueError, match=r"did you mean 'OutsideMixup'.*--plugin MODULE"):
@@ -173,3 +181,43 @@ def test_the_module_of_a_mixer_is_recorded_like_a_plugin(tmp_path, monkeypatch):
     monkeypatch.delitem(sys.modules, "my_mixers")
     (tmp_path / "my_mixers.py").unlink()
     read_run(run.folder)  # a plugin of that name is imported already
+
+
+def test_a_task_of_the_plugin_of_a_run_is_known(tmp_path):
+    """The run names the plugin, so that evaluate need not; here up to the missing checkpoint."""
+    path = tmp_path / "tasks_plugin.py"
+    path.write_text("import alignmixup as am\nam.register_task('own_score')(lambda m, b: 3)\n")
+    record = {**find_recipe("cifar10-r18-input-fast").to_json(), "plugins": [str(path)]}
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "run.json").write_text(json.dumps(record))
+    with pytest.raises(FileNotFoundError, match="checkpoint"):
+        am.evaluate(tmp_path / "run", shapes("test", 2), tasks=["own_score"])
+    model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 10))
+    with pytest.raises(ValueError, match="'own_score' must return a list of Result, got 3"):
+        am.evaluate(model, shapes("test", 2), tasks=["own_score"])
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "message"),
+    [
+        ("import no_such_package", "{tmp}/p.py", "p.py imports a module that is not installed: No"),
+        ("", ".", "'.' is no plugin: give the name of a module"),
+        ("", "..", "'..' is no plugin"),
+    ],
+)
+def test_a_plugin_that_cannot_be_imported_is_named(tmp_path, capsys, text, name, message):
+    (tmp_path / "p.py").write_text(text)
+    assert main(["--plugin", name.format(tmp=tmp_path), "recipes"]) == 1
+    assert message in capsys.readouterr().err
+
+
+def test_a_recipe_needs_a_function_and_a_mixer_that_can_be_recorded():
+    with pytest.raises(ValueError, match=r"name its function as well: mine\.py:FUNCTION"):
+        open_recipe("mine.py")
+
+    class Bare(am.Mixer):
+        cases = draw = apply = lambda self, *rest: None
+
+    for mixer in (Bare(), am.CutMix):
+        with pytest.raises(ValueError, match=r"mixer must be an instance of a dataclass"):
+            dataclasses.replace(find_recipe("cifar10-r18-input-fast"), mixer=mixer)

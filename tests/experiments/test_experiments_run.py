@@ -515,6 +515,11 @@ def test_a_file_in_the_place_of_the_folder_is_named_before_anything_is_loaded(tm
         train(RECIPE, tmp_path / "run", data_root=tmp_path / "nowhere", quiet=True)
 
 
+def test_a_folder_that_safetensors_cannot_read_is_refused_before_training(tmp_path):
+    with pytest.raises(ValueError, match=r"--out must be a path in UTF-8.*udcff"):
+        am.train("cifar10-r18-input-fast", tmp_path / os.fsdecode(b"run\xff"), quiet=True)
+
+
 def test_a_folder_that_cannot_be_made_is_named(tmp_path, sets):
     (tmp_path / "file").write_text("mine")
     with pytest.raises(OSError, match=r"cannot write .*run: Not a directory"):

@@ -78,3 +78,16 @@ def test_a_method_that_runs_the_network_twice_is_named() -> None:
         am.MixCollate(Twice(), NUM_CLASSES)(samples())
     with pytest.raises(ValueError, match="num_classes must be at least 1, got 0"):
         am.MixCollate(am.CutMix(), 0)
+
+
+@pytest.mark.parametrize(
+    "sample", [{"image": torch.rand(3, 8, 8), "label": 1}, (torch.rand(3, 8, 8), 1, "cat.png")]
+)
+def test_samples_that_are_no_pairs_are_named(sample: object) -> None:
+    with pytest.raises(ValueError, match=r"a pair \(image, label\).* collate="):
+        am.MixCollate(am.CutMix(), NUM_CLASSES)([sample, sample])
+
+
+def test_a_class_is_no_mixer() -> None:
+    with pytest.raises(ValueError, match=r"such as alignmixup\.CutMix\(\), got <class"):
+        am.MixCollate(am.CutMix, NUM_CLASSES)  # type: ignore[arg-type]

@@ -19,11 +19,15 @@ from torch import Tensor, nn
 from alignmixup.contracts import Draw, Mixed, Mixer, soft_cross_entropy, softmax_bce
 from alignmixup.mixers.alignmixup import AlignMixup
 from alignmixup.mixers.alignmixup_ae import AlignMixupAE
+from alignmixup.mixers.attentivemix import AttentiveMix
+from alignmixup.mixers.comixup import CoMixup
 from alignmixup.mixers.cutmix import CutMix
 from alignmixup.mixers.cutout import Cutout
 from alignmixup.mixers.input_mixup import InputMixup
 from alignmixup.mixers.manifold_mixup import ManifoldMixup
 from alignmixup.mixers.nomix import NoMix
+from alignmixup.mixers.puzzlemix import PuzzleMix
+from alignmixup.mixers.snapmix import SnapMix
 from alignmixup.ops.align import align_mix
 from alignmixup.registry import MIXERS
 from cases import (
@@ -491,6 +495,8 @@ def test_bad_batches_are_named(row: Row, case: str) -> None:
         apply(x, y.tolist())
     with pytest.raises(ValueError, match=r"labels must be a tensor .*, got a scalar"):
         apply(x, y[0])
+    with pytest.raises(ValueError, match=r"images are on cpu but labels on meta: move the labels"):
+        apply(x, y.to("meta"))
     with pytest.raises(ValueError, match=r"images must not be empty, got shape \[0, 3, 16, 16\]"):
         apply(x[:0], y[:0])
     with pytest.raises(ValueError, match="draw is for a batch of 6, got 3 images"):
@@ -639,6 +645,29 @@ def test_a_layer_without_positions_is_named_in_any_case(case: str) -> None:
         mixer.apply(TinyNet(), images(6), labels(6), draw_case(mixer, case, 6))
 
 
+@pytest.mark.unchecked_shapes
+def test_a_1d_convolution_is_not_taken_for_tokens() -> None:
+    """[b, c, n] would be aligned over its channels, and nobody would notice."""
+    net = nn.Sequential()
+    conv = nn.Conv1d(2, 4, 3, padding=1)
+    net.add_module("line", nn.Sequential(conv, nn.BatchNorm1d(4), nn.ReLU()))
+    net.add_module("tokens", nn.Sequential(Transposed(), nn.LayerNorm(4)))
+    net.add_module("head", nn.Sequential(nn.Flatten(), nn.Linear(4 * 9, NUM_CLASSES)))
+    x = torch.rand(6, 2, 9)
+    for layer in ("line", "line.0"):
+        with pytest.raises(ValueError, match=rf"'{layer}' ends in a 1-D conv.* use ManifoldMixup"):
+            AlignMixup(layer)(net, x, labels(6))
+    assert AlignMixup("tokens")(net, x, labels(6)).loss().isfinite()
+    assert ManifoldMixup(("line",))(net, x, labels(6)).loss().isfinite()
+
+
+class Transposed(nn.Module):
+    """Channels first to channels last."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.transpose(1, 2)
+
+
 @every_row
 def test_float64_images_are_named_unless_the_network_takes_them(row: Row) -> None:
     rng = torch.Generator().manual_seed(0)
@@ -672,3 +701,26 @@ def test_an_error_of_the_network_itself_stays_its_own() -> None:
 
     with pytest.raises(RuntimeError, match="out of order"):
         InputMixup()(Broken(), images(6), labels(6))
+
+
+@pytest.mark.unchecked_shapes
+def test_a_function_in_place_of_a_network() -> None:
+    """Methods on images take it; those that look into the network name it."""
+    net, x, y = TinyNet(), images(6), labels(6)
+    assert InputMixup()(lambda images: net(images), x, y).loss().isfinite()
+    with pytest.raises(RuntimeError, match="type"):  # torch's own, without our hint
+        InputMixup()(lambda images: net(images), x.double(), y)
+    with pytest.raises(ValueError, match=r"got TinyNet: mixer\(model, x, y\)"):
+        InputMixup()(x, net, y)
+    for mixer in (PuzzleMix(), CoMixup(), AttentiveMix(min_cells=0), SnapMix(classifier="fc")):
+        for case in mixer.cases:
+            if case != "clean":
+                with pytest.raises(ValueError, match=r"nn\.Module.* function"):
+                    mixer.apply(lambda images: net(images), x, y, draw_case(mixer, case, 6))
+
+
+@every_row
+def test_equal_mixers_have_equal_hashes(row: Row) -> None:
+    same = dataclasses.replace(row.mixer)
+    assert same == row.mixer
+    assert hash(same) == hash(row.mixer)

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from alignmixup.contracts import Draw, soft_cross_entropy
 from alignmixup.mixers.puzzlemix import PuzzleDraw, PuzzleMix
@@ -113,6 +114,21 @@ def test_a_kept_pass_adds_its_gradients(loss: str) -> None:
     torch.testing.assert_close(mixed.loss(), clean + again)
     for (name, one), other in zip(net.named_parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(one.grad, other.grad, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def test_a_checkpointed_network_has_the_same_saliency() -> None:
+    """Checkpointing runs the layers again in the backward pass: in the mode of the first time."""
+
+    class Checkpointed(TinyNet):
+        def forward(self, x: Tensor) -> Tensor:
+            logits: Tensor = checkpoint(super().forward, x, use_reentrant=False)
+            return logits
+
+    net, x, y = TinyNet(), images(4), labels(4)
+    again = Checkpointed()
+    again.load_state_dict(net.state_dict())
+    one, other = (gradient_saliency(each, x, y) for each in (net, again))
+    assert torch.equal(one.gradient, other.gradient)
 
 
 def test_frozen_parameters_stay_frozen() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,7 +57,7 @@ class Adain:
 
         columns = (TextColumn("steps"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         with Progress(*columns, console=Console(stderr=True)) as bar:
-            task = bar.add_task("steps", total=None)
+            task = bar.add_task("steps", visible=False)  # until the first step
             made = make_style_weights(
                 self.dataset,
                 self.out,
@@ -67,7 +68,9 @@ class Adain:
                 seed=self.seed,
                 data_root=self.data,
                 device=self.device,
-                on_step=lambda done, total: bar.update(task, completed=done, total=total),
+                on_step=lambda done, total: bar.update(
+                    task, completed=done, total=total, visible=True
+                ),
             )
         print(made)
 
@@ -129,11 +132,11 @@ class DataFetch:
 
         columns = (TextColumn(self.name), BarColumn(), DownloadColumn(), TransferSpeedColumn())
         with Progress(*columns, console=Console(stderr=True)) as bar:
-            task = bar.add_task(self.name, total=None)
+            task = bar.add_task(self.name, visible=False)  # until the first byte
             folder = datasets.fetch(
                 self.name,
                 self.data,
-                lambda done, total: bar.update(task, completed=done, total=total),
+                lambda done, total: bar.update(task, completed=done, total=total, visible=True),
                 url=self.url,
             )
         print(folder)
@@ -162,7 +165,7 @@ class DataShard:
         out = datasets.write_shards(
             source, self.out, self.data, images_per_shard=self.images, on_shard=print
         )
-        print(f"train with --dataset shards:{out}")
+        print(f"train with --dataset {shlex.quote(f'shards:{out}')}")
 
 
 DATA_COMMANDS: dict[str, Callable[..., Call]] = {

@@ -122,6 +122,7 @@ class Report:
 
     def __call__(self) -> None:
         from alignmixup.experiments.provenance import recipe_settings
+        from alignmixup.files import make_folder
         from alignmixup.report.curves import run_folders
         from alignmixup.report.page import write_page
         from alignmixup.report.reading import read_results
@@ -141,9 +142,12 @@ class Report:
         if not summary.tables:
             where = ", ".join(str(path) for path in self.runs)
             raise ValueError(
-                f"no results in {where} (--accuracy {self.accuracy}): name folders of finished "
-                "runs, or evaluate a run with 'alignmixup evaluate' first"
+                f"no results in {where} for a table (--accuracy {self.accuracy}): the top-1 error "
+                "is that of a run trained to its end; the other tables need a task, such as "
+                "'alignmixup evaluate RUN --tasks calibration'"
             )
+        if self.out is not None:
+            make_folder(self.out)  # now: pictures take minutes
         width = Console().width  # of the terminal, or COLUMNS, or 80
         for each in summary.tables:
             print(to_text(each, width))

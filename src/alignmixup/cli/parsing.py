@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
+import os
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -40,6 +41,8 @@ def read_words(
     Raises:
         ValueError: If a flag or a word is unknown; with the nearest flag.
     """
+    if os.environ.get("NO_COLOR"):  # versions of tyro before these options heed it
+        getattr(tyro, "_experimental_options", {})["ansi_codes"] = False
     command = f"{PROGRAM} {name}"
     fields = dataclasses.fields(kind)  # type: ignore[arg-type]
     # A switch that is on by default has the flag that turns it off alone.

@@ -5,6 +5,7 @@ Errors for people are one line; ``--debug`` anywhere shows the whole trace.
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
@@ -89,6 +90,7 @@ COMMANDS: dict[str, Command] = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return the exit status."""
+    _prepare_streams()
     args = list(sys.argv[1:] if argv is None else argv)
     is_debug = "--debug" in args
     args = [a for a in args if a != "--debug"]
@@ -108,9 +110,33 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ValueError, OSError, ImportError, RuntimeError) as error:
         if is_debug:
             raise
-        print(f"{PROGRAM}: {error}", file=sys.stderr)
+        print(f"{PROGRAM}: {_sentence(error)}", file=sys.stderr)
         return 1
     return 0
+
+
+class _Nowhere(io.TextIOBase):
+    """In place of a stream that is closed."""
+
+    def write(self, text: str) -> int:
+        return len(text)
+
+
+def _prepare_streams() -> None:
+    """Print '?' for what the encoding of a stream lacks, and nothing into one that is closed."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, _Nowhere())
+        elif isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="replace")
+
+
+def _sentence(error: Exception) -> str:
+    """The text of an error; that of the system without its number."""
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)
 
 
 def _say(message: Warning | str, *where: object, **line: object) -> None:

@@ -28,7 +28,7 @@ from alignmixup.datasets.folder import FileSet, check_splits, decode_set
 from alignmixup.datasets.loading.decode import IMAGE_SUFFIXES
 from alignmixup.datasets.loading.layout import SPLITS, check_split, path_and_size
 from alignmixup.datasets.loading.members import UNKNOWN, Member, checksum
-from alignmixup.files import replacing, write_text
+from alignmixup.files import make_folder, replacing, write_text
 from alignmixup.registry import DatasetEntry
 
 ABOUT = "dataset.json"
@@ -61,7 +61,7 @@ def write_shards(
     out = Path(out)
     if (out / ABOUT).exists():
         raise ValueError(f"{out} has the shards of a data set already; choose another folder")
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder(out)
     for split in SPLITS:
         images = (source.scan or source.function)(root, split)
         order = torch.arange(len(images))

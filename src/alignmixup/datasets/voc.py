@@ -32,6 +32,8 @@ from alignmixup.datasets.loading.decode import read_rgb
 from alignmixup.datasets.loading.layout import data_root, find_folder
 
 # In the order of the development kit, which is alphabetical.
+FLAG = "--root"  # of alignmixup detect, whose --data chooses VOC or COCO
+
 VOC_CLASSES = (
     *("aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow"),
     *("diningtable", "dog", "horse", "motorbike", "person", "pottedplant", "sheep", "sofa"),
@@ -136,7 +138,7 @@ def coco_splits(root: Path | str | None) -> tuple[DetectionSet, DetectionSet]:
     """Return train2017 and val2017 of the COCO folder, which is ``root`` or ``root/coco``."""
     place = data_root(root)
     remedy = "unpack the official archives there"
-    folder = find_folder("COCO", (place / "coco", place), ("annotations",), remedy)
+    folder = find_folder("COCO", (place / "coco", place), ("annotations",), remedy, FLAG)
     train, val = (
         scan_coco(folder / "annotations" / f"instances_{split}.json", folder / split)
         for split in ("train2017", "val2017")
@@ -171,7 +173,7 @@ def _voc_folder(root: Path | str | None, year: int) -> Path:
     if not re.fullmatch(r"VOC\d{4}", place.name) or place.name == f"VOC{year}":
         tried.append(place)  # unless it is another year's
     remedy = "unpack the development kit there"
-    return find_folder(f"VOC {year}", tried, ("ImageSets/Main",), remedy)
+    return find_folder(f"VOC {year}", tried, ("ImageSets/Main",), remedy, FLAG)
 
 
 def _read_voc(folder: Path, name: str, number: int, label_of: dict[str, int]) -> _Annotated:

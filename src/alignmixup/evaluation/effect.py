@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from alignmixup.contracts import Mixer
 from alignmixup.device import fork_rng
 from alignmixup.hooks import find_layer, keeping_modes, logits_module, tap
 from alignmixup.mixers.alignmixup import AlignMixup, mix_features, to_resolution
@@ -187,12 +188,12 @@ def _feature_mixer(
     """The settings to measure, with the cases to measure as its weights."""
     if keep not in (None, "anchor", "partner"):
         raise ValueError(f"keep must be 'anchor' or 'partner', got {keep!r}")
-    if not isinstance(mixer, AlignMixup | AlignMixupAE):
+    if not isinstance(mixer, Mixer):
         weights = {case: 1.0 for case, kept in KEEPS.items() if kept == (keep or "anchor")}
         return AlignMixup(mixer, weights=weights, **settings)  # type: ignore[arg-type]
     if settings:
         raise ValueError(f"{sorted(settings)} are settings of the mixer: change them there")
-    found = mixer.feature_mixer
+    found: AlignMixup | None = getattr(mixer, "feature_mixer", None)
     if found is None:
         raise ValueError(f"this mixer aligns no features, so there is nothing to measure: {mixer}")
     if keep is None:

@@ -28,7 +28,7 @@ from alignmixup.evaluation.forward import (
     Pixels,
 )
 from alignmixup.evaluation.outliers import Outliers, find_outliers, sources_for
-from alignmixup.evaluation.subject import EvalImages, eval_images, open_subject
+from alignmixup.evaluation.subject import EvalImages, eval_images, import_plugins_of, open_subject
 from alignmixup.evaluation.task_options import (
     DETECTION,
     NEEDS,
@@ -133,6 +133,7 @@ def evaluate(
         print(scores.value("accuracy", "top1"), scores.value("calibration", "ece"))
         ```
     """
+    import_plugins_of(run)
     names, options = task_names(tasks), options or {}
     check_options(options, names)
     check_sources(ood, names)
@@ -241,7 +242,10 @@ def _run_task(
         if argument not in NEEDS and dataclasses.is_dataclass(default):
             own = {f.name: left.pop(f.name) for f in dataclasses.fields(default) if f.name in left}
             arguments[argument] = dataclasses.replace(default, **own)  # type: ignore[type-var]
-    return TASKS[name].function(model, PixelBatches(make), **arguments, **left)
+    results = TASKS[name].function(model, PixelBatches(make), **arguments, **left)
+    if not isinstance(results, list | tuple) or not all(isinstance(r, Result) for r in results):
+        raise ValueError(f"the task {name!r} must return a list of Result, got {results!r}")
+    return list(results)
 
 
 def _described(result: Result, given: object) -> Result:

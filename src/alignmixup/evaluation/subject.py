@@ -60,6 +60,11 @@ class Subject:
 
 
 @singledispatch
+def import_plugins_of(run: object) -> None:
+    """Import the plugins of a run, which may register tasks; any other model has none."""
+
+
+@singledispatch
 def open_subject(
     run: object,
     images: Any,

@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from alignmixup.experiments.data_record import DataRecord
-from alignmixup.files import replacing, write_text, writing
+from alignmixup.files import make_folder, replacing, write_text, writing
 from alignmixup.recipes.schema import Recipe
 from alignmixup.registry import imported_plugins, suggestion
 
@@ -57,7 +57,7 @@ def export(
     suffix = {"safetensors": ".safetensors", "torch-export": ".pt2"}[format]
     if path.suffix != suffix:
         raise ValueError(f"the file of format {format!r} must end in {suffix}, got {path}")
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     if format == "torch-export":
         # In memory first: on a full disk torch's writer aborts the process.
         program = io.BytesIO()

@@ -133,6 +133,8 @@ def load_run(
             logits = run.model(x)
         ```
     """
+    if not isinstance(model, nn.Module | None):
+        raise ValueError(f"model must be an nn.Module, got {model!r}")
     place = Path(folder)
     record = read_run(place)
     recipe, data = record.recipe, record.images

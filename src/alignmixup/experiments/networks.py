@@ -42,6 +42,11 @@ def _check_logits(net: nn.Module, size: int, num_classes: int) -> None:
     weight = next(net.parameters(), None)
     if weight is None:
         raise ValueError(f"model ({type(net).__name__}) has no parameters: nothing to train")
+    if weight.dtype != torch.float32:
+        raise ValueError(
+            f"model has weights of {weight.dtype}, and is trained on images in float32: pass "
+            "model.float(); --train.precision chooses the arithmetic"
+        )
     with torch.no_grad(), evaluating(net):
         logits = net(torch.zeros(2, 3, size, size, device=weight.device))
     shape = list(getattr(logits, "shape", [type(logits).__name__]))

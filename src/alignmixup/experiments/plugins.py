@@ -45,12 +45,16 @@ def import_recorded(names: Iterable[str], run: Path) -> None:
             )
         try:
             import_plugin(name)
-        except (ValueError, ImportError, OSError) as error:
+        except Exception as error:  # whatever the user's code raises
             if _stem(name) not in map(_stem, imported_plugins()):
+                what = (
+                    error if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+                )
                 raise ValueError(
                     f"{run} was trained with the plugin {name}, which cannot be imported "
-                    f"({error}): name its new path with --plugin"
-                ) from None
+                    f"({what}): correct it, or name its new path with --plugin, under the same "
+                    f"name {_stem(name)!r}"
+                ) from error
 
 
 def plugins_of(recipe: Recipe) -> tuple[str, ...]:

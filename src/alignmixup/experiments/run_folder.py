@@ -106,6 +106,8 @@ def check_folder(
     Raises:
         ValueError: The folder holds a run with other settings, or something else altogether.
     """
+    if str(folder).encode(errors="replace").decode() != str(folder):  # bytes that are no text
+        raise ValueError(f"--out must be a path in UTF-8, which safetensors needs; got {folder!r}")
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"--out must be a folder; {folder} is a file")
     if not (folder / RUN).exists():

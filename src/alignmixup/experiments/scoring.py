@@ -18,13 +18,13 @@ from alignmixup.device import pick_device
 from alignmixup.evaluation.evaluate import evaluate
 from alignmixup.evaluation.forward import ALONE, Batches, model_device
 from alignmixup.evaluation.shares import share_of
-from alignmixup.evaluation.subject import EvalImages, Subject, open_subject
+from alignmixup.evaluation.subject import EvalImages, Subject, import_plugins_of, open_subject
 from alignmixup.evaluation.task_options import task_names
 from alignmixup.experiments.batches import eval_batches, load_split, side_of
 from alignmixup.experiments.data_record import check_classes, own_test_set
 from alignmixup.experiments.load import Run, load_run
 from alignmixup.experiments.provenance import origin, provenance
-from alignmixup.experiments.run_folder import ADAIN, append_results, read_recipe, read_run
+from alignmixup.experiments.run_folder import ADAIN, RUN, append_results, read_recipe, read_run
 from alignmixup.mixers.stylemix import StyleMixer
 from alignmixup.recipes.schema import Recipe, on_data
 from alignmixup.training import Team, join_team
@@ -53,6 +53,13 @@ def _of_module(
     data = getattr(images, "name", "unknown")
     key = RecipeKey(data, type(run).__name__, "unknown")
     return Subject(model, images, {"key": key, **provenance(place)})
+
+
+@import_plugins_of.register(str)
+@import_plugins_of.register(Path)
+def _import_plugins(run: Path | str) -> None:
+    if (Path(run) / RUN).exists():
+        read_run(Path(run))
 
 
 @open_subject.register(str)

@@ -29,6 +29,7 @@ from alignmixup.experiments.plugins import open_recipe, plugins_of
 from alignmixup.experiments.run import train
 from alignmixup.experiments.run_folder import FolderInUse, alone_in, write_json
 from alignmixup.experiments.scoring import evaluate, task_names
+from alignmixup.files import make_folder
 from alignmixup.recipes.catalog import matching_recipes
 from alignmixup.recipes.schema import Recipe, changed, on_data
 from alignmixup.registry import import_plugin
@@ -101,7 +102,7 @@ def sweep(
     ]
     jobs = [Job(r, Path(out) / r.folder) for r in chosen]
     _check_folders(names, jobs)
-    Path(out).mkdir(parents=True, exist_ok=True)
+    make_folder(Path(out))
     starter = make_launcher(launcher, launch or {}, Path(out))
     root = None if data_root is None else Path(data_root)
     shared = _Shared(root, chosen_tasks, starter.patience)

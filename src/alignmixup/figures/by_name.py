@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from alignmixup.figures.style import FORMATS, use_style
+from alignmixup.files import make_folder
 from alignmixup.registry import FIGURES
 
 Draw = Callable[..., list[Path]]
@@ -89,12 +90,14 @@ def draw_figure(
     draw: Draw = FIGURES[name] if num_pairs is None else _with_pairs(name, num_pairs)
     extension = out.suffix.removeprefix(".")
     if not extension or out.is_dir():
+        make_folder(out)  # now: drawing may train a network first
         with use_style(style):
             return draw(out, run=run, seed=seed, data_root=data_root)
     if extension not in FORMATS:
         raise ValueError(
             f"--out must be a folder or a file of one of {', '.join(FORMATS)}; {out} is neither"
         )
+    make_folder(out.parent)
     with use_style(style, (extension,)):
         written = draw(out.parent, run=run, seed=seed, data_root=data_root)
     return _renamed(written, out)

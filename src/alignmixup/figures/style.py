@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from alignmixup.files import write_text, writing
+from alignmixup.files import make_folder, write_text, writing
 from alignmixup.registry import suggestion
 
 if TYPE_CHECKING:
@@ -210,7 +210,7 @@ def save(figure: Figure, path: Path, caption: str = "") -> list[Path]:
     """
     style = _style.get()
     logging.getLogger("fontTools").setLevel(logging.ERROR)  # it warns of dates in our own font
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     written = []
     # A paper's figure keeps exactly its width.
     margins = "tight" if style.width is None else None

@@ -50,6 +50,8 @@ class MixCollate:
         collate: Callable[[list[Any]], Any] = default_collate,
         rng: torch.Generator | None = None,
     ) -> None:
+        if not isinstance(mixer, Mixer):
+            raise ValueError(f"mixer must be a mixer, such as alignmixup.CutMix(), got {mixer!r}")
         if mixer.needs_network:
             raise ValueError(
                 f"{type(mixer).__name__} looks into the network, which a data loader does not "
@@ -70,7 +72,15 @@ class MixCollate:
         Returns:
             Mixed images and their soft targets.
         """
-        images, labels = self.collate(samples)
+        batch = self.collate(samples)
+        if not isinstance(batch, tuple | list) or len(batch) != 2:
+            kind = type(batch).__name__
+            got = f"{kind} of {len(batch)}" if isinstance(batch, tuple | list) else kind
+            raise ValueError(
+                f"a sample must be a pair (image, label), got a batch that is a {got}: pass a "
+                "collate= that returns (images, labels)"
+            )
+        images, labels = batch
         recorder = _Recorder(self.num_classes)
         with torch.no_grad():
             mixed = self.mixer(recorder, images, labels, self.rng)

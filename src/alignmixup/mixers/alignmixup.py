@@ -46,6 +46,8 @@ TOKENS = {"cls_token", "class_token", "dist_token", "distillation_token", "reg_t
 PATCHES = {"patch_embed", "patch_embeddings"}
 # Modules that work on [b, c, h, w] also inside a network whose maps are [b, h, w, c].
 CHANNELS_FIRST = (nn.Conv2d, nn.BatchNorm2d, nn.MaxPool2d, nn.AvgPool2d)
+# Modules that return [b, c, n], which has as many dimensions as tokens [b, n, c].
+LINES = (nn.Conv1d, nn.ConvTranspose1d, nn.MaxPool1d, nn.AvgPool1d, nn.AdaptiveAvgPool1d)
 
 
 @register_mixer
@@ -106,7 +108,9 @@ class AlignMixup(Method):
     eps: float = 0.1
     num_iters: int = 100
     tol: float | None = None
-    weights: dict[str, float] = field(default_factory=lambda: dict.fromkeys(CASES, 1.0))
+    weights: dict[str, float] = field(
+        default_factory=lambda: dict.fromkeys(CASES, 1.0), hash=False
+    )  # a dict has no hash: mixers that differ in it alone share theirs
     aligned: bool = True
     lam_per_sample: bool = False
     resolution: int | None = None
@@ -168,6 +172,12 @@ class AlignMixup(Method):
         """
         action = mix_features if case in FEATURE_CASES else check_features
         part = self.selection(net)
+        if returns_lines(find_layer(net, self.layer)[0]):
+            raise ValueError(
+                f"layer {self.layer!r} ends in a 1-D convolution or pooling, which returns "
+                "[b, c, n]; AlignMixup takes tokens [b, n, c] or maps [b, c, h, w]: use "
+                "ManifoldMixup, or a layer that returns one of these, such as [b, c, n, 1]"
+            )
         if not self.cases.keys() & FEATURE_CASES:
             return tap(net, part, None)
         return tap(net, part, action, self, case, perm, lam, self.num_prefix_tokens(net))
@@ -188,6 +198,19 @@ class AlignMixup(Method):
         if found is None:
             return UNKNOWN if parameters_around(net, self.layer) & TOKENS else 0
         return found
+
+
+def returns_lines(module: nn.Module) -> bool:
+    """Whether a module is, or a Sequential ends in, one of ``LINES``."""
+    if isinstance(module, nn.Sequential):
+        rest = [part for part in module if not _keeps_shape(part)]
+        return bool(rest) and returns_lines(rest[-1])
+    return isinstance(module, LINES)
+
+
+def _keeps_shape(module: nn.Module) -> bool:
+    kept = isinstance(module, nn.BatchNorm1d | nn.Dropout | nn.Identity)
+    return kept or type(module).__module__ == nn.ReLU.__module__
 
 
 def check_features(

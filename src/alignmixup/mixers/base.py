@@ -132,7 +132,7 @@ class ImageMethod(Method):
 
 
 def check_batch(x: Tensor, labels: Tensor, draw: Draw) -> None:
-    """Raise a ``ValueError`` if images, labels and draw do not have the same batch size."""
+    """Raise a ``ValueError`` if images, labels and draw differ in batch size or device."""
     check_images(x)
     b = len(x)
     if not isinstance(labels, Tensor) or not labels.ndim:
@@ -140,6 +140,11 @@ def check_batch(x: Tensor, labels: Tensor, draw: Draw) -> None:
         raise ValueError(f"labels must be a tensor [b] or [b, k], got {got}")
     if len(labels) != b:
         raise ValueError(f"got {b} images but {len(labels)} labels")
+    if labels.device != x.device:
+        raise ValueError(
+            f"images are on {x.device} but labels on {labels.device}: move the labels, "
+            "y.to(x.device)"
+        )
     if draw.perm.shape != (b,):
         raise ValueError(f"the draw is for a batch of {len(draw.perm)}, got {b} images")
     if draw.lam.ndim and draw.lam.shape != (b,):

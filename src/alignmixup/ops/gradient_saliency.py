@@ -9,7 +9,8 @@ its gradients are part of the step).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -18,7 +19,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from alignmixup.contracts import sigmoid_bce, soft_cross_entropy, soft_targets
-from alignmixup.hooks import evaluating, without_reducer
+from alignmixup.hooks import check_module, evaluating, without_reducer
 from alignmixup.ops.blend import channel_values, check_logits
 
 
@@ -58,6 +59,7 @@ def gradient_saliency(
             "saliency needs a gradient, which torch.inference_mode() disables: call the mixer "
             "outside it, or use torch.no_grad()"
         )
+    check_module(net)
     module = without_reducer(net)
     pixels = x.detach().requires_grad_()
     extra: dict[str, Tensor] = {}
@@ -70,9 +72,9 @@ def gradient_saliency(
             gradient, *kept = torch.autograd.grad(clean, [pixels, *parameters], allow_unused=True)
             extra["clean"] = _keep(clean, parameters, kept)
         else:
-            logits = _evaluated_logits(module, pixels)
-            clean = _clean_loss(logits, y, loss)
-            (gradient,) = torch.autograd.grad(clean, pixels, allow_unused=True)
+            with _evaluating_frozen(module):
+                clean = _clean_loss(_logits(module, pixels), y, loss)
+                (gradient,) = torch.autograd.grad(clean, pixels, allow_unused=True)
     # If the logits do not depend on the input, all pixels are equally salient.
     gradient = torch.zeros_like(x) if gradient is None else gradient
     return Saliency(_magnitude(gradient, std), gradient, extra)
@@ -84,18 +86,20 @@ def _clean_loss(logits: Float[Tensor, "b k"], y: Tensor, loss: str) -> Tensor:
     return sigmoid_bce(logits, targets) if multi_label else soft_cross_entropy(logits, targets)
 
 
-def _evaluated_logits(module: nn.Module, x: Tensor) -> Tensor:
-    """Return logits in evaluation mode, for the gradient of the pixels only; restore all modes.
+@contextmanager
+def _evaluating_frozen(module: nn.Module) -> Iterator[None]:
+    """Evaluate, for the gradient of the pixels only; restore all modes at the end.
 
     The parameters require no gradient meanwhile: compiled code computes all required gradients, and
-    those of the weights are half of the work.
+    those of the weights are half of the work. The backward pass belongs in the block too:
+    activation checkpointing runs the layers again in it, and must find the same modes.
     """
     learned = [p for p in module.parameters() if p.requires_grad]
     with evaluating(module):
         try:
             for parameter in learned:
                 parameter.requires_grad_(False)
-            return _logits(module, x)
+            yield
         finally:
             for parameter in learned:
                 parameter.requires_grad_()

@@ -31,6 +31,8 @@ def find_recipe(name: str) -> Recipe:
     recipes = _recipes()
     if name not in recipes:
         hint = suggestion(name, list(recipes)) or "; 'alignmixup recipes --all' lists all"
+        if name.endswith(".py"):
+            hint = f"; name its function as well: {name}:FUNCTION"
         raise ValueError(f"unknown recipe {name!r}{hint}")
     return recipes[name]
 

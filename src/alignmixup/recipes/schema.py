@@ -160,6 +160,13 @@ class Recipe:
             raise ValueError(f"phases must end at increasing epochs from 1 on, got {ends[1:]}")
         for part in ("mixer", "train"):
             owner = getattr(self, part)
+            if isinstance(owner, type) or not dataclasses.is_dataclass(owner):
+                kind = owner.__name__ if isinstance(owner, type) else type(owner).__name__
+                raise ValueError(
+                    f"{part} must be an instance of a dataclass, so that a run can record its "
+                    f"settings, got {owner!r}: decorate {kind} with @dataclass(frozen=True), and "
+                    f"pass {kind}()"
+                )
             for setting in dataclasses.fields(owner):
                 value = getattr(owner, setting.name)
                 if isinstance(value, float) and not math.isfinite(value):

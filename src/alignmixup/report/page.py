@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from alignmixup.contracts import Result
-from alignmixup.files import write_text
+from alignmixup.files import make_folder, write_text
 from alignmixup.report.artifacts import read_artifacts
 from alignmixup.report.charting import Palette
 from alignmixup.report.curves import read_curves, run_folders
@@ -124,7 +124,7 @@ def write_page(
         if shown or not section.parts:
             made.section(section.title, section.html + shown)
     _add_results(made, results, measured, parts, which, known)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     write_text(path, made.html())
     return path
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from alignmixup.files import write_text
+from alignmixup.files import make_folder, write_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ def to_html(table: Table) -> str:
 
 def write_tables(tables: Sequence[Table], out: Path) -> list[Path]:
     """Write all tables into ``out`` for papers, as tables.md and tables.tex; return the paths."""
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder(out)
     pages = {
         "tables.md": "\n\n".join(to_markdown(table) for table in tables) + "\n",
         "tables.tex": "\n\n".join(to_latex(table) for table in tables) + "\n",

@@ -108,6 +108,7 @@ class TrainSettings:
         self._require(
             "min_lr momentum weight_decay warmup_epochs", lambda v: v >= 0, "not be negative"
         )
+        self._require("seed", lambda v: abs(v) < 2**62, "be from -2**62 to 2**62")
         self._require("momentum", lambda v: v < 1, "be less than 1")
         self._require("min_lr", lambda v: v <= self.lr, f"not exceed lr ({self.lr})")
         for name, is_valid, text in (

@@ -168,7 +168,14 @@ def empty_images(count: int, image_size: int) -> UInt8[Tensor, "n 3 s s"]:
     """Allocate memory for square images of side ``image_size``."""
     if image_size < 1:
         raise ValueError(f"image_size must be at least 1, got {image_size}")
-    return torch.empty(count, 3, image_size, image_size, dtype=torch.uint8)
+    try:
+        return torch.empty(count, 3, image_size, image_size, dtype=torch.uint8)
+    except RuntimeError as error:
+        size = count * 3 * image_size**2 / 2**30
+        raise ValueError(
+            f"{count:,} images of {image_size} x {image_size} pixels do not fit into memory "
+            f"({size:,.0f} GiB): choose a smaller size, or stream them with data.stream=True"
+        ) from error
 
 
 def unreadable_files(paths: Sequence[str], num_workers: int | None = None) -> list[str]:

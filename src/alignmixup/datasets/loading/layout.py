@@ -35,8 +35,17 @@ def data_root(root: Path | str | None = None) -> Path:
     return Path(root or os.environ.get("ALIGNMIXUP_DATA") or "datasets").expanduser()
 
 
-def find_folder(source: str, tried: Sequence[Path], holds: Sequence[str], remedy: str = "") -> Path:
-    """Return the first of the folders that has all of ``holds``; else raise with the remedy."""
+def find_folder(
+    source: str,
+    tried: Sequence[Path],
+    holds: Sequence[str],
+    remedy: str = "",
+    flag: str = "--data",
+) -> Path:
+    """Return the first of the folders that has all of ``holds``; else raise with the remedy.
+
+    ``flag`` is that of the command line that names the folder above.
+    """
     for folder in tried:
         if folder.is_dir() and all((folder / name).exists() for name in holds):
             return folder
@@ -44,7 +53,7 @@ def find_folder(source: str, tried: Sequence[Path], holds: Sequence[str], remedy
     wanted = f"{' and '.join(holds)} in any" if holds else "folder, none"
     raise FileNotFoundError(
         f"{source}: no {wanted} of {', '.join(map(str, tried))}; {remedy}, or name the folder that "
-        "contains it with --data or ALIGNMIXUP_DATA"
+        f"contains it with {flag} or ALIGNMIXUP_DATA"
     )
 
 
