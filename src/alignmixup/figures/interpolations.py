@@ -104,7 +104,7 @@ def draw_interpolations(pairs: Sequence[Interpolation], title: str) -> Figure:
     rows, step, start = list(pairs[0].keep_first), 1.06, 1.5
     block = len(rows) * step + 0.2
     width, height = start + len(pairs[0].shares) * step, len(pairs) * block
-    figure = new_figure(INCHES * width, INCHES * height + 0.5)
+    figure = new_figure(INCHES * width, INCHES * height + 0.1)
     axes = figure.subplots()
     for number, pair in enumerate(pairs):
         top = number * block

@@ -25,6 +25,7 @@ from alignmixup.figures.by_name import register_figure
 from alignmixup.figures.sources import Source, different_pairs, floats, shown, trained_source
 from alignmixup.figures.style import Picture, gallery, save
 from alignmixup.mixers.alignmixup import AlignMixup
+from alignmixup.mixers.attentivemix import AttentiveMix
 from alignmixup.mixers.base import CLEAN
 from alignmixup.mixers.comixup import CoMixup
 from alignmixup.mixers.cutout import Cutout
@@ -71,7 +72,9 @@ def methods(
         why = "; ".join(f"{title} ({reason})" for title, reason in drawn.left_out.items())
         caption += f" Not shown: {why}."
     title = f"One pair of {source.images.name} images under every method"
-    return save(gallery(drawn.pictures, title, columns=6), out / "methods", caption)
+    count = len(drawn.pictures)
+    columns = min((7, 6, 5), key=lambda columns: -count % columns)  # the fewest empty places
+    return save(gallery(drawn.pictures, title, columns), out / "methods", caption)
 
 
 _LEARNED = "its mask is learned with the network"
@@ -268,6 +271,7 @@ def fixed_draws(source: Source, weights: str) -> dict[str, FixedDraw]:
     lam = 0.9 * style.content_weight + 0.1 * (1 - style.content_weight)
     return {
         "AlignMixup": FixedDraw(AlignMixup(source.layer, weights={"feat": 1.0}), COMMON),
+        "AttentiveMix": FixedDraw(AttentiveMix(layer=source.layer), COMMON),
         "CoMixup": FixedDraw(CoMixup(), num_others=CO_OTHERS, num_draws=CO_DRAWS),
         "Cutout": FixedDraw(cutout),
         "ManifoldMixup": FixedDraw(ManifoldMixup((source.layer,)), COMMON),
