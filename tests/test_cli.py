@@ -275,6 +275,24 @@ def test_ctrl_c_while_commands_are_imported_is_no_trace(monkeypatch):
     assert main(["--version"]) == 130
 
 
+def test_ctrl_c_while_torch_is_imported_ends_the_command(tmp_path):
+    """The real torch discards a KeyboardInterrupt in its C++ code, as this one does."""
+    (tmp_path / "torch.py").write_text(
+        "import os, signal\n"
+        "try:\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "except KeyboardInterrupt:\n"
+        "    pass\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "alignmixup.cli", "predict", "nowhere", "cat.png"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])},
+    )
+    assert (done.returncode, done.stderr) == (130, "alignmixup: interrupted\n")
+
+
 def test_an_encoding_without_a_character_prints_a_question_mark(tmp_path):
     """Piped output on Windows, for instance, has no lines of tables."""
     result = Result("calibration", "ece", 1.5, key=RecipeKey("v\u00f6gel", "r18", "input"), seed=0)

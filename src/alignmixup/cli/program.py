@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
+from alignmixup.cli import INTERRUPTED
 from alignmixup.cli.bench import Bench
 from alignmixup.cli.detection import Detect
 from alignmixup.cli.doctor import Doctor
@@ -101,8 +102,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             _import(plugins)
             _parse(args)()
     except KeyboardInterrupt as stop:
-        if str(stop):
-            print(f"{PROGRAM}: {stop}", file=sys.stderr)
+        print(f"{PROGRAM}: {stop}" if str(stop) else INTERRUPTED, file=sys.stderr)
         return 128 + int(getattr(stop, "number", signal.SIGINT))
     except BrokenPipeError:  # whoever read our output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
