@@ -205,9 +205,11 @@ def _split_folder(root: Path, split: str) -> Path:
         if (root / name).is_dir():
             return root / name
     looked_for = " or ".join(str(root / name) for name in names)
+    _, at, size = root.name.partition("@")
+    hint = f"; the size after @ must be a number of pixels, got {size!r}" if at else ""
     raise FileNotFoundError(
         f"no folder {looked_for}; an image folder has train/ and val/ (or test/), "
-        "each with one subfolder per class"
+        f"each with one subfolder per class{hint if not root.exists() else ''}"
     )
 
 
