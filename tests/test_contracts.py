@@ -25,6 +25,10 @@ from alignmixup.contracts import (
     sigmoid_bce,
     soft_targets,
 )
+from alignmixup.datasets.folder import BoxedFileSet, FileSet
+from alignmixup.experiments.predict import Prediction
+from alignmixup.ops.sinkhorn import Transport
+from alignmixup.registry import MIXERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +75,24 @@ def test_to_moves_every_tensor_and_copies_none_that_is_there() -> None:
     assert type(there) is BoxedDraw
     assert {tensor.device.type for tensor in there.tensors().values()} == {"meta"}
     assert there.case == "cut"
+
+
+def test_records_of_tensors_are_equal_to_themselves_alone() -> None:
+    """A comparison field by field would raise: torch has no single answer for a tensor."""
+    first, second = (Draw("input", torch.arange(2), torch.tensor(0.5)) for _ in range(2))
+    assert first == first
+    assert first != second
+    assert len({first, second}) == 2
+    mixers = [MIXERS[name] for name in MIXERS]  # imports them all
+    draws = [kind for kind in _below(Draw) if kind.__module__.startswith("alignmixup.mixers")]
+    assert mixers
+    assert len(draws) > 10
+    for kind in (Draw, *draws, Mixed, ImageSet, FileSet, BoxedFileSet, Prediction, Transport):
+        assert kind.__eq__ is object.__eq__, kind
+
+
+def _below(kind: type) -> list[type]:
+    return [found for each in kind.__subclasses__() for found in (each, *_below(each))]
 
 
 def test_a_draw_cannot_be_changed() -> None:

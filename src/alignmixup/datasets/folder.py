@@ -42,7 +42,7 @@ from alignmixup.registry import DatasetEntry
 FOLDER_SIZE = 64
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class FileSet:
     """A labeled set of image files, for sets that do not fit in memory."""
 
@@ -83,7 +83,7 @@ class FileSet:
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class BoxedFileSet(FileSet):
     """A file set with boxes, one tensor [k, 4] per file, in pixels of its image."""
 
