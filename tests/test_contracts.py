@@ -241,6 +241,20 @@ def test_calling_a_mixer_draws_for_the_batch_with_the_generator() -> None:
     assert torch.equal(mixed.extra["lam"], torch.rand((), generator=rng))
 
 
+def test_a_mixer_that_returns_something_else_is_named() -> None:
+    class Plain(Mixer):
+        cases = {"only": 1.0}  # noqa: RUF012
+
+        def draw(self, batch_size: int, rng: torch.Generator, progress: float = 0.0) -> Draw:
+            return Draw("only", torch.arange(batch_size), torch.ones(()))
+
+        def apply(self, net: nn.Module, x: Tensor, y: Tensor, draw: Draw) -> Mixed:
+            return net(x)
+
+    with pytest.raises(ValueError, match=r"^Plain\.apply must return a Mixed\(.*, got Tensor$"):
+        Plain()(nn.Identity(), torch.rand(7, 2), torch.zeros(7))
+
+
 def test_calling_a_mixer_hands_on_the_progress() -> None:
     class Scheduled(Mixer):
         cases = {"only": 1.0}  # noqa: RUF012
