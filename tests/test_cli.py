@@ -349,6 +349,65 @@ def test_flags_before_the_recipe_do_not_train_another(tmp_path, capsys):
     assert not (tmp_path / "run").exists()
 
 
+USERS_FILE = """
+from dataclasses import dataclass, replace
+import alignmixup as am
+from alignmixup.recipes.catalog import find_recipe
+
+@am.register_mixer
+@dataclass(frozen=True)
+class NoReturn(am.InputMixup):
+    def apply(self, net, x, y, draw):
+        super().apply(net, x, y, draw)
+
+def without_return():
+    recipe = find_recipe("cifar10-r18-input-fast")
+    return replace(recipe, key=replace(recipe.key, method="none"), mixer=NoReturn())
+
+def broken():
+    return {}["mixer"]
+
+def refused():
+    return am.InputMixup(alpha=-1.0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        ("broken", "KeyError: 'mixer' ({file}, line 17)"),
+        (
+            "refused",
+            "alpha must be positive and finite, got -1.0; use NoMix for no mixing "
+            "({file}, line 20)",
+        ),
+        ("without_return", "NoReturn.apply must return a Mixed(logits, targets), got None"),
+    ],
+)
+@pytest.mark.usefixtures("few_shapes")
+def test_an_error_in_a_users_code_is_one_line_with_its_place(tmp_path, capsys, function, said):
+    file = tmp_path / "mine.py"
+    file.write_text(USERS_FILE)
+    words = ["train", f"{file}:{function}", "--out", str(tmp_path / "run"), *SHORT]
+    status, _, err = call(capsys, *words)
+    assert status == 1
+    assert err.splitlines()[-1] == f"alignmixup: {said.format(file=file)}"
+    assert "Traceback" not in err
+
+
+def test_a_file_that_is_no_python_is_named_with_the_line(tmp_path, capsys):
+    file = tmp_path / "mine.py"
+    file.write_text("x =\n")
+    _, _, err = call(capsys, "train", f"{file}:mine")
+    assert err == "alignmixup: invalid syntax (mine.py, line 1)\n"
+
+
+def test_an_error_of_ours_that_no_sentence_explains_keeps_its_trace(monkeypatch):
+    monkeypatch.setattr("alignmixup.cli.program.COMMANDS", {"doctor": None})
+    with pytest.raises(AttributeError):
+        main(["doctor"])
+
+
 SHORT = [
     "--net.width",
     "4",

@@ -9,10 +9,12 @@ import io
 import os
 import signal
 import sys
+import traceback
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 from alignmixup.cli import INTERRUPTED
@@ -26,6 +28,10 @@ from alignmixup.cli.pictures import Decoder, parse_figure
 from alignmixup.cli.recipes import Recipes
 from alignmixup.cli.training import Demo, parse_sweep, parse_train
 from alignmixup.cli.using import Export, Predict
+
+PACKAGE = Path(__file__).parents[1]
+# Errors that a sentence explains; any other one is a defect, unless it comes from a user's code.
+EXPECTED = (ValueError, OSError, ImportError, RuntimeError, SyntaxError)
 
 
 @dataclass(frozen=True)
@@ -107,10 +113,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # whoever read our output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except (ValueError, OSError, ImportError, RuntimeError) as error:
-        if is_debug:
+    except Exception as error:
+        place = _place_in_user_code(error)
+        if is_debug or not (place or isinstance(error, EXPECTED)):
             raise
-        print(f"{PROGRAM}: {_sentence(error)}", file=sys.stderr)
+        print(f"{PROGRAM}: {_sentence(error)}{place}", file=sys.stderr)
         return 1
     return 0
 
@@ -132,8 +139,21 @@ def _prepare_streams() -> None:
             stream.reconfigure(errors="replace")
 
 
+def _place_in_user_code(error: Exception) -> str:
+    """File and line of the last call outside of this package and of what is installed."""
+    installed = [f"{folder}{os.sep}" for folder in (PACKAGE, sys.prefix, sys.base_prefix)]
+    places = [
+        f" ({frame.filename}, line {frame.lineno})"
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith(("<", *installed))
+    ]
+    return places[-1] if places else ""
+
+
 def _sentence(error: Exception) -> str:
     """The text of an error; that of the system without its number."""
+    if not isinstance(error, EXPECTED):
+        return f"{type(error).__name__}: {error}"
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         return f"{error.filename}: {error.strerror}"
     return str(error)
