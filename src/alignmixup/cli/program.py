@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
 import signal
 import sys
+import textwrap
 import traceback
 import warnings
 from collections.abc import Sequence
@@ -23,7 +25,16 @@ from alignmixup.cli.detection import Detect
 from alignmixup.cli.doctor import Doctor
 from alignmixup.cli.material import Adain, parse_data
 from alignmixup.cli.measuring import Report, parse_evaluate
-from alignmixup.cli.parsing import PROGRAM, Call, Parse, listing, read_words, take_plugins
+from alignmixup.cli.parsing import (
+    PROGRAM,
+    WHOLE_WORDS,
+    Call,
+    Parse,
+    listing,
+    read_words,
+    take_plugins,
+    wrapped,
+)
 from alignmixup.cli.pictures import Decoder, parse_figure
 from alignmixup.cli.recipes import Recipes
 from alignmixup.cli.training import Demo, parse_sweep, parse_train
@@ -117,7 +128,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         place = _place_in_user_code(error)
         if is_debug or not (place or isinstance(error, EXPECTED)):
             raise
-        print(f"{PROGRAM}: {_sentence(error)}{place}", file=sys.stderr)
+        _say(f"{_sentence(error)}{place}")
         return 1
     return 0
 
@@ -160,8 +171,15 @@ def _sentence(error: Exception) -> str:
 
 
 def _say(message: Warning | str, *where: object, **line: object) -> None:
-    """A warning as one line, without the line of code it comes from."""
-    print(f"{PROGRAM}: {message}", file=sys.stderr)
+    """Print an error or a warning, without the line of code it comes from.
+
+    It is one line, which on a terminal is broken between words.
+    """
+    text = f"{PROGRAM}: {message}"
+    if sys.stderr.isatty():
+        width = shutil.get_terminal_size().columns
+        text = "\n".join(textwrap.fill(line, width, **WHOLE_WORDS) for line in text.splitlines())
+    print(text, file=sys.stderr)
 
 
 def _import(plugins: Sequence[str]) -> None:
@@ -190,9 +208,12 @@ def _parse(args: list[str]) -> Call:
 def _overview() -> str:
     abouts = {f"{name} {command.arguments}": command.about for name, command in COMMANDS.items()}
     usage = f"usage: {PROGRAM} COMMAND ...\n"
-    return f"""{listing(usage, abouts)}
-
-{PROGRAM} COMMAND --help describes each, with examples. Anywhere:
-  --plugin MODULE   (or FILE.py) imports your mixers, models, data sets, tasks
-                    and recipes first
-  --debug           shows the trace of an error"""
+    anywhere = {
+        "--plugin MODULE": "(or FILE.py) imports your mixers, models, data sets, tasks and recipes "
+        "first",
+        "--debug": "shows the trace of an error",
+    }
+    title = "\n".join(
+        wrapped("", f"{PROGRAM} COMMAND --help describes each, with examples. Anywhere:")
+    )
+    return f"{listing(usage, abouts)}\n\n{listing(title, anywhere)}"
