@@ -14,7 +14,7 @@ from PIL import Image
 
 from alignmixup.cli import main
 from alignmixup.cli.parsing import take_plugins, take_settings, typed_settings
-from alignmixup.cli.program import COMMANDS
+from alignmixup.cli.program import COMMANDS, _place_in_user_code
 from alignmixup.contracts import RecipeKey, Result
 from alignmixup.experiments.scoring import task_names
 from alignmixup.recipes.catalog import find_recipe
@@ -276,7 +276,7 @@ def test_ctrl_c_while_commands_are_imported_is_no_trace(monkeypatch):
 
 
 def test_ctrl_c_while_torch_is_imported_ends_the_command(tmp_path):
-    """The real torch discards a KeyboardInterrupt in its C++ code, as this one does."""
+    """The C++ code of torch discards a KeyboardInterrupt while it imports numpy, as this does."""
     (tmp_path / "torch.py").write_text(
         "import os, signal\n"
         "try:\n"
@@ -393,6 +393,15 @@ def test_an_error_in_a_users_code_is_one_line_with_its_place(tmp_path, capsys, f
     assert status == 1
     assert err.splitlines()[-1] == f"alignmixup: {said.format(file=file)}"
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(("folder", "is_users"), [("site-packages", False), ("mine", True)])
+def test_the_place_of_an_error_is_not_in_what_is_installed(tmp_path, folder, is_users):
+    file = tmp_path / folder / "code.py"
+    with pytest.raises(ZeroDivisionError) as raised:
+        exec(compile("1 / 0", str(file), "exec"), {})
+    error = raised.value.with_traceback(raised.value.__traceback__.tb_next)
+    assert _place_in_user_code(error) == (f" ({file}, line 1)" if is_users else "")
 
 
 def test_a_file_that_is_no_python_is_named_with_the_line(tmp_path, capsys):

@@ -38,7 +38,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _interruptible_imports() -> Iterator[None]:
     """End the process at Ctrl-C while torch is being imported.
 
-    Its C++ code discards a KeyboardInterrupt there, or leaves a module that is half initialized.
+    Its C++ code imports numpy and discards any error of that import, a KeyboardInterrupt too: the
+    command would continue, with a numpy that is half imported.
     """
 
     def handle(number: int, frame: FrameType | None) -> None:

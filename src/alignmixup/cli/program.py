@@ -157,6 +157,7 @@ def _place_in_user_code(error: Exception) -> str:
         f" ({frame.filename}, line {frame.lineno})"
         for frame in traceback.extract_tb(error.__traceback__)
         if not frame.filename.startswith(("<", *installed))
+        and {"site-packages", "dist-packages"}.isdisjoint(Path(frame.filename).parts)
     ]
     return places[-1] if places else ""
 
