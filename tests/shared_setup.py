@@ -1,4 +1,5 @@
-"""What all tests share: threads, seeds, a deterministic hypothesis, shape checks, the gpu marker.
+"""What all tests share: threads, seeds, a deterministic hypothesis, shape checks, the gpu marker,
+registries restored after each test, and fixtures of several packages.
 
 The shapes in the signatures of ``alignmixup.ops`` and ``alignmixup.mixers`` are checked while the
 tests of these packages run (and nowhere else). A test that is about bad input, or that lets

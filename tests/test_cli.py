@@ -14,7 +14,7 @@ from PIL import Image
 
 from alignmixup.cli import main
 from alignmixup.cli.parsing import take_plugins, take_settings, typed_settings
-from alignmixup.cli.program import COMMANDS
+from alignmixup.cli.program import COMMANDS, _place_in_user_code
 from alignmixup.contracts import RecipeKey, Result
 from alignmixup.experiments.scoring import task_names
 from alignmixup.recipes.catalog import find_recipe
@@ -275,6 +275,24 @@ def test_ctrl_c_while_commands_are_imported_is_no_trace(monkeypatch):
     assert main(["--version"]) == 130
 
 
+def test_ctrl_c_while_torch_is_imported_ends_the_command(tmp_path):
+    """The C++ code of torch discards a KeyboardInterrupt while it imports numpy, as this does."""
+    (tmp_path / "torch.py").write_text(
+        "import os, signal\n"
+        "try:\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "except KeyboardInterrupt:\n"
+        "    pass\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "alignmixup.cli", "predict", "nowhere", "cat.png"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])},
+    )
+    assert (done.returncode, done.stderr) == (130, "alignmixup: interrupted\n")
+
+
 def test_an_encoding_without_a_character_prints_a_question_mark(tmp_path):
     """Piped output on Windows, for instance, has no lines of tables."""
     result = Result("calibration", "ece", 1.5, key=RecipeKey("v\u00f6gel", "r18", "input"), seed=0)
@@ -329,6 +347,74 @@ def test_flags_before_the_recipe_do_not_train_another(tmp_path, capsys):
         "name the recipe first: alignmixup train cifar10-r18-input-fast" in capsys.readouterr().err
     )
     assert not (tmp_path / "run").exists()
+
+
+USERS_FILE = """
+from dataclasses import dataclass, replace
+import alignmixup as am
+from alignmixup.recipes.catalog import find_recipe
+
+@am.register_mixer
+@dataclass(frozen=True)
+class NoReturn(am.InputMixup):
+    def apply(self, net, x, y, draw):
+        super().apply(net, x, y, draw)
+
+def without_return():
+    recipe = find_recipe("cifar10-r18-input-fast")
+    return replace(recipe, key=replace(recipe.key, method="none"), mixer=NoReturn())
+
+def broken():
+    return {}["mixer"]
+
+def refused():
+    return am.InputMixup(alpha=-1.0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        ("broken", "KeyError: 'mixer' ({file}, line 17)"),
+        (
+            "refused",
+            "alpha must be positive and finite, got -1.0; use NoMix for no mixing "
+            "({file}, line 20)",
+        ),
+        ("without_return", "NoReturn.apply must return a Mixed(logits, targets), got None"),
+    ],
+)
+@pytest.mark.usefixtures("few_shapes")
+def test_an_error_in_a_users_code_is_one_line_with_its_place(tmp_path, capsys, function, said):
+    file = tmp_path / "mine.py"
+    file.write_text(USERS_FILE)
+    words = ["train", f"{file}:{function}", "--out", str(tmp_path / "run"), *SHORT]
+    status, _, err = call(capsys, *words)
+    assert status == 1
+    assert err.splitlines()[-1] == f"alignmixup: {said.format(file=file)}"
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(("folder", "is_users"), [("site-packages", False), ("mine", True)])
+def test_the_place_of_an_error_is_not_in_what_is_installed(tmp_path, folder, is_users):
+    file = tmp_path / folder / "code.py"
+    with pytest.raises(ZeroDivisionError) as raised:
+        exec(compile("1 / 0", str(file), "exec"), {})
+    error = raised.value.with_traceback(raised.value.__traceback__.tb_next)
+    assert _place_in_user_code(error) == (f" ({file}, line 1)" if is_users else "")
+
+
+def test_a_file_that_is_no_python_is_named_with_the_line(tmp_path, capsys):
+    file = tmp_path / "mine.py"
+    file.write_text("x =\n")
+    _, _, err = call(capsys, "train", f"{file}:mine")
+    assert err == "alignmixup: invalid syntax (mine.py, line 1)\n"
+
+
+def test_an_error_of_ours_that_no_sentence_explains_keeps_its_trace(monkeypatch):
+    monkeypatch.setattr("alignmixup.cli.program.COMMANDS", {"doctor": None})
+    with pytest.raises(AttributeError):
+        main(["doctor"])
 
 
 SHORT = [

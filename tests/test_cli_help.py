@@ -75,6 +75,31 @@ def test_every_example_is_a_command_that_parses():
             assert callable(COMMANDS[words[0]].parse(words[1:]))
 
 
+@pytest.mark.parametrize(
+    "words",
+    [["--help"], ["doctor"], ["recipes"], ["recipes", "tiny-r18"], ["recipes", "--table", "adv"]],
+)
+def test_pages_fit_a_narrow_terminal(capsys, monkeypatch, words):
+    monkeypatch.setenv("COLUMNS", "40")
+    assert main(words) == 0
+    wide = [line for line in capsys.readouterr().out.splitlines() if len(line) > 40]
+    # A path or the name of a recipe stays whole.
+    assert [line for line in wide if len(line.split()) > 1] == []
+
+
+def test_an_error_on_a_terminal_is_broken_between_words(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    words = ["train", "no-recipe-of-this-name-that-is-longer-than-a-line"]
+    assert main(words) == 1
+    in_one_line = capsys.readouterr().err
+    assert in_one_line.count("\n") == 1
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert main(words) == 1
+    broken = capsys.readouterr().err
+    assert broken.split() == in_one_line.split()
+    assert [line for line in broken.splitlines() if len(line) > 40 and len(line.split()) > 1] == []
+
+
 def test_the_overview_fits_a_terminal(capsys):
     assert main(["--help"]) == 0
     assert max(map(len, capsys.readouterr().out.splitlines())) <= 80

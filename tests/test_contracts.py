@@ -25,6 +25,10 @@ from alignmixup.contracts import (
     sigmoid_bce,
     soft_targets,
 )
+from alignmixup.datasets.folder import BoxedFileSet, FileSet
+from alignmixup.experiments.predict import Prediction
+from alignmixup.ops.sinkhorn import Transport
+from alignmixup.registry import MIXERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +75,24 @@ def test_to_moves_every_tensor_and_copies_none_that_is_there() -> None:
     assert type(there) is BoxedDraw
     assert {tensor.device.type for tensor in there.tensors().values()} == {"meta"}
     assert there.case == "cut"
+
+
+def test_records_of_tensors_are_equal_to_themselves_alone() -> None:
+    """A comparison field by field would raise: torch has no single answer for a tensor."""
+    first, second = (Draw("input", torch.arange(2), torch.tensor(0.5)) for _ in range(2))
+    assert first == first
+    assert first != second
+    assert len({first, second}) == 2
+    mixers = [MIXERS[name] for name in MIXERS]  # imports them all
+    draws = [kind for kind in _below(Draw) if kind.__module__.startswith("alignmixup.mixers")]
+    assert mixers
+    assert len(draws) > 10
+    for kind in (Draw, *draws, Mixed, ImageSet, FileSet, BoxedFileSet, Prediction, Transport):
+        assert kind.__eq__ is object.__eq__, kind
+
+
+def _below(kind: type) -> list[type]:
+    return [found for each in kind.__subclasses__() for found in (each, *_below(each))]
 
 
 def test_a_draw_cannot_be_changed() -> None:
@@ -217,6 +239,20 @@ def test_calling_a_mixer_draws_for_the_batch_with_the_generator() -> None:
     rng = torch.Generator().manual_seed(3)
     assert torch.equal(mixed.extra["perm"], torch.randperm(7, generator=rng).float())
     assert torch.equal(mixed.extra["lam"], torch.rand((), generator=rng))
+
+
+def test_a_mixer_that_returns_something_else_is_named() -> None:
+    class Plain(Mixer):
+        cases = {"only": 1.0}  # noqa: RUF012
+
+        def draw(self, batch_size: int, rng: torch.Generator, progress: float = 0.0) -> Draw:
+            return Draw("only", torch.arange(batch_size), torch.ones(()))
+
+        def apply(self, net: nn.Module, x: Tensor, y: Tensor, draw: Draw) -> Mixed:
+            return net(x)
+
+    with pytest.raises(ValueError, match=r"^Plain\.apply must return a Mixed\(.*, got Tensor$"):
+        Plain()(nn.Identity(), torch.rand(7, 2), torch.zeros(7))
 
 
 def test_calling_a_mixer_hands_on_the_progress() -> None:

@@ -48,6 +48,7 @@ __all__ = [
     "RecipeKey",
     "Result",
     "Skipped",
+    "check_mixed",
     "fusible",
     "fusing",
     "label_problem",
@@ -60,7 +61,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Draw:
     """All randomness of one step, drawn once, outside the network.
 
@@ -109,7 +110,7 @@ def to_device(tensor: Tensor, device: torch.device | str) -> Tensor:
     return tensor.to(device, non_blocking=True)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Mixed:
     """The result of a mixer: logits against soft targets, and any further losses.
 
@@ -340,7 +341,8 @@ class Mixer(ABC):
 
         Args:
             net: Any module that returns logits ``[b, k]``.
-            x: Images ``[b, c, h, w]``.
+            x: Images ``[b, c, h, w]``. A batch of one image has no partner: methods that mix pairs
+                leave it as it is.
             y: Integer labels ``[b]`` or soft labels ``[b, k]``.
             rng: Source of randomness; defaults to torch's global CPU generator.
             progress: Share of training that is done, in [0, 1); for methods with a schedule.
@@ -360,10 +362,20 @@ class Mixer(ABC):
             raise ValueError(f"images must be a tensor, got {type(x).__name__}: mixer(model, x, y)")
         draw = self.draw(len(x), rng or torch.default_generator, progress)
         try:
-            return self.apply(net, x, y, draw)
+            return check_mixed(self, self.apply(net, x, y, draw))
         except RuntimeError as error:
             _explain_dtype(net, x, error)
             raise
+
+
+def check_mixed(mixer: Mixer, mixed: object) -> Mixed:
+    """Return what ``apply`` of a mixer has returned; raise a ``ValueError`` unless a ``Mixed``."""
+    if not isinstance(mixed, Mixed):
+        raise ValueError(
+            f"{type(mixer).__name__}.apply must return a Mixed(logits, targets), got "
+            f"{'None' if mixed is None else type(mixed).__name__}"
+        )
+    return mixed
 
 
 def _ignoring_progress(draw: Callable[..., Draw]) -> Callable[..., Draw]:

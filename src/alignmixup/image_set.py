@@ -11,7 +11,7 @@ from torch import Tensor
 from alignmixup.losses import label_problem
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ImageSet:
     """A labeled set of images of one size, in memory.
 

@@ -141,6 +141,8 @@ def test_worker_processes_give_the_same_as_one(root, monkeypatch):
 def test_folders_that_do_not_fit_the_layout_are_explained(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"no folder .*train"):
         scan_folder(tmp_path, "train")
+    with pytest.raises(FileNotFoundError, match=r"size after @ must be a number .*, got 'x'$"):
+        scan_folder(f"{tmp_path}@x", "train")
     (tmp_path / "train").mkdir()
     with pytest.raises(ValueError, match="no subfolders"):
         scan_folder(tmp_path, "train")

@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 from torch import nn
 from torch.nn import functional as F
 
-from alignmixup.contracts import Result
+from alignmixup.contracts import Result, Skipped
 from alignmixup.evaluation.tasks.calibration import (
     Reliability,
     calibration,
@@ -289,6 +289,12 @@ def test_the_task_gives_percent_and_a_diagram_that_survives_json():
     assert json.loads(json.dumps(asdict(diagram)))["counts"] == list(diagram.counts)
 
 
+def test_too_few_images_for_a_fit_are_a_reason_to_skip_it():
+    model, batches = lookup(*sample_predictor(n=1))
+    with pytest.raises(Skipped, match="of 1 images leaves 0 to fit and 1 to measure"):
+        temperature_scaling(model, batches)
+
+
 def test_bad_input_is_explained():
     logits, labels = sample_predictor(n=10)
     model, batches = lookup(logits, labels)
@@ -301,7 +307,7 @@ def test_bad_input_is_explained():
     with pytest.raises(ValueError, match="got 0 and 0"):
         reliability(torch.rand(0), torch.ones(0))
     for share in (0.0, 1.0):
-        with pytest.raises(ValueError, match="both must have some"):
+        with pytest.raises(ValueError, match=f"held_out must be a share .*, got {share}"):
             temperature_scaling(model, batches, held_out=share)
     with pytest.raises(ValueError, match="got none"):
         fit_temperature(torch.zeros(0, 3), torch.zeros(0).long())

@@ -81,18 +81,25 @@ def test_a_finished_run_has_its_accuracies_with_where_they_come_from(finished):
         assert result.hardware
 
 
-def test_training_a_finished_run_again_changes_nothing(finished, sets):
+def test_training_a_finished_run_again_changes_nothing(finished, sets, capsys):
     before = {p.name: p.read_bytes() for p in finished.iterdir()}
-    train(RECIPE, finished, sets=sets, quiet=True)
+    train(RECIPE, finished, sets=sets)
     assert {p.name: p.read_bytes() for p in finished.iterdir()} == before
+    said = capsys.readouterr()
+    assert (said.out, said.err) == ("", "already finished: 2 of 2 epochs\n")
 
 
-def test_a_second_process_in_the_folder_is_refused(finished, sets):
+def test_a_second_process_in_the_folder_is_refused_before_anything_is_loaded(
+    finished, sets, monkeypatch, capsys
+):
     fcntl = pytest.importorskip("fcntl")
     with (finished / "run.json").open("rb") as held:  # as the first one does
         fcntl.flock(held, fcntl.LOCK_EX)
-        with pytest.raises(ValueError, match="another process is training in"):
-            train(RECIPE, finished, sets=sets, quiet=True)
+        with monkeypatch.context() as patch:
+            patch.delattr("alignmixup.experiments.run.DataRecord")
+            with pytest.raises(ValueError, match="another process is training in"):
+                train(RECIPE, finished, sets=sets)
+    assert capsys.readouterr().out == ""
     train(RECIPE, finished, sets=sets, quiet=True)
 
 
@@ -398,7 +405,7 @@ def test_a_run_killed_while_it_claimed_its_folder_can_start_again(tmp_path, sets
 
 def test_a_folder_with_other_things_in_it_is_refused(tmp_path, sets):
     (tmp_path / "thesis.tex").write_text("precious")
-    with pytest.raises(ValueError, match="not empty and holds no run"):
+    with pytest.raises(ValueError, match=r"holds no run; choose another folder, out= or --out$"):
         train(RECIPE, tmp_path, sets=sets, quiet=True)
 
 
@@ -511,12 +518,12 @@ def test_a_file_of_results_that_cannot_be_written_is_named(tmp_path):
 
 def test_a_file_in_the_place_of_the_folder_is_named_before_anything_is_loaded(tmp_path):
     (tmp_path / "run").write_text("mine")
-    with pytest.raises(ValueError, match=r"--out must be a folder; .*run is a file"):
+    with pytest.raises(ValueError, match=r"out \(--out\) must be a folder; .*run is a file"):
         train(RECIPE, tmp_path / "run", data_root=tmp_path / "nowhere", quiet=True)
 
 
 def test_a_folder_that_safetensors_cannot_read_is_refused_before_training(tmp_path):
-    with pytest.raises(ValueError, match=r"--out must be a path in UTF-8.*udcff"):
+    with pytest.raises(ValueError, match=r"out \(--out\) must be a path in UTF-8.*udcff"):
         am.train("cifar10-r18-input-fast", tmp_path / os.fsdecode(b"run\xff"), quiet=True)
 
 
@@ -626,7 +633,9 @@ def test_what_is_not_a_run_is_said_so(tmp_path):
     with pytest.raises(FileNotFoundError, match="not the folder of a run"):
         evaluate(tmp_path)
     (tmp_path / "run.json").write_text(json.dumps({"name": "x"}))
-    with pytest.raises(ValueError, match=r"run\.json is damaged"):
+    with pytest.raises(
+        ValueError, match=r"run\.json is damaged \(.*\): restore it from a copy, or"
+    ):
         evaluate(tmp_path)
     for record in ([], RECIPE.to_json() | {"data": []}, RECIPE.to_json() | {"mixer": None}):
         (tmp_path / "run.json").write_text(json.dumps(record))

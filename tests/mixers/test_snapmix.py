@@ -11,6 +11,7 @@ from torch import Tensor
 
 from alignmixup.contracts import soft_cross_entropy
 from alignmixup.mixers.base import paste, share_mask
+from alignmixup.mixers.multimix import DenseMultiMix
 from alignmixup.mixers.recursivemix import box_bounds
 from alignmixup.mixers.snapmix import SnapDraw, SnapMix, class_maps, snap, snap_targets
 from cases import NUM_CLASSES, TinyNet, draw_case, images, labels
@@ -208,6 +209,15 @@ def test_a_head_without_maps_is_named() -> None:
     wrong = dataclasses.replace(MIXER, classifier="layer1")
     with pytest.raises(ValueError, match="classifier 'layer1' is a Sequential"):
         wrong.apply(TinyNet("pool"), images(6), labels(6), draw)
+    named = r"set classifier= .* perhaps classifier='fc': there is no layer 'head\.linear'"
+    for mixer in (SnapMix(), DenseMultiMix()):
+        draw = draw_case(mixer, next(iter(mixer.cases)), 6)
+        with pytest.raises(ValueError, match=named):
+            mixer.apply(TinyNet("pool"), images(6), labels(6), draw)
+
+
+def test_logits_that_are_a_dict_are_named() -> None:
+    draw = draw_case(MIXER, "cut", 6)
     with pytest.raises(ValueError, match=r"logits \[b, k\], got dict"):
         MIXER.apply(Wrapped(), images(6), labels(6), draw)
 

@@ -8,19 +8,64 @@ calling it imports what does the work and prints the answer. ``examples`` ends e
 
 from __future__ import annotations
 
+import os
 import signal
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from types import FrameType
 
 __all__ = ["main"]
+
+INTERRUPTED = "alignmixup: interrupted"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return the exit status.
 
-    The commands are imported here, where Ctrl-C is no trace either.
+    The commands are imported here, where Ctrl-C prints no trace either.
     """
+    with _interruptible_imports():
+        try:
+            from alignmixup.cli.program import main as run
+        except KeyboardInterrupt:
+            print(INTERRUPTED, file=sys.stderr)
+            return 128 + signal.SIGINT
+        return run(argv)
+
+
+@contextmanager
+def _interruptible_imports() -> Iterator[None]:
+    """End the process at Ctrl-C while torch is being imported.
+
+    Its C++ code imports numpy and discards any error of that import, a KeyboardInterrupt too: the
+    command would continue, with a numpy that is half imported.
+    """
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if _is_importing_torch(frame):
+            with suppress(OSError):  # stderr is closed
+                os.write(2, f"{INTERRUPTED}\n".encode())
+            os._exit(128 + number)
+        signal.default_int_handler(number, frame)
+
+    is_ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     try:
-        from alignmixup.cli.program import main as run
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
-    return run(argv)
+        if is_ours:
+            signal.signal(signal.SIGINT, handle)
+    except ValueError:  # not the main thread, and only that may handle signals
+        is_ours = False
+    try:
+        yield
+    finally:
+        if is_ours:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _is_importing_torch(frame: FrameType | None) -> bool:
+    while frame is not None:
+        name = str(frame.f_globals.get("__name__", ""))
+        if frame.f_code.co_name == "<module>" and name.partition(".")[0] == "torch":
+            return True
+        frame = frame.f_back
+    return False

@@ -7,7 +7,7 @@ from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from alignmixup.cli.parsing import PROGRAM, wrapped
+from alignmixup.cli.parsing import PROGRAM, WHOLE_WORDS, wrapped
 
 if TYPE_CHECKING:
     from alignmixup.experiments.machine import Extra, Machine
@@ -39,8 +39,7 @@ class Doctor:
         lines = describe_machine(machine)
         width = max(len(name) for name, _ in lines) + 1
         for name, text in lines:
-            whole_words = {"break_long_words": False, "break_on_hyphens": False}
-            print("\n".join(wrapped(f"{name:<{width}}", text, **whole_words)))
+            print("\n".join(wrapped(f"{name:<{width}}", text, **WHOLE_WORDS)))
 
 
 def describe_machine(machine: Machine) -> list[tuple[str, str]]:

@@ -7,6 +7,7 @@ import dataclasses
 import inspect
 import os
 import re
+import shutil
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
@@ -18,7 +19,10 @@ from tyro.conf import DisallowNone, FlagCreatePairsOff, PositionalMetavarFromFie
 from alignmixup.cli.examples import EXAMPLES
 
 PROGRAM = "alignmixup"
-WIDTH = 79  # of a page of text in a terminal of 80 columns
+WIDTH = 79  # of a page of text in a terminal of 80 columns or more
+# Paths and commands stay whole, to be copied.
+WHOLE_WORDS: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
+LEAST = 20  # columns for a text beside its name
 
 Call = Callable[[], None]
 Parse = Callable[[list[str]], Call]
@@ -67,7 +71,7 @@ def read_words(
         )
     except SystemExit as stop:
         if stop.code == 0:  # after --help
-            pages = [textwrap.fill(text, WIDTH) for text in details]
+            pages = [textwrap.fill(text, page_width()) for text in details]
             print("\n\n".join([*pages, *filter(None, [about]), examples(name)]))
         raise
     if unknown:
@@ -81,10 +85,21 @@ def examples(*names: str) -> str:
     return "\n".join(["Examples:", *lines])
 
 
+def page_width() -> int:
+    """Return the width of a page: that of the terminal, or COLUMNS, up to 79."""
+    return max(LEAST, min(WIDTH, shutil.get_terminal_size().columns - 1))
+
+
 def wrapped(start: str, text: str, **options: Any) -> list[str]:
-    """Break text into lines of a page of 80 columns: ``start``, and below it as many spaces."""
-    below = " " * len(start)
-    return textwrap.wrap(text, WIDTH, initial_indent=start, subsequent_indent=below, **options)
+    """Break text into the lines of a page: ``start``, and below it as many spaces.
+
+    On a page too narrow for both, ``start`` is a line of its own.
+    """
+    width = page_width()
+    if start.strip() and width - len(start) < LEAST:
+        return [start.rstrip(), *(wrapped(" " * 4, text, **options) if text else [])]
+    options |= {"initial_indent": start, "subsequent_indent": " " * len(start)}
+    return textwrap.wrap(text, width, **options) or [start.rstrip()]
 
 
 def listing(title: str, abouts: Mapping[str, str]) -> str:

@@ -7,24 +7,42 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
 import signal
 import sys
+import textwrap
+import traceback
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
+from alignmixup.cli import INTERRUPTED
 from alignmixup.cli.bench import Bench
 from alignmixup.cli.detection import Detect
 from alignmixup.cli.doctor import Doctor
 from alignmixup.cli.material import Adain, parse_data
 from alignmixup.cli.measuring import Report, parse_evaluate
-from alignmixup.cli.parsing import PROGRAM, Call, Parse, listing, read_words, take_plugins
+from alignmixup.cli.parsing import (
+    PROGRAM,
+    WHOLE_WORDS,
+    Call,
+    Parse,
+    listing,
+    read_words,
+    take_plugins,
+    wrapped,
+)
 from alignmixup.cli.pictures import Decoder, parse_figure
 from alignmixup.cli.recipes import Recipes
 from alignmixup.cli.training import Demo, parse_sweep, parse_train
 from alignmixup.cli.using import Export, Predict
+
+PACKAGE = Path(__file__).parents[1]
+# Errors that a sentence explains; any other one is a defect, unless it comes from a user's code.
+EXPECTED = (ValueError, OSError, ImportError, RuntimeError, SyntaxError)
 
 
 @dataclass(frozen=True)
@@ -101,16 +119,16 @@ def main(argv: Sequence[str] | None = None) -> int:
             _import(plugins)
             _parse(args)()
     except KeyboardInterrupt as stop:
-        if str(stop):
-            print(f"{PROGRAM}: {stop}", file=sys.stderr)
+        print(f"{PROGRAM}: {stop}" if str(stop) else INTERRUPTED, file=sys.stderr)
         return 128 + int(getattr(stop, "number", signal.SIGINT))
     except BrokenPipeError:  # whoever read our output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except (ValueError, OSError, ImportError, RuntimeError) as error:
-        if is_debug:
+    except Exception as error:
+        place = _place_in_user_code(error)
+        if is_debug or not (place or isinstance(error, EXPECTED)):
             raise
-        print(f"{PROGRAM}: {_sentence(error)}", file=sys.stderr)
+        _say(f"{_sentence(error)}{place}")
         return 1
     return 0
 
@@ -132,16 +150,37 @@ def _prepare_streams() -> None:
             stream.reconfigure(errors="replace")
 
 
+def _place_in_user_code(error: Exception) -> str:
+    """File and line of the last call outside of this package and of what is installed."""
+    installed = [f"{folder}{os.sep}" for folder in (PACKAGE, sys.prefix, sys.base_prefix)]
+    places = [
+        f" ({frame.filename}, line {frame.lineno})"
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith(("<", *installed))
+        and {"site-packages", "dist-packages"}.isdisjoint(Path(frame.filename).parts)
+    ]
+    return places[-1] if places else ""
+
+
 def _sentence(error: Exception) -> str:
     """The text of an error; that of the system without its number."""
+    if not isinstance(error, EXPECTED):
+        return f"{type(error).__name__}: {error}"
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         return f"{error.filename}: {error.strerror}"
     return str(error)
 
 
 def _say(message: Warning | str, *where: object, **line: object) -> None:
-    """A warning as one line, without the line of code it comes from."""
-    print(f"{PROGRAM}: {message}", file=sys.stderr)
+    """Print an error or a warning, without the line of code it comes from.
+
+    It is one line, which on a terminal is broken between words.
+    """
+    text = f"{PROGRAM}: {message}"
+    if sys.stderr.isatty():
+        width = shutil.get_terminal_size().columns
+        text = "\n".join(textwrap.fill(line, width, **WHOLE_WORDS) for line in text.splitlines())
+    print(text, file=sys.stderr)
 
 
 def _import(plugins: Sequence[str]) -> None:
@@ -170,9 +209,12 @@ def _parse(args: list[str]) -> Call:
 def _overview() -> str:
     abouts = {f"{name} {command.arguments}": command.about for name, command in COMMANDS.items()}
     usage = f"usage: {PROGRAM} COMMAND ...\n"
-    return f"""{listing(usage, abouts)}
-
-{PROGRAM} COMMAND --help describes each, with examples. Anywhere:
-  --plugin MODULE   (or FILE.py) imports your mixers, models, data sets, tasks
-                    and recipes first
-  --debug           shows the trace of an error"""
+    anywhere = {
+        "--plugin MODULE": "(or FILE.py) imports your mixers, models, data sets, tasks and recipes "
+        "first",
+        "--debug": "shows the trace of an error",
+    }
+    title = "\n".join(
+        wrapped("", f"{PROGRAM} COMMAND --help describes each, with examples. Anywhere:")
+    )
+    return f"{listing(usage, abouts)}\n\n{listing(title, anywhere)}"

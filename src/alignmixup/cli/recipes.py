@@ -1,6 +1,7 @@
 """The command ``recipes``: what can be trained, by the table of the paper it belongs to.
 
-The pages fit a terminal of 80 columns: names of recipes are up to 52 characters long.
+The pages fit a terminal of 80 columns: names of recipes are up to 52 characters long. On a narrower
+one the numbers are below the names.
 """
 
 from __future__ import annotations
@@ -12,11 +13,16 @@ from typing import TYPE_CHECKING
 
 from tyro.conf import Positional
 
-from alignmixup.cli.parsing import wrapped
+from alignmixup.cli.parsing import WHOLE_WORDS, page_width, wrapped
 
 if TYPE_CHECKING:
     from alignmixup.recipes.schema import Recipe
 
+HEADS = "epochs  batch  published"
+HOW_TO_MEASURE = (
+    "First 'alignmixup train RECIPE', which records the accuracy; then 'alignmixup' and the "
+    "command beside the number. RUN is runs/RECIPE-seed0."
+)
 OTHERS = "Not in the paper: short schedules (-fast), and other settings of its recipes"
 
 
@@ -46,16 +52,19 @@ class Recipes:
             _print_recipes(matching_recipes(self.pattern or "*"), table_of_recipes())
             return
         names = recipe_names()
-        print(f"{len(names)} recipes; tables of the paper and how many recipes each needs:\n")
+        about = "tables of the paper and how many recipes each needs:"
+        _print_wrapped("", f"{len(names)} recipes; {about}")
+        print()
         for table, title in paper.TABLES.items():
             num = len(_needed(table, names))
             if num:
                 _print_wrapped(f"  {table:<18}{num:>4}  ", title)
         num = len(set(names) - table_of_recipes().keys())
         _print_wrapped(f"  {'':<18}{num:>4}  ", OTHERS)
-        print("\nalignmixup recipes cifar10-r18     those with this in their name")
-        print("alignmixup recipes --all           all of them")
-        print("alignmixup recipes --table adv     how to measure a table")
+        print()
+        _print_wrapped("alignmixup recipes cifar10-r18     ", "those with this in their name")
+        _print_wrapped("alignmixup recipes --all           ", "all of them")
+        _print_wrapped("alignmixup recipes --table adv     ", "how to measure a table")
 
 
 def _needed(table: str, names: Sequence[str]) -> set[str]:
@@ -68,7 +77,13 @@ def _needed(table: str, names: Sequence[str]) -> set[str]:
 
 
 def _print_wrapped(start: str, text: str) -> None:
-    print("\n".join(wrapped(start, text)))
+    print("\n".join(wrapped(start, text, **WHOLE_WORDS)))
+
+
+def _print_row(name: str, width: int, facts: str) -> None:
+    """Print a name and, beside it or on a narrow page below it, its facts."""
+    is_narrow = width + len(f"    {HEADS}") > page_width() + 1
+    print(f"  {name}\n    {facts}" if is_narrow else f"  {name:<{width}}  {facts}")
 
 
 def _print_recipes(names: Sequence[str], tables: Mapping[str, str]) -> None:
@@ -83,16 +98,16 @@ def _print_recipes(names: Sequence[str], tables: Mapping[str, str]) -> None:
         rows = [*group]
         width = max(map(len, rows))
         _print_wrapped("", f"{table}: {paper.TABLES[table]}" if table else OTHERS)
-        print(f"  {'recipe':<{width}}  epochs  batch  published")
+        _print_row("recipe", width, HEADS)
         for name in rows:
             recipe = find_recipe(name)
             facts = f"{recipe.train.epochs:>6}  {recipe.train.batch_size:>5}"
-            print(f"  {name:<{width}}  {facts}  {_published(recipe)}".rstrip())
+            _print_row(name, width, f"{facts}  {_published(recipe)}".rstrip())
             if figures := [] if table else others.quoted_beside(recipe.key):
                 _print_wrapped(" " * 6, f"elsewhere {others.quotation(figures)}")
                 sources |= dict.fromkeys(figure.source for figure in figures)
         print()
-    print("published: top-1 error (%), unless named, on the schedule of the paper")
+    _print_wrapped("", "published: top-1 error (%), unless named, on the schedule of the paper")
     for source in map(others.SOURCES.__getitem__, sources):
         _print_wrapped("", f"elsewhere, {source.name}: {source.where}; {source.protocol}")
 
@@ -113,7 +128,7 @@ def _print_table(name: str, pattern: str) -> None:
     from alignmixup.report.reproduce import steps_of
 
     names = set(recipe_names(pattern))
-    rows: dict[str, list[str]] = {}
+    rows: dict[str, list[tuple[str, str]]] = {}
     for cell in paper.find(name):
         steps = steps_of(cell)
         if cell.value is None or steps.recipe not in names:
@@ -122,11 +137,13 @@ def _print_table(name: str, pattern: str) -> None:
         command = " ".join({run: "RUN", steps.recipe: "RECIPE"}.get(w, w) for w in steps.command)
         source = paper.SOURCES.get(cell.source, cell.source)
         what = " ".join(filter(None, [source, paper.METRICS[cell.metric].name]))
-        rows.setdefault(steps.recipe, []).append(f" {cell.value:>7g}  {what:<25}  {command}")
+        rows.setdefault(steps.recipe, []).append((f" {cell.value:>7g}  {what:<25}  ", command))
     if not rows:
         raise ValueError(f"no recipe of table {name!r} matches {pattern!r}")
     _print_wrapped("", f"{name}: {paper.TABLES[name]}")
     for recipe, lines in rows.items():
-        print("\n".join([f"\n{recipe}", *map(str.rstrip, lines)]))
-    print("\nFirst 'alignmixup train RECIPE', which records the accuracy; then 'alignmixup'")
-    print("and the command beside the number. RUN is runs/RECIPE-seed0.")
+        print(f"\n{recipe}")
+        for line in lines:
+            _print_wrapped(*line)
+    print()
+    _print_wrapped("", HOW_TO_MEASURE)

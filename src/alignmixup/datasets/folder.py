@@ -42,7 +42,7 @@ from alignmixup.registry import DatasetEntry
 FOLDER_SIZE = 64
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class FileSet:
     """A labeled set of image files, for sets that do not fit in memory."""
 
@@ -83,7 +83,7 @@ class FileSet:
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class BoxedFileSet(FileSet):
     """A file set with boxes, one tensor [k, 4] per file, in pixels of its image."""
 
@@ -205,9 +205,11 @@ def _split_folder(root: Path, split: str) -> Path:
         if (root / name).is_dir():
             return root / name
     looked_for = " or ".join(str(root / name) for name in names)
+    _, at, size = root.name.partition("@")
+    hint = f"; the size after @ must be a number of pixels, got {size!r}" if at else ""
     raise FileNotFoundError(
         f"no folder {looked_for}; an image folder has train/ and val/ (or test/), "
-        "each with one subfolder per class"
+        f"each with one subfolder per class{hint if not root.exists() else ''}"
     )
 
 

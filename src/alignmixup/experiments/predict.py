@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     Sources = Tensor | Source | Sequence[Source]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Prediction:
     """For each of n images its label, the name of that class, and the probability of every class.
 

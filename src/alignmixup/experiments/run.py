@@ -27,14 +27,14 @@ from alignmixup.experiments.load import Run, load_run
 from alignmixup.experiments.networks import build_net, for_module, initialize
 from alignmixup.experiments.plugins import open_recipe, plugins_of
 from alignmixup.experiments.provenance import provenance
-from alignmixup.experiments.run_folder import alone_in, check_folder, claim
+from alignmixup.experiments.run_folder import alone_in, check_folder, check_unused, claim
 from alignmixup.experiments.styling import with_style_weights
 from alignmixup.mixers.alignmixup import AlignMixup
 from alignmixup.mixers.alignmixup_ae import AlignMixupAE
 from alignmixup.mixers.stylemix import StyleMixer
 from alignmixup.recipes.schema import Recipe, changed, on_data
 from alignmixup.training import TrainSettings, fit, join_team
-from alignmixup.training.checkpoint import CHECKPOINT, has_checkpoint
+from alignmixup.training.checkpoint import CHECKPOINT, POSITION, has_checkpoint, read_facts
 from alignmixup.training.loggers import Logger, make_loggers
 from alignmixup.training.resume import resumed_settings
 
@@ -111,6 +111,8 @@ def train(
     recipe = record.recipe
     team, device = join_team(pick_device(recipe.train.device))
     with team.rank_zero_first():  # rank 0 decodes, the others read what it has decoded
+        if team.is_rank_zero:
+            check_unused(folder)
         given = sets or Sets(
             *(load_split(recipe.data, split, data_root) for split in ("train", "test"))  # type: ignore[arg-type]
         )
@@ -119,13 +121,15 @@ def train(
     check_batch_size(recipe.train, used.train)
     images = DataRecord.of(recipe.data, used, is_given=sets is not None)
     quiet = quiet or not team.is_rank_zero
-    if not quiet:
+    is_new = not has_checkpoint(folder / CHECKPOINT)
+    epoch = 0 if is_new else read_facts(folder / CHECKPOINT, POSITION)["epoch"]
+    if not quiet and epoch < recipe.train.epochs:
         for note in _notes(requested, recipe.train):
             print(note)
     # As recorded, and with the precision that a run there has.
     plan = dataclasses.replace(recipe, train=resumed_settings(recipe.train, folder))
     net = build_net(plan, used.train, device, model)
-    if not has_checkpoint(folder / CHECKPOINT):
+    if is_new:
         record = dataclasses.replace(record, plugins=plugins_of(recipe))
         if source is not None:
             begun = initialize(net, source, used.train.num_classes)
@@ -135,7 +139,7 @@ def train(
     first = stages[0][1]
     loader = train_batches(first.data, first.train, used.train, device, team)
     notes: dict[str, dict[str, object]] = {"provenance": provenance()}
-    effect = first_effect(recipe, net, loader)
+    effect = first_effect(recipe, net, loader) if is_new else None
     if effect is not None:
         notes["alignment_effect"] = dataclasses.asdict(effect)
         if not quiet and (effect.is_next_to_nothing or not effect.is_exact):

@@ -31,6 +31,7 @@ from alignmixup.training.settings import check_same
 RUN = "run.json"
 RESULTS = "results.jsonl"
 ADAIN = "adain.safetensors"
+CHOOSE_ANOTHER = "choose another folder, out= or --out"
 # The settings that a run which is extended may have anew.
 SCHEDULE = ("epochs", "warmup_epochs", "milestones", "points")
 
@@ -93,7 +94,10 @@ def read_run(folder: Path) -> RunRecord:
         TypeError,
         AttributeError,
     ) as error:
-        raise ValueError(f"{path} is damaged: {error}") from None
+        raise ValueError(
+            f"{path} is damaged ({error}): restore it from a copy, or train the recipe again in "
+            "another folder"
+        ) from None
 
 
 def check_folder(
@@ -107,14 +111,16 @@ def check_folder(
         ValueError: The folder holds a run with other settings, or something else altogether.
     """
     if str(folder).encode(errors="replace").decode() != str(folder):  # bytes that are no text
-        raise ValueError(f"--out must be a path in UTF-8, which safetensors needs; got {folder!r}")
+        raise ValueError(
+            f"out (--out) must be a path in UTF-8, which safetensors needs; got {folder!r}"
+        )
     if folder.exists() and not folder.is_dir():
-        raise ValueError(f"--out must be a folder; {folder} is a file")
+        raise ValueError(f"out (--out) must be a folder; {folder} is a file")
     if not (folder / RUN).exists():
         # A run killed while it claimed its folder leaves these at most.
         beginnings = {f"{RUN}.partial", "tensorboard"}
         if folder.is_dir() and {path.name for path in folder.iterdir()} - beginnings:
-            raise ValueError(f"{folder} is not empty and holds no run; choose another --out")
+            raise ValueError(f"{folder} is not empty and holds no run; {CHOOSE_ANOTHER}")
     if not has_checkpoint(folder / CHECKPOINT) or not (folder / RUN).exists():
         if extend:
             raise ValueError(f"{folder} holds no run to extend: train it first")
@@ -128,9 +134,9 @@ def check_folder(
         known["init_from"] = (recorded.init_from or {}).get("run")
         now["init_from"] = str(init_from.resolve())
     what = f"{folder} holds a run of {recorded.recipe.name} with other settings"
-    remedy = "choose another --out"
+    remedy = CHOOSE_ANOTHER
     if recipe.train.epochs > before.train.epochs:
-        remedy += "; --extend trains a finished run for more epochs"
+        remedy += "; extend=True (--extend) trains a finished run for more epochs"
     check_same(known, now, what, remedy)
     is_longer = before.train.epochs > recorded.recipe.train.epochs
     lengths = (*recorded.extended, recorded.recipe.train.epochs) if is_longer else recorded.extended
@@ -174,7 +180,7 @@ def claim(folder: Path, record: RunRecord) -> None:
             {name: getattr(images, name) for name in kept}
             for images in (recorded.images, record.images)
         )
-        check_same(before, now, f"{folder} holds a run on other images", "choose another --out")
+        check_same(before, now, f"{folder} holds a run on other images", CHOOSE_ANOTHER)
     if record.extended != recorded.extended:
         with alone_in(folder):
             images = recorded.images or record.images
@@ -204,6 +210,13 @@ class FolderInUse(ValueError):
     """Another process is training in the folder."""
 
 
+def check_unused(folder: Path) -> None:
+    """Raise ``FolderInUse`` if another process is training in the folder."""
+    if (folder / RUN).exists():
+        with alone_in(folder):
+            pass
+
+
 @contextmanager
 def alone_in(folder: Path, lock: Path | None = None, patience: float = 0.0) -> Iterator[None]:
     """Keep a second process out of the folder: the two would write each other's checkpoints.
@@ -217,7 +230,7 @@ def alone_in(folder: Path, lock: Path | None = None, patience: float = 0.0) -> I
         while not _lock(file, wait=False):
             if time.monotonic() >= deadline:
                 raise FolderInUse(
-                    f"another process is training in {folder}: wait for it, or take another --out"
+                    f"another process is training in {folder}: wait for it, or {CHOOSE_ANOTHER}"
                 )
             time.sleep(0.2)
         yield

@@ -44,7 +44,7 @@ from alignmixup.ops.blend import check_logits, without_autocast
 from alignmixup.registry import register_mixer
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class GroupDraw(Draw):
     """Two groups of N images for each sample, the first of which is the sample itself.
 

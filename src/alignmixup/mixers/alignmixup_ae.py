@@ -258,7 +258,7 @@ def _check_vector(output: Tensor, layer: str, perm: Tensor, lam: Tensor) -> Tens
     return output
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class NoiseDraw(Draw):
     """A draw with standard normal noise for the variational code."""
 

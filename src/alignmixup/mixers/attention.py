@@ -87,7 +87,15 @@ def _grid(num_patches: int, x: Tensor) -> tuple[int, int]:
 
 def find_classifier(net: nn.Module, classifier: str, layer: str, output: Tensor) -> nn.Linear:
     """Return the linear layer after the pooling of ``layer``, which returned ``output``."""
-    linear, _ = find_layer(net, classifier)
+    try:
+        linear, _ = find_layer(net, classifier)
+    except ValueError as error:
+        modules = plain_module(net).named_modules()
+        linears = [n.replace("_orig_mod.", "") for n, m in modules if isinstance(m, nn.Linear)]
+        hint = f", perhaps classifier={linears[-1]!r}" if linears else ""
+        raise ValueError(
+            f"set classifier= to the linear layer that returns the logits{hint}: {error}"
+        ) from None
     if not isinstance(linear, nn.Linear):
         raise ValueError(
             f"classifier {classifier!r} is a {type(linear).__name__}; name the linear "

@@ -49,7 +49,7 @@ from alignmixup.ops.blend import check_logits, mixed_targets, without_autocast
 from alignmixup.registry import register_mixer
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class LearnedDraw(Draw):
     """Two draws of a pair, for the network and for the block, and what is scheduled."""
 

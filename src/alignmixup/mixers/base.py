@@ -313,7 +313,7 @@ def clean_draw(batch_size: int, rng: torch.Generator) -> Draw:
 # the step has fixed shapes and needs no synchronization.
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class BoxDraw(Draw):
     """A draw with the center of a box, (row, column) in [0, 1): one per batch or per sample."""
 

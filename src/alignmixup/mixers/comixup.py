@@ -40,7 +40,7 @@ from alignmixup.ops.joint import JointCosts, Penalty, assign_blocks
 from alignmixup.registry import register_mixer
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class CoDraw(Draw):
     """A draw with a Dirichlet prior over the inputs of each part, and random initial labels.
 

@@ -40,7 +40,7 @@ Spectrum = Literal["isotropic", "released"]
 LOWEST = 16  # |ky| and kx up to here
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class FourierDraw(Draw):
     """A draw with the noise of the spectrum (real and imaginary parts) and a coin in [0, 1).
 

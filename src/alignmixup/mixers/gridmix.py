@@ -46,14 +46,14 @@ LEAST, MOST = 2, 6  # squares across the crop
 LAM = {"holes": (0.1, 0.9), "cells": (0.0, 1.0)}  # the uniform shares where alpha is None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class HolesDraw(Draw):
     """A draw with five numbers in [0, 1): area, aspect, column and row of the crop; squares."""
 
     crop: Float[Tensor, " 5"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class CellsDraw(Draw):
     """A draw with a random order of the cells."""
 

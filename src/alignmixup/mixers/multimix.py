@@ -45,7 +45,7 @@ from alignmixup.registry import register_mixer
 Attention = Literal["gap", "cam", "uniform"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class SeedDraw(Draw):
     """A draw whose weights ``apply`` makes from a seed: the host would take longer than a step."""
 

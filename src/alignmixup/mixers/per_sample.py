@@ -23,7 +23,7 @@ from alignmixup.mixers.base import CLEAN, BoxDraw, ImageMethod, check_batch, req
 Mode = Literal["batch", "pair", "elem"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class ChoiceDraw(BoxDraw):
     """A draw per sample, with the number of the method of each."""
 

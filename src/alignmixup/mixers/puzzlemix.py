@@ -45,7 +45,7 @@ from alignmixup.registry import register_mixer
 ADVERSARIAL = "+adv"  # suffix of the name of a case
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class PuzzleDraw(Draw):
     """A draw with the randomness of the adversarial option.
 

@@ -37,7 +37,7 @@ from alignmixup.registry import register_mixer
 HISTORY_LIMIT = 64 * 2**20  # bytes; a larger history is not saved with a run
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class RecursiveDraw(BoxDraw):
     """A box, and the number of restarts of the history so far."""
 

@@ -34,7 +34,7 @@ from alignmixup.registry import register_mixer
 Labels = Literal["shown", "swapped"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class SmoothDraw(BoxDraw):
     """A draw with the spread of the Gaussian in [0, 1): sigma is H (1 + spread) / 4."""
 

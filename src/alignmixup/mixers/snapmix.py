@@ -41,7 +41,7 @@ from alignmixup.ops.blend import check_logits, without_autocast
 from alignmixup.registry import register_mixer
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class SnapDraw(BoxDraw):
     """A draw with two boxes: ``lam`` and center[0] in the anchor, ``lam2`` and center[1] in the
     partner; the area of a box is 1 - lam before clipping."""

@@ -48,7 +48,7 @@ Gamma = Literal["beta", "auto"]
 SAME_CLASS = 2.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class StyleCutDraw(BoxDraw):
     """A draw with a box, the anchor's share of style, and the share of unstylized pixels."""
 

@@ -38,7 +38,7 @@ from alignmixup.ops.adain import AdaIN, adain, find_weights, load_adain, style_s
 from alignmixup.registry import register_mixer
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class StyleDraw(Draw):
     """A draw with the anchor's shares of content and style, and the position of t in its range."""
 

@@ -43,7 +43,7 @@ Maps = Callable[[Tensor], Tensor]
 LEAST_ASPECT, NUM_TRIES = 0.3, 10
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class TokenDraw(Draw):
     """A draw with the tokens of the partner; ``lam`` is the share of the others, 1 for no token."""
 

@@ -39,7 +39,7 @@ SOLVERS: dict[str, Solver] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Transport:
     """A batch of transport plans.
 

@@ -14,7 +14,7 @@ from typing import Any, Protocol, cast, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from alignmixup.contracts import Draw, Mixer, fusing
+from alignmixup.contracts import Draw, Mixer, check_mixed, fusing
 from alignmixup.device import compute_for, is_gpu
 from alignmixup.training.distributed import Team, is_wrapped
 from alignmixup.training.optim import EMA, mixer_parameters
@@ -150,7 +150,7 @@ class PlainStep:
                 x, y = join(x), join(y)
                 net = JoinedNet(net, len(x))
             with self._autocast(x.device):
-                loss = self.mixer.apply(net, x, y, draw).loss()
+                loss = check_mixed(self.mixer, self.mixer.apply(net, x, y, draw)).loss()
         (loss if self.num_parts == 1 else loss / self.num_parts).backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 

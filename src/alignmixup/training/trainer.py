@@ -213,6 +213,9 @@ class _Run:
         position = (state.epoch, state.step)
         ends = (self.epochs.start, self.epochs.stop)
         loggers.start({**record, "epochs": ends, "position": position})
+        if state.epoch >= self.epochs.stop:
+            loggers.say(f"already finished: {state.epoch} of {self.settings.epochs} epochs")
+            return
         loggers.say(f"training on {self.compute}")
         if is_new:
             self.ledger.append("start", record)

@@ -22,7 +22,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from alignmixup.contracts import Result
+from alignmixup.contracts import Result, Skipped
 from alignmixup.evaluation.forward import ALONE, Batches, Normalization, amp_name, collect_logits
 from alignmixup.registry import register_task
 from alignmixup.training.distributed import Team
@@ -115,10 +115,12 @@ def temperature_scaling(
     logits, labels = collect_logits(model, batches, normalized_by, amp_dtype, team)
     n = len(labels)
     num_fit = round(held_out * n)
+    if not 0 < held_out < 1:
+        raise ValueError(f"held_out must be a share between 0 and 1, got {held_out}")
     if not 0 < num_fit < n:
-        raise ValueError(
+        raise Skipped(
             f"held_out={held_out} of {n} images leaves {num_fit} to fit and {n - num_fit} to "
-            "measure; both must have some"
+            "measure; both must have some: use more images"
         )
     order = torch.randperm(n, generator=torch.Generator().manual_seed(seed)).to(labels.device)
     fit, rest = order[:num_fit], order[num_fit:]
