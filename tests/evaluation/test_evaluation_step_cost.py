@@ -157,9 +157,10 @@ def test_bad_input():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_memory_and_events_on_cuda():
     x, y = batch("cuda")
+    others = torch.cuda.memory_allocated() / 2**20
     found = by_metric(step_cost(small_net().cuda(), x, y, mixer=Plain(), num_steps=3))
     assert found["ms_per_batch"].value > 0
-    assert 0 < found["peak_memory_forward_mb"].value < found["peak_memory_mb"].value < 100
+    assert 0 < found["peak_memory_forward_mb"].value < found["peak_memory_mb"].value < others + 100
 
 
 def test_a_mixer_with_parameters_is_timed_with_them():
