@@ -27,6 +27,10 @@ METHODS = {
     "baseline": "no mixing",
     "input": "input mixup",
     "manifold": "manifold mixup",
+    "resizemix": "ResizeMix",
+    "fmix": "FMix",
+    "oneof": "OneOf: input mixup or CutMix, label smoothing",
+    "adautomix": "AdAutoMix",
 }
 OWN = {"style_weights"}  # what each run has of its own
 LEAST_EPOCHS = 10  # scored on a plateau, else it has no row
@@ -171,6 +175,14 @@ TABLES: Mapping[str, Methods | Plateaus] = {
         "300",
         300,
         intro="CIFAR-100, PreActResNet-18 with the authors' block and optimizer, 300 epochs (%):",
+    ),
+    "cifar100-200": Methods(
+        "cifar100",
+        "r18",
+        "fast",
+        200,
+        columns=(TOP1, FGSM, ECE),
+        intro="CIFAR-100, PreActResNet-18 with the authors' block, cosine schedule (%):",
     ),
 }
 
