@@ -104,7 +104,7 @@ def test_asked_again_nothing_changes_and_other_settings_are_refused(decoded, set
 def test_what_cannot_be_decoded_is_refused(plain, decoded, sets, tmp_path):
     with pytest.raises(ValueError, match="has no decoder of its own"):
         train_decoder(plain, DecoderSettings(kind="own"), sets=sets)
-    with pytest.raises(ValueError, match="unknown kind 'tensor'"):
+    with pytest.raises(ValueError, match="kind must be 'map' or 'vector' or 'own', got 'tensor'"):
         DecoderSettings(kind="tensor")
     with pytest.raises(ValueError, match="epochs must be at least 1, got 0"):
         DecoderSettings(epochs=0)
