@@ -223,8 +223,11 @@ class Team:
                 self.wait()
 
     def guarded(self) -> AbstractContextManager[None]:
-        """End this block with ``RankLost`` where another process ends, and report an own error."""
-        return watch.guarded() if self.size > 1 else nullcontext()
+        """End this block with ``RankLost`` where another process ends, and report an own error.
+
+        Within ``agreed``, which raises the error in all, it is a plain block.
+        """
+        return nullcontext() if self.size == 1 or agreement.is_open() else watch.guarded()
 
 
 def is_wrapped(net: nn.Module) -> bool:
