@@ -1,7 +1,4 @@
-"""The kernels by rows beyond 64 positions: interpreted here, compiled on a GPU.
-
-The table has them switched off until they are measured; these tests switch them on.
-"""
+"""The kernels by rows beyond 64 positions: interpreted here, compiled on a GPU."""
 
 from __future__ import annotations
 
@@ -48,8 +45,8 @@ def random_cost(*shape: int, scale: float = 1.0) -> Tensor:
     return (scale * torch.rand(*shape, generator=rng)).to(DEVICE)
 
 
-def switch_on(monkeypatch: pytest.MonkeyPatch, **changes: object) -> None:
-    classes = tuple(replace(entry, is_on=True, **changes) for entry in SIZE_CLASSES)
+def switch_on(monkeypatch: pytest.MonkeyPatch, is_on: bool = True, **changes: object) -> None:
+    classes = tuple(replace(entry, is_on=is_on, **changes) for entry in SIZE_CLASSES)
     monkeypatch.setattr(size_classes, "SIZE_CLASSES", classes)
 
 
@@ -196,6 +193,28 @@ def test_programs_in_parallel_exchange_their_sums(
     torch.testing.assert_close(costs.double() * m, exact * m, atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize(
+    ("n", "m", "by_rows"),
+    [(130, 20, False), (20, 130, True), (130, 130, True)],
+)
+def test_costs_with_few_columns_are_left_to_the_other_kernels(
+    monkeypatch: pytest.MonkeyPatch, n: int, m: int, by_rows: bool
+) -> None:
+    """A program has a thread for each sum at most, or threads would read a sum at other times."""
+    tilings, solve = [], _triton_rows.solve
+
+    def recorded(*args: object) -> Tensor:
+        tilings.append(args[-1])
+        return solve(*args)
+
+    monkeypatch.setattr(_triton_rows, "solve", recorded)
+    cost = random_cost(1, n, m, scale=3.0)
+    plan, _ = _triton.solve(cost, 0.1, 3, None, "columns")
+    check_against_reference(cost, plan, 3)
+    assert bool(tilings) == by_rows
+    assert all(_triton_rows.can_exchange(tiling, m) for tiling in tilings)
+
+
 # ---- align_mix -----------------------------------------------------------------------------------
 
 
@@ -254,8 +273,7 @@ def test_costs_of_features_far_from_the_origin(dtype: torch.dtype) -> None:
 def test_the_plan_has_the_strides_of_a_traced_one(
     monkeypatch: pytest.MonkeyPatch, last: str, is_on: bool
 ) -> None:
-    if is_on:
-        switch_on(monkeypatch, rows=HELD)
+    switch_on(monkeypatch, is_on, rows=HELD)
     features, args = random_features(3, 66, 4), (False, 0.1, 1, 0.0, last, "triton")
     results = _align_mix(features, PERM, LAM, *args)
     with FakeTensorMode() as mode:
@@ -266,8 +284,7 @@ def test_the_plan_has_the_strides_of_a_traced_one(
 
 def test_the_table_decides_which_kernels_run(monkeypatch: pytest.MonkeyPatch) -> None:
     for is_on in (False, True):
-        classes = tuple(replace(entry, is_on=is_on) for entry in SIZE_CLASSES)
-        monkeypatch.setattr(size_classes, "SIZE_CLASSES", classes)
+        switch_on(monkeypatch, is_on)
         assert (size_class(100) is not None) == is_on
     assert size_class(64) is None
     chosen = [size_class(n).max_positions for n in (65, 128, 129, 256, 257, 1024)]
@@ -362,7 +379,10 @@ def test_full_batches(monkeypatch: pytest.MonkeyPatch, b: int, n: int, c: int, k
 @pytest.mark.gpu
 @pytest.mark.parametrize(
     ("n", "m"),
-    [*((n, n) for n in (65, 100, 128, 196, 256, 400, 784, 1024)), (3, 300), (2, 200), (500, 70)],
+    [
+        *((n, n) for n in (65, 100, 128, 196, 256, 400, 784, 1024)),
+        *((3, 300), (2, 200), (500, 70), (200, 20), (1000, 64)),
+    ],
 )
 @pytest.mark.parametrize("scale", [1.0, 1e3])
 def test_full_batches_of_costs(

@@ -1,9 +1,9 @@
 """Launch settings of the transport kernels beyond 64 positions, by the number of positions.
 
-``SIZE_CLASSES`` is the only place that decides which kernels run: those of
-``triton/sinkhorn_rows.py``, or those of ``triton/sinkhorn_large.py`` for a class that is off and
-beyond its sizes. ``benchmarks/large_maps.py`` times candidates for each class on a GPU and prints
-the fastest.
+``SIZE_CLASSES`` decides which kernels run: those of ``triton/sinkhorn_rows.py``, or those of
+``triton/sinkhorn_large.py`` for a class that is off, beyond its sizes, and for a cost with too few
+columns for the threads of a class. ``benchmarks/large_maps.py`` times candidates for each class on
+a GPU and prints the fastest.
 
 This module imports no triton: the shape of a plan in a compiled graph depends on it.
 """
