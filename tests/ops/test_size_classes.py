@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import exchange_ranks
-from alignmixup.ops import _absorbed, _reference, size_classes
+from alignmixup.ops import _absorbed, _reference, backend, size_classes
 from alignmixup.ops.align import _align_mix, align_mix
 from alignmixup.ops.size_classes import SIZE_CLASSES, RowTiling, num_parts, size_class
 from triton_interpreter import interpret_kernels
@@ -289,6 +289,27 @@ def test_the_table_decides_which_kernels_run(monkeypatch: pytest.MonkeyPatch) ->
     assert size_class(64) is None
     chosen = [size_class(n).max_positions for n in (65, 128, 129, 256, 257, 1024)]
     assert chosen == [128, 128, 256, 256, 1024, 1024]
+
+
+@pytest.mark.parametrize(
+    ("version", "hip", "reason"),
+    [
+        ("3.2.0", None, "its cooperative launch needs Triton 3.3 or newer, got 3.2.0"),
+        ("3.6.0", "6.4", "its cooperative launch is untested on ROCm"),
+        ("3.3.0+git12", None, ""),
+        ("3.10.1", None, ""),
+    ],
+)
+def test_kernels_without_a_cooperative_launch_are_left_out(
+    monkeypatch: pytest.MonkeyPatch, version: str, hip: str | None, reason: str
+) -> None:
+    """Triton 3.2, which torch 2.6 has, does not know the option."""
+    monkeypatch.setattr(backend, "version", lambda name: version)
+    monkeypatch.setattr(torch.version, "hip", hip)
+    monkeypatch.setattr(backend, "NO_COOPERATION", backend._no_cooperation())
+    x = torch.rand(2, 8, 4, 4).to(memory_format=torch.channels_last)
+    assert (backend.refuse_norm_relu(torch.nn.BatchNorm2d(8), x) or "") == reason
+    assert (size_class(100) is None) == bool(reason)
 
 
 # ---- memory --------------------------------------------------------------------------------------

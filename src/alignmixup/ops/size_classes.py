@@ -15,6 +15,8 @@ from dataclasses import dataclass
 
 import torch
 
+from alignmixup.ops import backend
+
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
@@ -77,9 +79,9 @@ MIN_POSITIONS = 65
 def size_class(size: int) -> SizeClass | None:
     """Return the class that runs ``size`` positions, or None if none is on.
 
-    None on ROCm as well, where a cooperative launch is untested.
+    None as well where a cooperative launch is not possible: on ROCm, and with Triton 3.2.
     """
-    if torch.version.hip is not None:
+    if backend.NO_COOPERATION:
         return None
     for entry in SIZE_CLASSES:
         if MIN_POSITIONS <= size <= entry.max_positions:
