@@ -59,7 +59,7 @@ def time_kind(name: str, kind: str, team: Team, repeats: int) -> dict[str, objec
                 find_unused_parameters=unused,
             )
         module = prepared(wrapped, settings)
-    plain = PlainStep(module, mixer, optimizer, settings, loader.gather)
+    plain = PlainStep(module, mixer, optimizer, settings, loader.gather, team=team)
     take = CapturedStep(plain, device, stream) if stream else plain
     rng = torch.Generator().manual_seed(0)
     draws = [mixer.draw(b, rng) for _ in range(NUM_STEPS)]

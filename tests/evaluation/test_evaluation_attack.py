@@ -361,7 +361,7 @@ def test_attacks_work_where_the_caller_switched_gradients_off(trained):
         ({"num_steps": 0}, "at least 1"),
         ({"restarts": 0}, "at least 1"),
         ({"restarts": 3, "random_start": False}, "same path"),
-        ({"loss": "bce"}, "unknown loss 'bce'"),
+        ({"loss": "bce"}, "loss must be 'ce' or 'margin', got 'bce'"),
         ({"chunk": 0}, "chunk must"),
     ],
 )

@@ -535,3 +535,8 @@ def test_the_box_of_nothing_counts_only_where_there_is_no_contour():
 def test_boxes_that_are_no_tensors_are_explained():
     with pytest.raises(ValueError, match=r"must be a tensor \[k, 4\], got \[\[0, 0, 3, 3\]\]"):
         score([drawn(12, (6, 6, 10, 10, 1.0))], [[[0, 0, 3, 3]]])
+
+
+def test_images_without_boxes_have_no_place():
+    x, y = painted(drawn(12, (2, 2, 8, 8, 1.0)), drawn(12, (1, 1, 5, 5, 1.0)))[0]
+    assert localize(Painted(), x, y, [torch.zeros(0, 4)] * 2) == []

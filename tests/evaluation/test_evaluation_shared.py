@@ -138,6 +138,13 @@ def before_an_agreed_block(model, batches, *, team):
         team.join_rows(torch.rand(2, 3))
 
 
+@fails("OSError: rank 0: no such disk")
+def in_rank_0_before_the_others(model, batches, *, team):
+    with team.rank_zero_first():
+        if team.rank == 0:
+            raise OSError("no such disk")
+
+
 @fails("RuntimeError: rank 1: ZeroDivisionError: division by zero (<program>:N)")
 def after_the_last_collective(model, batches, *, team):
     team.wait()

@@ -5,10 +5,12 @@ library. /dev/full gives the error of a full disk itself.
 """
 
 import errno
+import importlib
 import json
 import multiprocessing
 import os
 import shutil
+import sys
 import time
 from contextlib import contextmanager
 from pathlib import Path
@@ -48,13 +50,29 @@ SMALL = {
 
 @contextmanager
 def largest_file(size):
-    """Let no file of this process become larger; the error is EFBIG, where a disk has ENOSPC."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    """Let no file of this process become larger; the error is EFBIG, where a disk has ENOSPC.
+
+    No bytecode is written meanwhile: Python keeps a file that was cut, and every later import of
+    the module fails.
+    """
+    before, writes_none = resource.getrlimit(resource.RLIMIT_FSIZE), sys.dont_write_bytecode
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    sys.dont_write_bytecode = True
     try:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        sys.dont_write_bytecode = writes_none
+
+
+def test_a_module_imported_on_a_full_disk_can_be_imported_again(tmp_path, monkeypatch):
+    (tmp_path / "long_module.py").write_text("def number():\n    return 1\n" * 99)
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    monkeypatch.syspath_prepend(tmp_path)
+    with largest_file(200):
+        importlib.import_module("long_module")
+    monkeypatch.delitem(sys.modules, "long_module")
+    assert importlib.import_module("long_module").number() == 1
 
 
 def train(out, **options):

@@ -254,6 +254,15 @@ def test_trainer_clips_what_a_mixer_learns(monkeypatch) -> None:
     assert len(hooks) == 1
 
 
+@pytest.mark.parametrize("off", [None, 0.0])
+def test_trainer_without_clipping_clips_no_mixer(monkeypatch, off) -> None:
+    """None is what Transformers 4 takes for no clipping, too."""
+    mixer = attached(mixers("net.")["automix"], am.as_logits(model := Model()))
+    trainer = hf_trainer(monkeypatch, mixer, model=model, max_grad_norm=off)
+    trainer.create_optimizer()
+    assert not trainer.optimizer._optimizer_step_pre_hooks
+
+
 def test_timm_and_accelerate_clip_what_a_mixer_learns() -> None:
     """Their loops clip the parameters they are given: those of the network."""
     from accelerate import Accelerator

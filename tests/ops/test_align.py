@@ -427,3 +427,11 @@ def test_autocast_is_not_asked_for_at_run_time(monkeypatch: pytest.MonkeyPatch) 
         assert (x @ x).dtype == torch.float32
     with no_autocast(torch.device("meta")):  # has no autocast
         pass
+
+
+def test_autocast_of_a_device_that_a_package_adds_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    monkeypatch.setattr(torch.amp, "is_autocast_available", lambda name: name == "privateuseone")
+    monkeypatch.setattr(torch, "autocast", lambda name, enabled: calls.append((name, enabled)))
+    no_autocast(torch.device("privateuseone"))
+    assert calls == [("privateuseone", False)]

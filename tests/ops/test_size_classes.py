@@ -1,7 +1,4 @@
-"""The kernels by rows beyond 64 positions: interpreted here, compiled on a GPU.
-
-The table has them switched off until they are measured; these tests switch them on.
-"""
+"""The kernels by rows beyond 64 positions: interpreted here, compiled on a GPU."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import exchange_ranks
-from alignmixup.ops import _absorbed, _reference, size_classes
+from alignmixup.ops import _absorbed, _reference, backend, size_classes
 from alignmixup.ops.align import _align_mix, align_mix
 from alignmixup.ops.size_classes import SIZE_CLASSES, RowTiling, num_parts, size_class
 from triton_interpreter import interpret_kernels
@@ -48,8 +45,8 @@ def random_cost(*shape: int, scale: float = 1.0) -> Tensor:
     return (scale * torch.rand(*shape, generator=rng)).to(DEVICE)
 
 
-def switch_on(monkeypatch: pytest.MonkeyPatch, **changes: object) -> None:
-    classes = tuple(replace(entry, is_on=True, **changes) for entry in SIZE_CLASSES)
+def switch_on(monkeypatch: pytest.MonkeyPatch, is_on: bool = True, **changes: object) -> None:
+    classes = tuple(replace(entry, is_on=is_on, **changes) for entry in SIZE_CLASSES)
     monkeypatch.setattr(size_classes, "SIZE_CLASSES", classes)
 
 
@@ -196,6 +193,28 @@ def test_programs_in_parallel_exchange_their_sums(
     torch.testing.assert_close(costs.double() * m, exact * m, atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize(
+    ("n", "m", "by_rows"),
+    [(130, 20, False), (20, 130, True), (130, 130, True)],
+)
+def test_costs_with_few_columns_are_left_to_the_other_kernels(
+    monkeypatch: pytest.MonkeyPatch, n: int, m: int, by_rows: bool
+) -> None:
+    """A program has a thread for each sum at most, or threads would read a sum at other times."""
+    tilings, solve = [], _triton_rows.solve
+
+    def recorded(*args: object) -> Tensor:
+        tilings.append(args[-1])
+        return solve(*args)
+
+    monkeypatch.setattr(_triton_rows, "solve", recorded)
+    cost = random_cost(1, n, m, scale=3.0)
+    plan, _ = _triton.solve(cost, 0.1, 3, None, "columns")
+    check_against_reference(cost, plan, 3)
+    assert bool(tilings) == by_rows
+    assert all(_triton_rows.can_exchange(tiling, m) for tiling in tilings)
+
+
 # ---- align_mix -----------------------------------------------------------------------------------
 
 
@@ -254,8 +273,7 @@ def test_costs_of_features_far_from_the_origin(dtype: torch.dtype) -> None:
 def test_the_plan_has_the_strides_of_a_traced_one(
     monkeypatch: pytest.MonkeyPatch, last: str, is_on: bool
 ) -> None:
-    if is_on:
-        switch_on(monkeypatch, rows=HELD)
+    switch_on(monkeypatch, is_on, rows=HELD)
     features, args = random_features(3, 66, 4), (False, 0.1, 1, 0.0, last, "triton")
     results = _align_mix(features, PERM, LAM, *args)
     with FakeTensorMode() as mode:
@@ -266,12 +284,32 @@ def test_the_plan_has_the_strides_of_a_traced_one(
 
 def test_the_table_decides_which_kernels_run(monkeypatch: pytest.MonkeyPatch) -> None:
     for is_on in (False, True):
-        classes = tuple(replace(entry, is_on=is_on) for entry in SIZE_CLASSES)
-        monkeypatch.setattr(size_classes, "SIZE_CLASSES", classes)
+        switch_on(monkeypatch, is_on)
         assert (size_class(100) is not None) == is_on
     assert size_class(64) is None
     chosen = [size_class(n).max_positions for n in (65, 128, 129, 256, 257, 1024)]
     assert chosen == [128, 128, 256, 256, 1024, 1024]
+
+
+@pytest.mark.parametrize(
+    ("version", "hip", "reason"),
+    [
+        ("3.2.0", None, "its cooperative launch needs Triton 3.3 or newer, got 3.2.0"),
+        ("3.6.0", "6.4", "its cooperative launch is untested on ROCm"),
+        ("3.3.0+git12", None, ""),
+        ("3.10.1", None, ""),
+    ],
+)
+def test_kernels_without_a_cooperative_launch_are_left_out(
+    monkeypatch: pytest.MonkeyPatch, version: str, hip: str | None, reason: str
+) -> None:
+    """Triton 3.2, which torch 2.6 has, does not know the option."""
+    monkeypatch.setattr(backend, "version", lambda name: version)
+    monkeypatch.setattr(torch.version, "hip", hip)
+    monkeypatch.setattr(backend, "NO_COOPERATION", backend._no_cooperation())
+    x = torch.rand(2, 8, 4, 4).to(memory_format=torch.channels_last)
+    assert (backend.refuse_norm_relu(torch.nn.BatchNorm2d(8), x) or "") == reason
+    assert (size_class(100) is None) == bool(reason)
 
 
 # ---- memory --------------------------------------------------------------------------------------
@@ -362,7 +400,10 @@ def test_full_batches(monkeypatch: pytest.MonkeyPatch, b: int, n: int, c: int, k
 @pytest.mark.gpu
 @pytest.mark.parametrize(
     ("n", "m"),
-    [*((n, n) for n in (65, 100, 128, 196, 256, 400, 784, 1024)), (3, 300), (2, 200), (500, 70)],
+    [
+        *((n, n) for n in (65, 100, 128, 196, 256, 400, 784, 1024)),
+        *((3, 300), (2, 200), (500, 70), (200, 20), (1000, 64)),
+    ],
 )
 @pytest.mark.parametrize("scale", [1.0, 1e3])
 def test_full_batches_of_costs(

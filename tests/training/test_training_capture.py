@@ -217,13 +217,20 @@ class Waits(nn.Module):
         return self.head(mean) if float(mean.sum()) > -1 else self.head(-mean)
 
 
-def test_what_cannot_be_captured_is_run_plainly_and_says_so():
-    net = Waits().cuda()
+@pytest.mark.parametrize("is_wrapped", [False, True], ids=["alone", "wrapped"])
+def test_what_cannot_be_captured_is_run_plainly_and_says_so(is_wrapped, request):
+    net, module = Waits().cuda(), None
+    stream = capture_stream(torch.device("cuda"))
+    if is_wrapped:
+        request.getfixturevalue("nccl")
+        with torch.cuda.stream(stream):
+            module = DistributedDataParallel(net, device_ids=[0], gradient_as_bucket_view=True)
     loader = DeviceLoader(shapes("train", 64), 32, 0, "cuda")
     settings = dataclasses.replace(SETTINGS, clip_norm=None)
-    plain = PlainStep(net, NoMix(), make_optimizer(net, settings), settings, loader.gather)
-    step = make_step(plain, torch.device("cuda"))
+    optimizer = make_optimizer(net, settings)
+    plain = PlainStep(module or net, NoMix(), optimizer, settings, loader.gather)
+    step = make_step(plain, torch.device("cuda"), stream)
     rng = torch.Generator()
-    losses = [float(step((loader.rows(0)[:32],), NoMix().draw(32, rng))) for _ in range(8)]
+    losses = [float(step((loader.rows(0)[:32],), NoMix().draw(32, rng))) for _ in range(20)]
     assert step.path.startswith("plain for ['clean']")
     assert losses[-1] < losses[0]

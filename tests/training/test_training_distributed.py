@@ -6,6 +6,7 @@ import time
 
 import pytest
 import torch
+from torch import nn
 
 from alignmixup.datasets import shapes
 from alignmixup.evaluation.shares import share_of
@@ -253,6 +254,14 @@ def test_a_recipe_whose_cases_leave_parameters_out(tmp_path):
 def test_a_method_of_two_passes_a_step_ends_with_the_same_weights_everywhere(tmp_path):
     first, second = finish(start_team(TWICE, tmp_path))
     assert first == second
+
+
+def test_a_wrapped_network_times_its_first_ten_passes_alone(process_group):
+    """A later pass may be one that is captured."""
+    wrapped = Team(0, 2).wrap(nn.Linear(2, 2), uses_all=True)
+    for _ in range(101):  # by default the hundredth is timed, which the next one reports
+        wrapped(torch.ones(1, 2)).sum().backward()
+    assert wrapped._get_ddp_logging_data()["iteration"] == 10
 
 
 def test_shares_make_up_the_batch_and_an_uneven_batch_is_refused():

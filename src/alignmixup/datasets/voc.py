@@ -31,9 +31,9 @@ from torch import Tensor
 from alignmixup.datasets.loading.decode import read_rgb
 from alignmixup.datasets.loading.layout import data_root, find_folder
 
-# In the order of the development kit, which is alphabetical.
 FLAG = "--root"  # of alignmixup detect, whose --data chooses VOC or COCO
 
+# In the order of the development kit, which is alphabetical.
 VOC_CLASSES = (
     *("aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow"),
     *("diningtable", "dog", "horse", "motorbike", "person", "pottedplant", "sheep", "sofa"),

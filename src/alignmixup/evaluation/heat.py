@@ -97,8 +97,9 @@ class Scan:
 
     @property
     def _finder(self) -> int:
-        """The process that has the first image with a box."""
-        return next(i for i, boxes in enumerate(self.boxes) if len(boxes)) % self.team.size
+        """The process that has the first image with a box; each, if no image has one."""
+        firsts = (i % self.team.size for i, boxes in enumerate(self.boxes) if len(boxes))
+        return next(firsts, self.team.rank)
 
     def _find_head(self, x: Tensor) -> PoolHead:
         names = {"layer": self.layer, "classifier": self.classifier}

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
+from alignmixup.checking import check_choices
 from alignmixup.contracts import ImageSet, Mixer, Result
 from alignmixup.datasets import FileSet
 from alignmixup.experiments.batches import eval_batches, load_split, side_of, train_batches
@@ -66,8 +67,7 @@ class DecoderSettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.kind not in ("map", "vector", "own"):
-            raise ValueError(f"unknown kind {self.kind!r}; choose 'map', 'vector' or 'own'")
+        check_choices(self)
         for name in ("epochs", "batch_size", "channels"):
             value = getattr(self, name)
             if value is not None and value < 1:

@@ -130,7 +130,7 @@ class MixupTrainerMixin:
         if self.mixer.module is not None:
             processes().share_state(self.mixer.module)
         inner = getattr(self.optimizer, "optimizer", self.optimizer)  # of accelerate's wrapper
-        if self.args.max_grad_norm > 0 and self._clipping is not inner:
+        if (self.args.max_grad_norm or 0) > 0 and self._clipping is not inner:
             clip_before_step(inner, self.mixer, self.args.max_grad_norm)
             self._clipping = inner
         return optimizer

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 # Looked up here: torch.compile of torch 2.11 cannot trace the question, and would split the graph.
-_NAMES = ("cpu", "cuda", "mps", "xpu", "xla", "hpu", "mtia")
+# A device of another name, which a package adds later, is asked for when it is used.
+_NAMES = ("cpu", "cuda", "meta", "mps", "xpu", "xla", "hpu", "mtia")
 _WITH_AUTOCAST = frozenset(name for name in _NAMES if torch.amp.is_autocast_available(name))
 
 
@@ -33,8 +34,9 @@ def full_float32(device: torch.device) -> Iterator[None]:
 
 def no_autocast(device: torch.device) -> AbstractContextManager[None]:
     """Return a block in which operators on ``device`` keep their types."""
-    if device.type in _WITH_AUTOCAST:
-        return torch.autocast(device.type, enabled=False)
+    name = device.type
+    if name in _WITH_AUTOCAST or (name not in _NAMES and torch.amp.is_autocast_available(name)):
+        return torch.autocast(name, enabled=False)
     return nullcontext()
 
 

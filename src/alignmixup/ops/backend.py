@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
 from typing import Literal, ParamSpec
 
 import torch
@@ -26,7 +27,21 @@ MAX_CHANNELS = 2048  # of norm_relu: its programs have so many slots to synchron
 CHANNEL_STEP = 8  # of norm_relu: 16-byte loads
 
 _HAS_TRITON = importlib.util.find_spec("triton") is not None
-_HAS_ROCM = torch.version.hip is not None
+
+
+def _no_cooperation() -> str:
+    """Return why the programs of a kernel cannot wait for each other, empty if they can."""
+    if torch.version.hip is not None:
+        return "its cooperative launch is untested on ROCm"
+    try:
+        found = version("triton")
+    except PackageNotFoundError:  # not installed, or a build of another name
+        return ""
+    is_new = tuple(map(int, found.split(".")[:2])) >= (3, 3)
+    return "" if is_new else f"its cooperative launch needs Triton 3.3 or newer, got {found}"
+
+
+NO_COOPERATION = _no_cooperation()
 
 
 def choose_backend(
@@ -89,9 +104,7 @@ def refuse_norm_relu(norm: nn.Module, x: Tensor) -> str | None:
         return f"it computes in float32, got {x.dtype}"
     if not x.is_contiguous(memory_format=torch.channels_last):
         return "it needs channels_last"
-    if _HAS_ROCM:
-        return "its cooperative launch is untested on ROCm"
-    return _refuse_device(x.device)
+    return NO_COOPERATION or _refuse_device(x.device)
 
 
 def has_hooks(module: nn.Module) -> bool:

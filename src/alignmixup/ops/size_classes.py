@@ -1,9 +1,9 @@
 """Launch settings of the transport kernels beyond 64 positions, by the number of positions.
 
-``SIZE_CLASSES`` is the only place that decides which kernels run: those of
-``triton/sinkhorn_rows.py``, or those of ``triton/sinkhorn_large.py`` for a class that is off and
-beyond its sizes. ``benchmarks/large_maps.py`` times candidates for each class on a GPU and prints
-the fastest.
+``SIZE_CLASSES`` decides which kernels run: those of ``triton/sinkhorn_rows.py``, or those of
+``triton/sinkhorn_large.py`` for a class that is off, beyond its sizes, and for a cost with too few
+columns for the threads of a class. ``benchmarks/large_maps.py`` times candidates for each class on
+a GPU and prints the fastest.
 
 This module imports no triton: the shape of a plan in a compiled graph depends on it.
 """
@@ -14,6 +14,8 @@ import math
 from dataclasses import dataclass
 
 import torch
+
+from alignmixup.ops import backend
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +79,9 @@ MIN_POSITIONS = 65
 def size_class(size: int) -> SizeClass | None:
     """Return the class that runs ``size`` positions, or None if none is on.
 
-    None on ROCm as well, where a cooperative launch is untested.
+    None as well where a cooperative launch is not possible: on ROCm, and with Triton 3.2.
     """
-    if torch.version.hip is not None:
+    if backend.NO_COOPERATION:
         return None
     for entry in SIZE_CLASSES:
         if MIN_POSITIONS <= size <= entry.max_positions:

@@ -148,6 +148,11 @@ def agreed(rank: int, size: int) -> Iterator[None]:
     block.leave(error)
 
 
+def is_open() -> bool:
+    """Return whether this process is in a block."""
+    return bool(_open)
+
+
 def meet(call: str) -> None:
     """Wait until all processes are at this call, if it is in a block."""
     if _open:

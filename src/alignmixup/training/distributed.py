@@ -28,6 +28,8 @@ from alignmixup.training import agreement, watch
 
 T = TypeVar("T")
 
+NEVER = 2**31 - 1  # passes between two that DistributedDataParallel times
+
 
 @dataclass(frozen=True)
 class Team:
@@ -69,9 +71,12 @@ class Team:
             return net
         device = next(net.parameters()).device
         ids = [device] if is_gpu(device) else None
-        return DistributedDataParallel(
+        wrapped = DistributedDataParallel(
             net, device_ids=ids, find_unused_parameters=not uses_all, gradient_as_bucket_view=True
         )
+        # By default it times one of a hundred passes by events, which a CUDA graph cannot hold.
+        wrapped._set_ddp_runtime_logging_sample_rate(NEVER)  # type: ignore[no-untyped-call]
+        return wrapped
 
     def no_sync(self, net: nn.Module) -> AbstractContextManager[object]:
         """Keep the gradients of a wrapped network local in this block, until a later backward."""
@@ -218,8 +223,11 @@ class Team:
                 self.wait()
 
     def guarded(self) -> AbstractContextManager[None]:
-        """End this block with ``RankLost`` where another process ends, and report an own error."""
-        return watch.guarded() if self.size > 1 else nullcontext()
+        """End this block with ``RankLost`` where another process ends, and report an own error.
+
+        Within ``agreed``, which raises the error in all, it is a plain block.
+        """
+        return nullcontext() if self.size == 1 or agreement.is_open() else watch.guarded()
 
 
 def is_wrapped(net: nn.Module) -> bool:

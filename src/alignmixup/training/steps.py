@@ -27,9 +27,8 @@ Batch = tuple[Tensor, ...]
 Gather = Callable[..., tuple[Tensor, Tensor]]
 
 WARM_UP_STEPS = 3
-# DistributedDataParallel times its first ten passes, and one of a hundred later, by events, which a
-# graph cannot hold.
-WARM_UP_PASSES, TIMED_PASSES = 11, 100
+# DistributedDataParallel times its first ten passes by events, which a graph cannot hold.
+WARM_UP_PASSES = 11
 
 
 class Loader(Protocol):
@@ -206,7 +205,7 @@ class CapturedStep:
         case = draw.case
         if case not in self._graphs:
             taken = self._taken[case] = self._taken.get(case, 0) + 1
-            is_warm = taken > WARM_UP_STEPS and self._num_eager % TIMED_PASSES >= self._min_eager
+            is_warm = taken > WARM_UP_STEPS and self._num_eager >= self._min_eager
             if not is_warm or case in self._refused or not self._capture(batch, draw):
                 return self._warm_up(batch, draw)
         graph, static_batch, static_draw, loss = self._graphs[case]
@@ -267,7 +266,9 @@ class CapturedStep:
         CUDA generator: without it the next dropout raises."""
         torch.cuda.set_stream(before)
         torch.cuda.synchronize()
-        with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=self._stream):
+        with torch.cuda.graph(
+            torch.cuda.CUDAGraph(), stream=self._stream, capture_error_mode=self._error_mode
+        ):
             torch.zeros(1, device=self._stream.device)  # torch warns of an empty graph
 
 

@@ -25,6 +25,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from alignmixup.checking import check_choices
 from alignmixup.contracts import Result
 from alignmixup.evaluation.forward import (
     ALONE,
@@ -75,10 +76,7 @@ class Attack:
             )
         if self.restarts > 1 and not self.random_start:
             raise ValueError("restarts without random_start all take the same path; set it to True")
-        if self.loss not in LOSSES:
-            raise ValueError(f"unknown loss {self.loss!r}; choose from {sorted(LOSSES)}")
-        if self.keep not in ("last", "any"):
-            raise ValueError(f"keep must be 'last' or 'any', got {self.keep!r}")
+        check_choices(self)
 
 
 @register_task("fgsm", about="error under FGSM, one signed gradient step")

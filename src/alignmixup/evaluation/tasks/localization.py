@@ -40,6 +40,7 @@ from jaxtyping import Float, Int, UInt8
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from alignmixup.checking import check_choices
 from alignmixup.contracts import Result, Skipped
 from alignmixup.evaluation.component_tree import NUM_LEVELS
 from alignmixup.evaluation.contours import Box, LevelBoxes, level_boxes, mask_box
@@ -76,10 +77,7 @@ class LocalizationSettings:
         for delta in (self.iou_threshold, *self.v2_iou_thresholds):
             if not 0 < delta <= 1:
                 raise ValueError(f"an IoU threshold must lie in (0, 1], got {delta}")
-        if self.convention not in ("reference", "exact"):
-            raise ValueError(f"convention must be 'reference' or 'exact', got {self.convention!r}")
-        if self.box not in ("contour", "mask"):
-            raise ValueError(f"box must be 'contour' or 'mask', got {self.box!r}")
+        check_choices(self)
 
 
 DEFAULT = LocalizationSettings()

@@ -3,8 +3,8 @@
 Up to 32 positions there is one launch; up to 1024 there are three: cost, iterations (in registers
 up to 64 positions), interpolation. Beyond 64 positions the iterations are those of
 ``sinkhorn_rows.py`` if ``ops/size_classes.py`` has the size class switched on, and of
-``sinkhorn_large.py`` otherwise. Nothing synchronizes, and all memory is allocated by torch, so
-everything can be captured in a CUDA graph.
+``sinkhorn_large.py`` otherwise, or for a cost of few columns. Nothing synchronizes, and all memory
+is allocated by torch, so everything can be captured in a CUDA graph.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ def solve(
     if len(flat) == 0:
         return cost.clone(), torch.zeros(cost.shape[:-2], dtype=torch.int32, device=cost.device)
     entry = size_class(max(n, m))
+    if entry and not _triton_rows.can_exchange(entry.rows, m):
+        entry = None  # far fewer columns than rows
     plan = cost.new_empty(flat.shape) if entry else torch.empty_like(flat)
     with _device_of(cost):
         if entry:

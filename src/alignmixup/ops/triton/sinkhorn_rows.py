@@ -23,6 +23,14 @@ from alignmixup.ops.triton.sinkhorn_held import _held_kernel
 from alignmixup.ops.triton.sinkhorn_streamed import _streamed_kernel
 
 
+def can_exchange(tiling: RowTiling, m: int) -> bool:
+    """Whether each thread of a program has sums of its own among those of ``m`` columns.
+
+    Otherwise several threads would read a word of the exchange each, at different times.
+    """
+    return tiling.group == 1 or 32 * tiling.num_warps <= padded(m)
+
+
 def solve(
     costs: Tensor,
     plan: Tensor,
@@ -42,9 +50,7 @@ def solve(
     num_groups = min(b, max(1, _num_processors(device) * tiling.per_sm // group))
     share = triton.cdiv(n, group)
     M = padded(m)
-    if group > 1 and 32 * tiling.num_warps > M:
-        # Several threads would read a word each, at different times.
-        raise ValueError(f"{tiling.num_warps} warps exchange {M} sums: use at most {M // 32}")
+    assert group == 1 or can_exchange(tiling, m), (tiling, m)
     used = torch.empty(b, dtype=torch.int32, device=device)
     num_words = num_groups * 2 * group * M if group > 1 else 1
     slots = torch.zeros(num_words, dtype=torch.int64, device=device)
