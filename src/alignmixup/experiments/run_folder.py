@@ -224,9 +224,11 @@ def alone_in(folder: Path, lock: Path | None = None, patience: float = 0.0) -> I
     ``lock`` is the file that is locked, by default ``run.json``; ``patience`` are the seconds to
     wait for another process to end.
     """
-    deadline = time.monotonic() + patience
+    deadline, path = time.monotonic() + patience, lock or folder / RUN
     # For writing: over NFS, a file that is open for reading cannot be locked for oneself.
-    with (lock or folder / RUN).open("r+b") as file:
+    with writing(path):
+        file = path.open("r+b")
+    with file:
         while not _lock(file, wait=False):
             if time.monotonic() >= deadline:
                 raise FolderInUse(
