@@ -104,8 +104,9 @@ def main(kind: str, out: Path, kills: int, seed: int) -> None:
         status = run(kind, out / "killed", rng.uniform(0.1, 1.0) * length)
         is_done = status == 0 or (kind != "sweep" and (out / "killed" / "results.jsonl").exists())
         killed += not is_done
-        if is_done:  # the kill came too late: begin anew
+        if is_done:  # the kill came too late: begin anew, and kill earlier
             shutil.rmtree(out / "killed")
+            length *= 0.7
     last = run(kind, out / "killed")
     print(json.dumps({"killed": killed, "first": first, "last": last}))
 
