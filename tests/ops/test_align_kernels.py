@@ -262,7 +262,7 @@ def test_a_captured_graph_replays_it(n: int, c: int) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("n", "c"), [(64, 512), (100, 1000), (196, 384), (784, 768), (1000, 512)])
+@pytest.mark.parametrize(("n", "c"), [*BIG, (100, 1000), (784, 768), (1000, 512)])
 def test_every_call_gives_the_same_bits(n: int, c: int) -> None:
     """A tile that is read before it has arrived shows in some of many calls, and in large maps."""
     x, perm, lam = (value[:16] for value in big(n, c, torch.bfloat16))
