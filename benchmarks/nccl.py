@@ -18,7 +18,6 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
 
 from alignmixup import datasets
 from alignmixup.device import fast_convolutions, time_calls
@@ -26,7 +25,7 @@ from alignmixup.experiments.bench import _random_images
 from alignmixup.experiments.networks import build_net
 from alignmixup.experiments.provenance import provenance
 from alignmixup.recipes.catalog import find_recipe
-from alignmixup.training.distributed import Team
+from alignmixup.training.distributed import Team, wrapped
 from alignmixup.training.optim import make_optimizer
 from alignmixup.training.steps import CapturedStep, PlainStep, capture_stream, prepared
 
@@ -49,16 +48,8 @@ def time_kind(name: str, kind: str, team: Team, repeats: int) -> dict[str, objec
     optimizer = make_optimizer(net, settings, mixer)
     stream = capture_stream(device) if kind.endswith("captured") else None
     with torch.cuda.stream(stream):
-        wrapped = net
-        if kind != "captured":
-            unused = not mixer.trains_all
-            wrapped = DistributedDataParallel(
-                net,
-                device_ids=[device],
-                gradient_as_bucket_view=True,
-                find_unused_parameters=unused,
-            )
-        module = prepared(wrapped, settings)
+        inner = net if kind == "captured" else wrapped(net, uses_all=mixer.trains_all)
+        module = prepared(inner, settings)
     plain = PlainStep(module, mixer, optimizer, settings, loader.gather, team=team)
     take = CapturedStep(plain, device, stream) if stream else plain
     rng = torch.Generator().manual_seed(0)

@@ -7,7 +7,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from alignmixup.datasets import DeviceLoader, shapes
 from alignmixup.mixers.adautomix import AdAutoMix
@@ -30,6 +29,7 @@ from alignmixup.mixers.transmix import TransMix
 from alignmixup.models import PreActResNet18
 from alignmixup.models.zoo import NetSpec, build
 from alignmixup.training import TrainSettings
+from alignmixup.training.distributed import wrapped
 from alignmixup.training.optim import make_optimizer
 from alignmixup.training.steps import (
     CapturedStep,
@@ -191,7 +191,7 @@ def test_captured_steps_hold_the_communication(mixer, compiles, nccl):
 
     def wrap(net):
         with torch.cuda.stream(stream):
-            module = DistributedDataParallel(net, device_ids=[0], gradient_as_bucket_view=True)
+            module = wrapped(net, uses_all=True)
         return prepared(module, dataclasses.replace(SETTINGS, compile=compiles))
 
     def captured_on_stream(plain):
@@ -224,7 +224,7 @@ def test_what_cannot_be_captured_is_run_plainly_and_says_so(is_wrapped, request)
     if is_wrapped:
         request.getfixturevalue("nccl")
         with torch.cuda.stream(stream):
-            module = DistributedDataParallel(net, device_ids=[0], gradient_as_bucket_view=True)
+            module = wrapped(net, uses_all=True)
     loader = DeviceLoader(shapes("train", 64), 32, 0, "cuda")
     settings = dataclasses.replace(SETTINGS, clip_norm=None)
     optimizer = make_optimizer(net, settings)

@@ -69,14 +69,7 @@ class Team:
         """
         if self.size == 1:
             return net
-        device = next(net.parameters()).device
-        ids = [device] if is_gpu(device) else None
-        wrapped = DistributedDataParallel(
-            net, device_ids=ids, find_unused_parameters=not uses_all, gradient_as_bucket_view=True
-        )
-        # By default it times one of a hundred passes by events, which a CUDA graph cannot hold.
-        wrapped._set_ddp_runtime_logging_sample_rate(NEVER)  # type: ignore[no-untyped-call]
-        return wrapped
+        return wrapped(net, uses_all=uses_all)
 
     def no_sync(self, net: nn.Module) -> AbstractContextManager[object]:
         """Keep the gradients of a wrapped network local in this block, until a later backward."""
@@ -228,6 +221,20 @@ class Team:
         Within ``agreed``, which raises the error in all, it is a plain block.
         """
         return nullcontext() if self.size == 1 or agreement.is_open() else watch.guarded()
+
+
+def wrapped(net: nn.Module, *, uses_all: bool) -> DistributedDataParallel:
+    """Return the network in DistributedDataParallel, for captured steps too."""
+    device = next(net.parameters()).device
+    module = DistributedDataParallel(
+        net,
+        device_ids=[device] if is_gpu(device) else None,
+        find_unused_parameters=not uses_all,
+        gradient_as_bucket_view=True,
+    )
+    # By default it times one of a hundred passes by events, which a CUDA graph cannot hold.
+    module._set_ddp_runtime_logging_sample_rate(NEVER)  # type: ignore[no-untyped-call]
+    return module
 
 
 def is_wrapped(net: nn.Module) -> bool:
