@@ -39,7 +39,9 @@ def fusible(function: Callable[P, R], *, combines: bool = False) -> Callable[P, 
                 function, dynamic=False, options={"combo_kernels": True} if together else None
             )
         compiled: Callable[P, R] = _compiled[function]
-        return compiled(*args, **kwargs)
+        # Otherwise a module with hooks would run by what was compiled for one without.
+        with torch._dynamo.config.patch(skip_nnmodule_hook_guards=False):
+            return compiled(*args, **kwargs)
 
     return call
 

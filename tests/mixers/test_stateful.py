@@ -157,6 +157,20 @@ def test_fused_steps_are_the_plain_steps(row: Row) -> None:
     torch.testing.assert_close(after, before)
 
 
+@pytest.mark.unchecked_shapes
+@pytest.mark.filterwarnings("ignore")  # the compiler's own
+@pytest.mark.usefixtures("traced")
+def test_a_compiled_pass_runs_the_hooks_of_its_own_network() -> None:
+    """What was compiled for a network is not taken for an equal one with a hook elsewhere."""
+    x, one, other = images(3), TinyNet(), TinyNet()
+    with fusing():
+        run_and_keep(one, x, "layer2")
+        run(one, x)
+        run_and_keep(other, x, "layer2")
+        features, _ = run_and_keep(other, x, "layer4")
+    assert torch.equal(features, run_and_keep(TinyNet(), x, "layer4")[0])
+
+
 # ---- teacher -------------------------------------------------------------------------------------
 
 
