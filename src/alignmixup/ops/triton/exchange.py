@@ -101,8 +101,14 @@ def column_scalings(
 @triton.jit
 def column_indices(M: tl.constexpr, WIDTH: tl.constexpr):
     """The columns [slices, up to WIDTH]."""
-    W: tl.constexpr = min(M, WIDTH)
+    W: tl.constexpr = M if M < WIDTH else WIDTH  # Triton 3.5 has no min of constants
     return tl.arange(0, M // W)[:, None] * W + tl.arange(0, W)[None, :]
+
+
+@triton.jit
+def per_row(x):
+    """A value for each row, to combine with a tile; Triton 3.5 fails at x[:, None, None]."""
+    return tl.expand_dims(tl.expand_dims(x, 1), 1)
 
 
 @triton.jit
@@ -115,7 +121,7 @@ def row_lse(T, v):
     """lse_j(T_ij + v_j)."""
     t = T + v[None, :, :]
     top = tl.max(tl.max(t, axis=1), axis=1)
-    return top + tl.log2(row_sums(tl.exp2(t - top[:, None, None])))
+    return top + tl.log2(row_sums(tl.exp2(t - per_row(top))))
 
 
 @triton.jit

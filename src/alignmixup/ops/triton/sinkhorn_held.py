@@ -13,6 +13,7 @@ from alignmixup.ops.triton.exchange import (
     column_indices,
     column_scalings,
     exchange,
+    per_row,
     row_lse,
     row_minima,
     row_range,
@@ -34,17 +35,17 @@ def _held_kernel(
     i = rank * SHARE + tl.arange(0, BLOCK_N)
     j = column_indices(M, WIDTH)
     rows = (tl.arange(0, BLOCK_N) < SHARE) & (i < n)
-    inside = rows[:, None, None] & (j < m)[None, :, :]
+    inside = per_row(rows) & (j < m)[None, :, :]
     number = rank * 0 + 1  # of the next exchange
     sample = group.to(tl.int64)
     while sample < batch:
-        offsets = sample * (n * m) + i[:, None, None] * m + j[None, :, :]
+        offsets = sample * (n * m) + per_row(i) * m + j[None, :, :]
         at = T_ptr + offsets
         C = tl.load(costs_ptr + offsets, mask=inside, other=0.0)
         for part in tl.static_range(1, PARTS):
             C += tl.load(costs_ptr + part * stride_part + offsets, mask=inside, other=0.0)
         if not ONCE:
-            C -= row_minima(C, inside)[:, None, None]
+            C -= per_row(row_minima(C, inside))
         least = tl.min(tl.where(inside, C, -NEG), axis=0)
         least = exchange(least, j, m, slots, number, rank, GROUP, M, "min")
         T = tl.where(inside, (C - least[None, :, :]) * -scale, NEG)
@@ -64,7 +65,7 @@ def _held_kernel(
             )
             tl.debug_barrier()  # threads read what others have written
             T = tl.load(at, mask=inside, other=NEG)
-            P = a[:, None, None] * tl.exp2(T) * b[None, :, :]
+            P = per_row(a) * tl.exp2(T) * b[None, :, :]
         tl.debug_barrier()
         tl.store(at, P, mask=inside)
         tl.store(used_ptr + sample, used, mask=rank == 0)
@@ -78,7 +79,7 @@ def _log_step(
 ):  # fmt: skip
     """T after a log-domain iteration from the column scalings v; two exchanges."""
     u = tl.where(rows, -tl.log2(tl.cast(n, tl.float32)) - row_lse(T, v), 0.0)
-    T += u[:, None, None]
+    T += per_row(u)
     top = tl.max(T, axis=0)
     total = tl.sum(tl.exp2(T - top[None, :, :]), axis=0)
     return T + column_scalings(top, total, j, slots, number, rank, m, GROUP, M)[None, :, :]
@@ -100,7 +101,7 @@ def _steps(
     while remaining > 0:
         tl.debug_barrier()
         T = tl.load(at, mask=inside, other=NEG)
-        T += tl.log2(a)[:, None, None] + tl.log2(b)[None, :, :]
+        T += per_row(tl.log2(a)) + tl.log2(b)[None, :, :]
         tl.debug_barrier()
         tl.store(at, T, mask=inside)
         a = row_pad * 0 + 1
@@ -154,6 +155,6 @@ def _linear_step(
 ):  # fmt: skip
     """a = (1/n) / sums and b = (1/m) / (K' a); one exchange."""
     a = (1 / n) / sums
-    total = tl.sum(K * a[:, None, None], axis=0)
+    total = tl.sum(K * per_row(a), axis=0)
     total = exchange(total, j, m, slots, number, rank, GROUP, M, "sum")
     return a, (1 / m) / (total + col_pad)

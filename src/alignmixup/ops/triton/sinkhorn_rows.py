@@ -17,7 +17,7 @@ import triton
 from torch import Tensor
 
 from alignmixup.ops.size_classes import RowTiling
-from alignmixup.ops.triton.common import LOG2_E, padded
+from alignmixup.ops.triton.common import INTERPRETED, LOG2_E, padded
 from alignmixup.ops.triton.norm_relu import _num_processors
 from alignmixup.ops.triton.sinkhorn_held import _held_kernel
 from alignmixup.ops.triton.sinkhorn_streamed import _streamed_kernel
@@ -46,7 +46,7 @@ def solve(
     """
     parts, b, n, m = costs.shape
     device = costs.device
-    group = tiling.group if costs.is_cuda else 1  # interpreted programs run one after another
+    group = 1 if INTERPRETED else tiling.group  # interpreted programs run one after another
     num_groups = min(b, max(1, _num_processors(device) * tiling.per_sm // group))
     share = triton.cdiv(n, group)
     M = padded(m)

@@ -13,6 +13,7 @@ from alignmixup.ops.triton.exchange import (
     column_indices,
     column_scalings,
     exchange,
+    per_row,
     row_lse,
     row_minima,
     row_range,
@@ -70,8 +71,8 @@ def _streamed_kernel(
 def _block(base, start, end, j, m: tl.constexpr, BLOCK_N: tl.constexpr):
     """Rows of a block and their mask, pointers to its entries and their mask."""
     i = start + tl.arange(0, BLOCK_N)
-    inside = (i < end)[:, None, None] & (j < m)[None, :, :]
-    return i, i < end, base + i[:, None, None] * m + j[None, :, :], inside
+    inside = per_row(i < end) & (j < m)[None, :, :]
+    return i, i < end, base + per_row(i) * m + j[None, :, :], inside
 
 
 @triton.jit
@@ -88,7 +89,7 @@ def _minima_pass(
         for part in tl.static_range(1, PARTS):
             C += tl.load(parts + part * stride_part, mask=inside, other=0.0)
         if not ONCE:
-            C -= row_minima(C, inside)[:, None, None]
+            C -= per_row(row_minima(C, inside))
         tl.store(at, C, mask=inside)
         least = tl.minimum(least, tl.min(tl.where(inside, C, -NEG), axis=0))
     tl.debug_barrier()  # threads read what others have written
@@ -126,7 +127,7 @@ def _log_pass(
         if FIRST:
             T = tl.where(inside, (T - least[None, :, :]) * -scale, NEG)
         u = tl.where(rows, -tl.log2(tl.cast(n, tl.float32)) - row_lse(T, v), 0.0)
-        T += u[:, None, None]
+        T += per_row(u)
         tl.store(at, T, mask=inside)
         # Running sums over rows, relative to the running maximum.
         new_top = tl.maximum(top, tl.max(T, axis=0))
@@ -218,7 +219,7 @@ def _absorb_pass(
         i, rows, at, inside = _block(base, start, end, j, m, BLOCK_N)
         a = tl.where(at_one > 0, 1.0, tl.load(a_ptr + i, mask=rows, other=1.0))
         T = tl.load(at, mask=inside, other=NEG)
-        T += tl.log2(a)[:, None, None] + v[None, :, :]
+        T += per_row(tl.log2(a)) + v[None, :, :]
         tl.store(at, T, mask=inside)
         K = tl.exp2(T)
         own = row_sums(K) + tl.where(rows, 0.0, 1 / n)
@@ -228,7 +229,7 @@ def _absorb_pass(
         # The caller detects a zero sum and discards this step.
         a = (1 / n) / tl.maximum(own, 1e-30)
         tl.store(new_a_ptr + i, a, mask=rows)
-        sums += K * a[:, None, None]
+        sums += K * per_row(a)
     tl.debug_barrier()
     return tl.sum(sums, axis=0), low, high, error
 
@@ -254,7 +255,7 @@ def _linear_pass(
         a = (1 / n) / own
         if HAS_TOL or is_last:
             tl.store(new_a_ptr + i, a, mask=rows)
-        sums += K * a[:, None, None]
+        sums += K * per_row(a)
     tl.debug_barrier()
     return tl.sum(sums, axis=0), error
 
@@ -268,4 +269,4 @@ def _plan_pass(
         i, rows, at, inside = _block(base, start, end, j, m, BLOCK_N)
         T = tl.load(at, mask=inside, other=NEG) + v[None, :, :]
         a = tl.where(at_one > 0, 1.0, tl.load(a_ptr + i, mask=rows, other=1.0))
-        tl.store(at, a[:, None, None] * tl.exp2(T) * b[None, :, :], mask=inside)
+        tl.store(at, per_row(a) * tl.exp2(T) * b[None, :, :], mask=inside)
