@@ -69,7 +69,7 @@ class SizeClass:
 
 # The fastest of benchmarks/h200_large_maps.csv; few warps have few sums to exchange.
 SIZE_CLASSES = (
-    SizeClass(max_positions=128, rows=RowTiling(group=1, block=0, num_warps=4, width=64)),
+    SizeClass(max_positions=128, rows=RowTiling(group=1, block=0, num_warps=4, width=32)),
     SizeClass(max_positions=256, rows=RowTiling(group=4, block=0, num_warps=4, per_sm=2, width=64)),
     SizeClass(max_positions=1024, rows=RowTiling(group=8, block=4, num_warps=4)),
 )
