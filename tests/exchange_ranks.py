@@ -12,7 +12,8 @@ from __future__ import annotations
 import os
 import sys
 
-os.environ["TRITON_INTERPRET"] = "1"
+if __name__ == "__main__":
+    os.environ["TRITON_INTERPRET"] = "1"
 
 import torch
 from torch import Tensor
