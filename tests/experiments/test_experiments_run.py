@@ -15,7 +15,7 @@ import alignmixup as am
 from alignmixup.contracts import RecipeKey
 from alignmixup.datasets import shapes
 from alignmixup.experiments import styling
-from alignmixup.experiments.accuracies import Evaluator
+from alignmixup.experiments.accuracies import Evaluator, record_accuracy
 from alignmixup.experiments.batches import load_split, shortened
 from alignmixup.experiments.data_record import Sets
 from alignmixup.experiments.load import load_run
@@ -494,6 +494,21 @@ def test_a_run_scored_before_its_end_still_records_its_accuracies(tmp_path, sets
     metrics = [r.metric for r in read_results([tmp_path])]
     assert {"top1_best", "top1_last"} <= set(metrics)
     assert len(metrics) == len(set(metrics))
+
+
+def test_the_accuracies_of_a_teacher_are_recorded_too(tmp_path, finished):
+    """From the lines that training with a teacher writes into the ledger."""
+    lines = [json.loads(line) for line in (finished / LEDGER).read_text().splitlines()]
+    teacher = iter((40.0, 35.0))
+    for line in lines:
+        if "test" in line:
+            line["test_teacher"] = {"top1": next(teacher), "top5": 90.0}
+    (tmp_path / LEDGER).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (tmp_path / "run.json").write_bytes((finished / "run.json").read_bytes())
+    record_accuracy(RECIPE, tmp_path)
+    found = {r.metric: r.value for r in read_results([tmp_path / "results.jsonl"])}
+    assert {"top1_last", "top1_best"} < found.keys()
+    assert (found["teacher_top1_last"], found["teacher_top1_best"]) == (35.0, 40.0)
 
 
 def test_a_line_cut_short_does_not_spoil_those_behind_it(tmp_path, sets, finished):

@@ -48,16 +48,20 @@ class Evaluator:
 
 
 def record_accuracy(recipe: Recipe, folder: Path) -> None:
-    """Append best, last and median of the last ten of a complete run, each once."""
+    """Append best, last and median of the last ten of a complete run, each once.
+
+    Those of a mixer's teacher as well: ``teacher_top1_last`` and so on.
+    """
     if not (folder / LEDGER).exists() or not (summary := summarize(folder)).is_complete:
         return
     where = origin(recipe, summary.epochs, folder)
     lines = map(json.loads, whole_lines(folder / RESULTS).splitlines())
     there = {(line.get("metric"), line.get("epoch")) for line in lines}
+    teacher = summarize(folder, "test_teacher")
     figures = {
-        "top1_median10": summary.median10,
-        "top1_last": summary.last,
-        "top1_best": summary.best,
+        f"{prefix}top1_{name}": getattr(each, name)
+        for prefix, each in (("", summary), ("teacher_", teacher))
+        for name in ("median10", "last", "best")
     }
     append_results(
         folder,

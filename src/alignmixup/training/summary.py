@@ -39,14 +39,17 @@ class Summary:
         )
 
 
-def summarize(out: Path) -> Summary:
-    """Read best, last and median of the last ten epochs from a run's ledger."""
+def summarize(out: Path, part: str = "test") -> Summary:
+    """Read best, last and median of the last ten epochs from a run's ledger.
+
+    ``part`` is ``"test"``, or ``"test_teacher"`` for the teacher of a mixer.
+    """
     events = cast(list[dict[str, Any]], read_ledger(out / LEDGER))
     # The last of them: a run that was extended has another length since.
     starts = [e.get("settings", {}) for e in events if e["event"] == "start"]
     settings: dict[str, Any] = starts[-1] if starts else {}
     epochs = [e for e in events if e["event"] == "epoch"]
-    scored = [(e["epoch"], e["test"]["top1"]) for e in epochs if "test" in e]
+    scored = [(e["epoch"], e[part]["top1"]) for e in epochs if part in e]
     reached = epochs[-1]["epoch"] if epochs else 0
     best = max(scored, key=lambda pair: pair[1], default=(None, None))
     last_ten = [top1 for epoch, top1 in scored if epoch > reached - 10]
