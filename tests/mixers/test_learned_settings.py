@@ -13,6 +13,13 @@ from torch import Tensor, nn
 import alignmixup as am
 from alignmixup.contracts import soft_cross_entropy
 from alignmixup.datasets import shapes
+from alignmixup.mixers.adautomix import (
+    AdAutoMix,
+    combined,
+    group_shares,
+    nearness,
+    with_anchors,
+)
 from alignmixup.mixers.automix import AutoMix
 from alignmixup.mixers.learned import Learned
 from alignmixup.mixers.samix import SAMix
@@ -58,8 +65,42 @@ def test_two_heads_are_two_networks_with_a_common_body(name: str) -> None:
     torch.testing.assert_close(mixed.extra["block"], expected)
 
 
-def test_each_head_is_trained_by_its_own_images() -> None:
-    mixer, net = attached(TWO_HEADS["automix"])
+def test_two_heads_of_adautomix_are_two_networks_with_a_common_body() -> None:
+    """The clean images of the network alone end in the first; those of the cosine do not."""
+    settings = AdAutoMix("layer2", heads=2, classifier="fc", switch=0.0, ema=(1.0, 1.0))
+    mixer, net = attached(settings)
+    scaled_heads(mixer)
+    draw = drawn(mixer, 0.3)
+    mixed = mixer.apply(net, images(6), labels(6), draw)
+    twin, plain = attached(settings)
+    scaled_heads(twin)
+    x, rows = images(6), torch.eye(NUM_CLASSES)[labels(6)]
+    h = maps(twin)
+    groups = with_anchors(draw.perms)
+    shares, block_shares = group_shares(draw.lam, draw.block_lam, draw.others)
+    own, block = (
+        twin.masks(h, group, share, (16, 16))
+        for group, share in zip(groups, (shares, block_shares), strict=True)
+    )
+    clean = soft_cross_entropy(plain(x), rows)
+    torch.testing.assert_close(mixed.extra["clean"], 0.5 * clean)
+    plain.fc.load_state_dict(twin.learner.head.state_dict())
+    torch.testing.assert_close(mixed.logits, plain(combined(x, groups[0], own)))
+    blended = plain(combined(x, groups[0], shares))
+    mixup = soft_cross_entropy(blended, combined(rows, groups[0], shares))
+    torch.testing.assert_close(mixed.extra["mixup"], 0.5 * mixup)
+    teacher = twin.learner.teacher
+    teacher.fc.load_state_dict(twin.learner.teacher_head.state_dict())
+    sources, taught = teacher(x), teacher(combined(x, groups[1], block))
+    loss = soft_cross_entropy(taught, combined(rows, groups[1], block_shares))
+    near = nearness(taught, sources, groups[1], block_shares)
+    torch.testing.assert_close(mixed.extra["block"], -0.3 * loss + 0.7 * near)
+
+
+@pytest.mark.parametrize("name", ["automix", "adautomix"])
+def test_each_head_is_trained_by_its_own_images(name: str) -> None:
+    two_heads = AdAutoMix("layer2", heads=2, classifier="fc", switch=0.0)
+    mixer, net = attached(TWO_HEADS.get(name, two_heads))
     mixed = mixer.apply(net, images(6), labels(6), drawn(mixer))
     heads = [net.fc.weight, mixer.learner.head.weight]
     losses = [mixed.extra["clean"], mixed.criterion(mixed.logits, mixed.targets)]

@@ -10,7 +10,14 @@ from torch import Tensor, nn
 
 from alignmixup import fusion
 from alignmixup.contracts import Mixer, fusing
-from alignmixup.mixers.stateful import follow, make_teacher, run, run_and_keep, run_to
+from alignmixup.mixers.stateful import (
+    NormUpdates,
+    follow,
+    make_teacher,
+    run,
+    run_and_keep,
+    run_to,
+)
 from cases import ROWS, Row, TinyNet, images, labels, params
 
 STATEFUL = [row for row in ROWS if row.mixer.attach(TinyNet(), images(6)).module is not None]
@@ -187,6 +194,26 @@ def test_a_teacher_stays_copies_or_moves_between() -> None:
     torch.testing.assert_close(teacher.fc.weight.data, expected_weight.data)
     assert teacher.training
     assert not any(p.requires_grad for p in teacher.parameters())
+
+
+@pytest.mark.parametrize("momentum", [0.1, 0.4])
+def test_updates_of_batch_norms_are_those_of_more_passes(momentum: float) -> None:
+    x, other = images(6), images(6, seed=1)
+    one, two = make_teacher(TinyNet()), make_teacher(TinyNet())
+    for net in (one, two):
+        for norm in net.modules():
+            if isinstance(norm, nn.BatchNorm2d):
+                norm.momentum = momentum
+    with NormUpdates(one) as updates:
+        one(x)
+    one(other)
+    updates.repeat(3)
+    for batch in (x, other, x, x.flip(0), x):
+        two(batch)
+    statistics = {name: value for name, value in two.named_buffers() if "running" in name}
+    assert statistics
+    for name, value in statistics.items():
+        torch.testing.assert_close(one.get_buffer(name), value, msg=name)
 
 
 def test_a_pass_can_stop_at_a_layer() -> None:

@@ -65,6 +65,7 @@ MIXERS = [
     AutoMix.two_heads(),
     SAMix(global_eta=0.1),
     AdAutoMix(),
+    AdAutoMix.two_heads(),
 ]
 # Vectors and tensors, both with their decoder: five and six cases.
 AUTOENCODERS = [

@@ -39,7 +39,7 @@ from alignmixup.mixers.learned import (
     upsampled,
     with_share,
 )
-from alignmixup.mixers.stateful import run, run_and_keep
+from alignmixup.mixers.stateful import NormUpdates, run, run_and_keep
 from alignmixup.ops.blend import check_logits, without_autocast
 from alignmixup.registry import register_mixer
 
@@ -109,6 +109,11 @@ class AdAutoMix(Learned):
         return cls(cos_sign=-1)
 
     @classmethod
+    def two_heads(cls, classifier: str = "head.linear") -> AdAutoMix:
+        """Return the form of the released code: mixed images have a classifier of their own."""
+        return cls(heads=2, classifier=classifier)
+
+    @classmethod
     def tiny_imagenet(cls) -> AdAutoMix:
         """Return the Tiny-ImageNet settings."""
         return cls(block_lr=0.1, block_min_lr=0.001, beta=0.4)
@@ -152,22 +157,29 @@ class AdAutoMix(Learned):
         state.follow(net, draw.ema_share)
         groups = with_anchors(draw.perms)
         shares, block_shares = group_shares(draw.lam, draw.block_lam, draw.others)
-        with torch.no_grad():
+        updates = NormUpdates(state.teacher)
+        with torch.no_grad(), self._tap(state.teacher, state.teacher_head, stays=True), updates:
             output, sources = run_and_keep(state.teacher, x, self.layer)
+        with torch.no_grad():
             h = self._maps(state.teacher, output)
             masks = self.masks(h, groups[0], shares, image_size(x))
             masks = shown_masks(masks, shares, self.switch)
-        clean = net(x)
+        with self._tap(net, None):
+            clean = net(x)
         check_logits(clean, len(x))
         rows = self._rows(y, clean.shape[1])
         targets = combined(rows, groups[0], shares)
-        logits = net(combined(x, groups[0], masks))
+        with self._tap(net, state.head):
+            logits = net(combined(x, groups[0], masks))
         extra = {"clean": (1 - self.mixup_share) * criterion(clean, rows)}
         if self.mixup_share:
-            mixup = net(combined(x, groups[0], shares))
+            with self._tap(net, state.head):
+                mixup = net(combined(x, groups[0], shares))
             extra["mixup"] = self.mixup_share * criterion(mixup, targets)
         masks = self.masks(h, groups[1], block_shares, image_size(x))
-        taught = run(state.teacher, combined(x, groups[1], masks))
+        with self._tap(state.teacher, state.teacher_head, stays=True):
+            taught = run(state.teacher, combined(x, groups[1], masks))
+        updates.repeat(self.num_images)
         loss = criterion(taught, combined(rows, groups[1], block_shares))
         near = self.cos_sign * nearness(taught, sources, groups[1], block_shares)
         extra["block"] = turned(state.turn, loss, near, self.beta)

@@ -10,17 +10,14 @@ x~2, t2, m2: of the second draw, which trains the block. Labels are mixed by lam
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from alignmixup.contracts import Criterion, Draw, Mixed, fusible
-from alignmixup.hooks import check_layer_name, tap
 from alignmixup.mixers.base import (
     LOSSES,
     check_nonnegative,
@@ -40,7 +37,6 @@ from alignmixup.mixers.learned import (
     conv1x1,
     cosine,
     load_pretrained,
-    second_head,
     upsampled,
     with_share,
 )
@@ -69,8 +65,6 @@ class PairLearned(Learned):
     mask_margin: float = 0.1
     mask_decay: bool = False
     block_prob: float = 1.0
-    heads: Literal[1, 2] = 1
-    classifier: str = "head.linear"
     pretrained: str = ""
 
     def __post_init__(self) -> None:
@@ -78,7 +72,6 @@ class PairLearned(Learned):
         object.__setattr__(self, "pretrained", str(self.pretrained))  # JSON has no Path
         check_nonnegative(self, "mask_weight", "mask_margin")
         check_unit(self, "block_prob")
-        check_layer_name(self.classifier)
 
     @property
     def cases(self) -> Mapping[str, float]:
@@ -89,16 +82,12 @@ class PairLearned(Learned):
         """Probability that the network's mask is rescaled to the share of the labels."""
         return 0.0
 
-    def tapped(self, net: nn.Module) -> Sequence[str]:
-        return (self.classifier,) if self.heads == 2 else ()
-
     def _learner(self, block: nn.Module, net: nn.Module) -> nn.Module:
-        head = second_head(net, self.classifier) if self.heads == 2 else None
         if not self.pretrained:
-            return Learner(block, make_teacher(net), head)
+            return super()._learner(block, net)
         encoder = make_teacher(net)
         load_pretrained(self.pretrained, block, encoder)
-        return FrozenLearner(block, encoder, head)
+        return FrozenLearner(block, encoder, self._second_head(net))
 
     def draw(self, batch_size: int, rng: torch.Generator, progress: float = 0.0) -> Draw:
         weight = self.mask_weight * (cosine(progress) if self.mask_decay else 1.0)
@@ -152,18 +141,6 @@ class PairLearned(Learned):
         """The loss that trains the block."""
         return LOSSES[self.loss]
 
-    def _tap(
-        self, net: nn.Module, head: nn.Module | None, *, stays: bool = False
-    ) -> AbstractContextManager[None]:
-        """Let a network end in ``head`` for one pass; None: in its own.
-
-        In every pass where there are two: torch.compile ignores hooks added later.
-        """
-        if self.heads == 1:
-            return nullcontext()
-        action = None if head is None else in_place
-        return tap(net, self.classifier, action, head, reads_input=True, stays=stays)
-
     def mask(
         self, h: Float[Tensor, "b c h w"], perm: Tensor, lam: Tensor, size: tuple[int, int]
     ) -> Float[Tensor, "b 1 h2 w2"]:
@@ -180,12 +157,6 @@ class PairLearned(Learned):
     def _penalty(self, mask: Tensor, lam: Tensor, weight: Tensor) -> Tensor:
         """The loss of the mask."""
         return mean_penalty(mask, lam, weight, self.mask_margin)
-
-
-def in_place(features: Tensor, head: nn.Module) -> Tensor:
-    """Return the logits of ``head``: a tap that puts it in the place of a classifier."""
-    logits: Tensor = head(features)
-    return logits
 
 
 @fusible
@@ -239,13 +210,13 @@ class AutoMix(PairLearned):
         block_min_lr: Where that ends; None: as the network's.
         block_momentum: Momentum of the block; None: the network's.
         loss: ``"ce"`` for cross-entropy, ``"bce"`` for binary cross-entropy of the softmax.
+        heads: 2 gives network and teacher a second linear layer, for mixed images; the network's
+            own is then trained on clean images alone.
+        classifier: Name of the network's linear layer, for two heads.
         mask_weight: Weight of the loss that keeps the mean of the mask near ``lam``.
         mask_margin: Distance from ``lam`` that costs nothing.
         mask_decay: Let this weight fall to 0 by a cosine.
         block_prob: Probability that a step trains the block.
-        heads: 2 gives network and teacher a second linear layer, for mixed images; the network's
-            own is then trained on clean images alone.
-        classifier: Name of the network's linear layer, for two heads.
         pretrained: Folder of a run of this method whose block and teacher make the masks; they are
             frozen, and nothing but the network is trained. Empty: a new block is trained.
         lam_channel: Append ``lam`` to the maps as a channel.

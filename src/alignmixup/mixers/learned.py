@@ -13,9 +13,11 @@ from __future__ import annotations
 import copy
 import math
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -24,7 +26,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from alignmixup.contracts import fusible
-from alignmixup.hooks import attribute_around, check_layer_name, find_layer
+from alignmixup.hooks import attribute_around, check_layer_name, find_layer, tap
 from alignmixup.mixers.base import Loss, check_unit
 from alignmixup.mixers.stateful import Stateful, follow, make_teacher, probe
 
@@ -85,10 +87,13 @@ class Learned(Stateful):
     block_min_lr: float | None = None
     block_momentum: float | None = None
     loss: Loss = "ce"
+    heads: Literal[1, 2] = 1
+    classifier: str = "head.linear"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_layer_name(self.layer)
+        check_layer_name(self.classifier)
         if len(self.ema) != 2 or not all(0 <= m <= 1 for m in self.ema):
             raise ValueError(f"ema must be two numbers in [0, 1], got {self.ema}")
         check_unit(self, "switch", "ema_hold")
@@ -112,7 +117,25 @@ class Learned(Stateful):
 
     def _learner(self, block: nn.Module, net: nn.Module) -> nn.Module:
         """Return the module of an attached mixer."""
-        return Learner(block, make_teacher(net))
+        return Learner(block, make_teacher(net), self._second_head(net))
+
+    def _second_head(self, net: nn.Module) -> nn.Linear | None:
+        return second_head(net, self.classifier) if self.heads == 2 else None
+
+    def tapped(self, net: nn.Module) -> Sequence[str]:
+        return (self.classifier,) if self.heads == 2 else ()
+
+    def _tap(
+        self, net: nn.Module, head: nn.Module | None, *, stays: bool = False
+    ) -> AbstractContextManager[None]:
+        """Let a network end in ``head`` for one pass; None: in its own.
+
+        In every pass where there are two: torch.compile ignores hooks added later.
+        """
+        if self.heads == 1:
+            return nullcontext()
+        action = None if head is None else in_place
+        return tap(net, self.classifier, action, head, reads_input=True, stays=stays)
 
     @abstractmethod
     def _block(self, num_channels: int) -> nn.Module:
@@ -138,6 +161,12 @@ class Learned(Stateful):
         if progress < self.ema_hold:
             return torch.tensor(first)
         return torch.tensor(last + (first - last) * cosine(progress))
+
+
+def in_place(features: Tensor, head: nn.Module) -> Tensor:
+    """Return the logits of ``head``: a tap that puts it in the place of a classifier."""
+    logits: Tensor = head(features)
+    return logits
 
 
 def second_head(net: nn.Module, classifier: str) -> nn.Linear:

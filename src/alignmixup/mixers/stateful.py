@@ -14,6 +14,7 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from alignmixup.contracts import Draw, Mixed, NotAttached, fusible
 from alignmixup.hooks import Peeked, keep, logits_module, plain_module, tap
@@ -125,6 +126,61 @@ run = fusible(_run, combines=True)
 def make_teacher(net: nn.Module) -> nn.Module:
     """Return a copy of the network without gradients, its batch norms in training mode."""
     return copy.deepcopy(net).requires_grad_(False).train()
+
+
+class NormUpdates:
+    """What a pass adds to the running statistics of batch norms, to be added again later.
+
+    with NormUpdates(net) as updates:
+        net(x)
+    updates.repeat(2)  # the statistics of two more passes on x, in any order of its images
+    """
+
+    def __init__(self, net: nn.Module) -> None:
+        norms = [m for m in net.modules() if isinstance(m, _NormBase) and m.training]
+        kept = [(m, m.momentum) for m in norms if m.track_running_stats and m.momentum is not None]
+        # A backward pass keeps them without need, and would find them changed but for ``data``.
+        self._statistics = [
+            (statistic.data, 1 - momentum)
+            for norm, momentum in kept
+            for statistic in (norm.running_mean, norm.running_var)
+            if statistic is not None
+        ]
+
+    def __enter__(self) -> NormUpdates:
+        self._before = self._copies()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._after = self._copies()
+
+    def _copies(self) -> list[Tensor]:
+        return [statistic.clone() for statistic, _ in self._statistics]
+
+    @torch.no_grad()
+    def repeat(self, times: int) -> None:
+        """Update the statistics ``times`` times by those of the batch in the block."""
+        if self._statistics:
+            statistics, kept = zip(*self._statistics, strict=True)
+            _repeat_updates(list(statistics), self._before, self._after, list(kept), times)
+
+
+def _updates(
+    statistics: list[Tensor],
+    before: list[Tensor],
+    after: list[Tensor],
+    kept: list[float],
+    times: int,
+) -> None:
+    # after = k before + (1 - k) batch; wanted: k^n statistics + (1 - k^n) batch
+    added = [sum(k**i for i in range(times)) for k in kept]
+    torch._foreach_mul_(statistics, [k**times for k in kept])
+    torch._foreach_add_(statistics, torch._foreach_mul(after, added))
+    subtracted = [k * share for k, share in zip(kept, added, strict=True)]
+    torch._foreach_sub_(statistics, torch._foreach_mul(before, subtracted))
+
+
+_repeat_updates = fusible(_updates, combines=True)
 
 
 @torch.no_grad()

@@ -95,6 +95,9 @@ METHODS: dict[tuple[str, str], Entry] = {
     ),
     ("samix", ""): Entry(lambda data: _learned(SAMix, data)),
     ("adautomix", ""): Entry(lambda data: _learned(AdAutoMix, data)),
+    ("adautomix", "heads2"): Entry(
+        lambda data: dataclasses.replace(_learned(AdAutoMix, data), heads=2)
+    ),
 }
 
 
