@@ -54,7 +54,7 @@ def main(rank: int, group: int, block: int, n: int, m: int, num_iters: int, tol:
     kernel[(1,)](
         costs, costs, words, scalings, used, NUM_SAMPLES, LOG2_E / 0.1, num_iters, tol, 0,
         n=n, m=m, SHARE=share, BLOCK_N=block or padded(share), M=padded(m), PARTS=1, GROUP=group,
-        STAGES=1, ONCE=num_iters == 0, HAS_TOL=tol > 0, WIDTH=16,
+        STAGES=1, ONCE=num_iters == 0, HAS_TOL=tol > 0, WIDTH=16, PACK=1,
     )  # fmt: skip
 
 

@@ -26,7 +26,7 @@ def _held_kernel(
     costs_ptr, T_ptr, slots_ptr, scalings_ptr, used_ptr, batch, scale, num_iters, tol, stride_part,
     n: tl.constexpr, m: tl.constexpr, SHARE: tl.constexpr, BLOCK_N: tl.constexpr,
     M: tl.constexpr, PARTS: tl.constexpr, GROUP: tl.constexpr, STAGES: tl.constexpr,
-    ONCE: tl.constexpr, HAS_TOL: tl.constexpr, WIDTH: tl.constexpr,
+    ONCE: tl.constexpr, HAS_TOL: tl.constexpr, WIDTH: tl.constexpr, PACK: tl.constexpr,
 ):  # fmt: skip
     """P = a exp2(T) b, at T_ptr."""
     rank = tl.program_id(0) % GROUP
@@ -47,22 +47,23 @@ def _held_kernel(
         if not ONCE:
             C -= per_row(row_minima(C, inside))
         least = tl.min(tl.where(inside, C, -NEG), axis=0)
-        least = exchange(least, j, m, slots, number, rank, GROUP, M, "min")
+        least = exchange(least, j, m, slots, number, rank, GROUP, M, PACK, "min")
         T = tl.where(inside, (C - least[None, :, :]) * -scale, NEG)
         if ONCE:
             K = tl.exp2(T)
-            sums = exchange(tl.sum(K, axis=0), j, m, slots, number + 1, rank, GROUP, M, "sum")
+            sums = exchange(tl.sum(K, axis=0), j, m, slots, number + 1, rank, GROUP, M, PACK, "sum")
             P = K / (m * sums + tl.where(j < m, 0.0, 1.0))[None, :, :]
             number += 2
             used = 0
         else:
             v = tl.where(j < m, least * -scale, 0.0)
-            T = _log_step(T, v, rows, j, slots, number + 1, rank, n, m, GROUP, M)
+            T = _log_step(T, v, rows, j, slots, number + 1, rank, n, m, GROUP, M, PACK)
             number += 3
             tl.store(at, T, mask=inside)
             a, b, used, number = _steps(
-                at, inside, rows, j, slots, number, rank, num_iters, tol, n, m, GROUP, M, HAS_TOL
-            )
+                at, inside, rows, j, slots, number, rank, num_iters, tol, n, m, GROUP, M, PACK,
+                HAS_TOL,
+            )  # fmt: skip
             tl.debug_barrier()  # threads read what others have written
             T = tl.load(at, mask=inside, other=NEG)
             P = per_row(a) * tl.exp2(T) * b[None, :, :]
@@ -75,20 +76,21 @@ def _held_kernel(
 @triton.jit
 def _log_step(
     T, v, rows, j, slots, number, rank, n: tl.constexpr, m: tl.constexpr, GROUP: tl.constexpr,
-    M: tl.constexpr,
+    M: tl.constexpr, PACK: tl.constexpr,
 ):  # fmt: skip
     """T after a log-domain iteration from the column scalings v; two exchanges."""
     u = tl.where(rows, -tl.log2(tl.cast(n, tl.float32)) - row_lse(T, v), 0.0)
     T += per_row(u)
     top = tl.max(T, axis=0)
     total = tl.sum(tl.exp2(T - top[None, :, :]), axis=0)
-    return T + column_scalings(top, total, j, slots, number, rank, m, GROUP, M)[None, :, :]
+    return T + column_scalings(top, total, j, slots, number, rank, m, GROUP, M, PACK)[None, :, :]
 
 
 @triton.jit
 def _steps(
     at, inside, rows, j, slots, number, rank, num_iters, tol, n: tl.constexpr,
-    m: tl.constexpr, GROUP: tl.constexpr, M: tl.constexpr, HAS_TOL: tl.constexpr,
+    m: tl.constexpr, GROUP: tl.constexpr, M: tl.constexpr, PACK: tl.constexpr,
+    HAS_TOL: tl.constexpr,
 ):  # fmt: skip
     """The iterations after the first: a, b, their number, and that of the next exchange."""
     # Added to the sums of padded rows and columns: their scalings remain 1.
@@ -120,7 +122,9 @@ def _steps(
             if HAS_TOL:
                 taken = 0
                 while (taken < steps) & (error > tol):
-                    a, b = _linear_step(K, sums, col_pad, j, slots, number, rank, n, m, GROUP, M)
+                    a, b = _linear_step(
+                        K, sums, col_pad, j, slots, number, rank, n, m, GROUP, M, PACK
+                    )
                     sums = row_sums(K * b[None, :, :]) + row_pad
                     error = tl.sum(tl.abs(a * sums - 1 / n), axis=0)
                     _, _, error = row_range(0.0, 0.0, error, slots, number + 1, rank, GROUP, M)
@@ -129,17 +133,17 @@ def _steps(
                 used += taken
                 remaining = tl.where(error > tol, remaining - taken, 0)
             else:
-                a, b = _linear_step(K, sums, col_pad, j, slots, number, rank, n, m, GROUP, M)
+                a, b = _linear_step(K, sums, col_pad, j, slots, number, rank, n, m, GROUP, M, PACK)
                 for step in range(1, steps):
                     sums = row_sums(K * b[None, :, :]) + row_pad
                     a, b = _linear_step(
-                        K, sums, col_pad, j, slots, number + step, rank, n, m, GROUP, M
+                        K, sums, col_pad, j, slots, number + step, rank, n, m, GROUP, M, PACK
                     )
                 number += steps
                 used += steps
                 remaining -= steps
         elif remaining > 0:
-            T = _log_step(T, col_pad * 0, rows, j, slots, number, rank, n, m, GROUP, M)
+            T = _log_step(T, col_pad * 0, rows, j, slots, number, rank, n, m, GROUP, M, PACK)
             tl.debug_barrier()
             tl.store(at, T, mask=inside)
             number += 2
@@ -151,10 +155,10 @@ def _steps(
 @triton.jit
 def _linear_step(
     K, sums, col_pad, j, slots, number, rank, n: tl.constexpr, m: tl.constexpr,
-    GROUP: tl.constexpr, M: tl.constexpr,
+    GROUP: tl.constexpr, M: tl.constexpr, PACK: tl.constexpr,
 ):  # fmt: skip
     """a = (1/n) / sums and b = (1/m) / (K' a); one exchange."""
     a = (1 / n) / sums
     total = tl.sum(K * per_row(a), axis=0)
-    total = exchange(total, j, m, slots, number, rank, GROUP, M, "sum")
+    total = exchange(total, j, m, slots, number, rank, GROUP, M, PACK, "sum")
     return a, (1 / m) / (total + col_pad)

@@ -51,6 +51,7 @@ def solve(
     share = triton.cdiv(n, group)
     M = padded(m)
     assert group == 1 or can_exchange(tiling, m), (tiling, m)
+    pack = max(1, min(M // (32 * tiling.num_warps), 16 // group))
     used = torch.empty(b, dtype=torch.int32, device=device)
     num_words = num_groups * 2 * group * M if group > 1 else 1
     slots = torch.zeros(num_words, dtype=torch.int64, device=device)
@@ -60,7 +61,7 @@ def solve(
         costs, plan, slots, scalings, used, b, LOG2_E / eps, num_iters, tol or 0.0,
         costs.stride(0), n=n, m=m, SHARE=share, BLOCK_N=tiling.block or padded(share), M=M,
         PARTS=parts, GROUP=group, STAGES=tiling.num_stages, ONCE=num_iters == 0,
-        HAS_TOL=tol is not None, WIDTH=tiling.width, num_warps=tiling.num_warps,
+        HAS_TOL=tol is not None, WIDTH=tiling.width, PACK=pack, num_warps=tiling.num_warps,
         maxnreg=tiling.max_registers, launch_cooperative_grid=group > 1,
     )  # fmt: skip
     return used

@@ -26,7 +26,7 @@ def _streamed_kernel(
     costs_ptr, T_ptr, slots_ptr, scalings_ptr, used_ptr, batch, scale, num_iters, tol, stride_part,
     n: tl.constexpr, m: tl.constexpr, SHARE: tl.constexpr, BLOCK_N: tl.constexpr,
     M: tl.constexpr, PARTS: tl.constexpr, GROUP: tl.constexpr, STAGES: tl.constexpr,
-    ONCE: tl.constexpr, HAS_TOL: tl.constexpr, WIDTH: tl.constexpr,
+    ONCE: tl.constexpr, HAS_TOL: tl.constexpr, WIDTH: tl.constexpr, PACK: tl.constexpr,
 ):  # fmt: skip
     """P = a exp2(T + v) b, at T_ptr."""
     rank = tl.program_id(0) % GROUP
@@ -42,7 +42,7 @@ def _streamed_kernel(
         costs = costs_ptr + sample * (n * m)
         a_ptr = scalings_ptr + sample * (2 * n)
         least = _minima_pass(costs, base, stride_part, first, end, j, m, BLOCK_N, PARTS, ONCE)
-        least = exchange(least, j, m, slots, number, rank, GROUP, M, "min")
+        least = exchange(least, j, m, slots, number, rank, GROUP, M, PACK, "min")
         v = tl.where(j < m, least * -scale, 0.0)
         b = v * 0 + 1
         current = 0  # the buffer of a
@@ -50,17 +50,17 @@ def _streamed_kernel(
         used = tl.minimum(num_iters, 1)
         if ONCE:
             sums = _softmax_pass(base, first, end, least, scale, j, m, BLOCK_N)
-            sums = exchange(sums, j, m, slots, number + 1, rank, GROUP, M, "sum")
+            sums = exchange(sums, j, m, slots, number + 1, rank, GROUP, M, PACK, "sum")
             b = 1 / (m * sums + tl.where(j < m, 0.0, 1.0))
             v = b * 0
             number += 2
         else:
             top, total = _log_pass(base, first, end, v, least, scale, j, n, m, BLOCK_N, True)
-            v = column_scalings(top, total, j, slots, number + 1, rank, m, GROUP, M)
+            v = column_scalings(top, total, j, slots, number + 1, rank, m, GROUP, M, PACK)
             number += 3
             v, b, current, at_one, used, number = _steps(
                 base, a_ptr, first, end, v, j, slots, number, rank, num_iters, tol,
-                n, m, BLOCK_N, M, GROUP, STAGES, HAS_TOL,
+                n, m, BLOCK_N, M, GROUP, PACK, STAGES, HAS_TOL,
             )  # fmt: skip
         _plan_pass(base, a_ptr + current * n, first, end, v, b, at_one, j, m, BLOCK_N)
         tl.store(used_ptr + sample, used, mask=rank == 0)
@@ -142,7 +142,7 @@ def _log_pass(
 def _steps(
     base, a_ptr, first, end, v, j, slots, number, rank, num_iters, tol, n: tl.constexpr,
     m: tl.constexpr, BLOCK_N: tl.constexpr, M: tl.constexpr, GROUP: tl.constexpr,
-    STAGES: tl.constexpr, HAS_TOL: tl.constexpr,
+    PACK: tl.constexpr, STAGES: tl.constexpr, HAS_TOL: tl.constexpr,
 ):  # fmt: skip
     """The iterations after the first; v are column scalings that T lacks."""
     col_pad = tl.where(j < m, 0.0, 1 / m)
@@ -168,7 +168,7 @@ def _steps(
         steps = tl.minimum(safe_steps(low, high, n), remaining)
         if steps > 0:
             # The pass above was the first of them.
-            sums = exchange(sums, j, m, slots, number, rank, GROUP, M, "sum")
+            sums = exchange(sums, j, m, slots, number, rank, GROUP, M, PACK, "sum")
             b = (1 / m) / (sums + col_pad)
             number += 1
             at_one = at_one * 0
@@ -185,7 +185,7 @@ def _steps(
                     number += 1
                     resting = tl.where(error > tol, 0, 1)
                 if resting == 0:
-                    sums = exchange(sums, j, m, slots, number, rank, GROUP, M, "sum")
+                    sums = exchange(sums, j, m, slots, number, rank, GROUP, M, PACK, "sum")
                     b = (1 / m) / (sums + col_pad)
                     number += 1
                     current = 1 - current
@@ -194,7 +194,7 @@ def _steps(
             remaining = tl.where(resting == 0, remaining - taken, 0)
         elif remaining > 0:
             top, total = _log_pass(base, first, end, v, v, 1.0, j, n, m, BLOCK_N, False)
-            v = column_scalings(top, total, j, slots, number, rank, m, GROUP, M)
+            v = column_scalings(top, total, j, slots, number, rank, m, GROUP, M, PACK)
             number += 2
             used += 1
             remaining -= 1
