@@ -17,9 +17,10 @@ KEY = RecipeKey("cifar10", "r18", "alignmixup", "fast")
 SMALL = {"net.width": 4, "train.epochs": 1, "train.weight_decay": 1e-4}
 
 
-def run(changes=None, *, seed=0, name=NAME, epoch=None, metric="top1_last", value=90.0):
+def run(changes=None, *, seed=0, name=NAME, epoch=None, metric="top1_last", value=90.0, data=None):
     """A line as a run with these settings writes it, read back from JSON."""
     recipe = changed(find_recipe(name), {"train.seed": seed, **(changes or {})})
+    recipe = on_data(recipe, data) if data else recipe
     where = origin(recipe, epoch or recipe.train.epochs)
     return Result.from_json(Result("accuracy", metric, value).stamped(**where).to_json())
 
@@ -50,6 +51,27 @@ def test_a_run_of_the_recipe_itself_names_nothing(name):
 def test_seeds_and_free_settings_are_no_difference():
     plain = run({"train.device": "cpu", "train.eval_every": 25})
     assert rows(plain, run(seed=1), which="last") == ["AlignMixup (fast)"]
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_data_of_other_folders_are_another_row_though_their_names_end_alike(seed):
+    """The same seed: one run hid the other. Another seed: both were averaged."""
+    mine, yours = run(data="folder:/mine/pets@32"), run(data="folder:/yours/pets@32", seed=seed)
+    assert mine.key == yours.key
+    assert rows(mine, run(data="folder:/mine/pets@32", seed=2), which="last") == [
+        "AlignMixup (fast)"
+    ]
+    assert rows(mine, yours, run(), which="last") == [
+        "AlignMixup (fast)",
+        'AlignMixup (fast, data.name="folder:/mine/pets@32")',
+        'AlignMixup (fast, data.name="folder:/yours/pets@32")',
+    ]
+
+
+@pytest.mark.parametrize("name", ["folder:/a/\u7a7a@16", "shards:/a/my h\xfcndchen"])
+def test_a_key_keeps_the_letters_of_every_alphabet(name):
+    data = on_data(find_recipe(NAME), name).key.data
+    assert all(letter in data for letter in name.rpartition("/")[2] if letter.isalnum())
 
 
 def test_the_computation_that_auto_chose_is_no_difference():

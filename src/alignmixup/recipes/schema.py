@@ -327,7 +327,7 @@ def _word(data: str) -> str:
     """Return the name of the data as part of a key: of a path, its last part."""
     if data.startswith(PATH_PREFIXES):
         data = f"{data.partition(':')[0]}:{Path(absolute(data)).name}"
-    return re.sub("[^A-Za-z0-9]+", "_", data)
+    return re.sub(r"[\W_]+", "_", data)
 
 
 def _scaled(settings: Mapping[str, Any], prefix: str, scale: float) -> dict[str, Any]:
