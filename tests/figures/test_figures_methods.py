@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from alignmixup.datasets import shapes
-from alignmixup.experiments.painters import LayerDecoder
+from alignmixup.experiments.painters import LayerDecoder, OwnDecoder
 from alignmixup.figures.methods import (
     NO_IMAGE,
     _title,
@@ -110,6 +110,34 @@ def test_mixed_features_are_shown_as_their_own_layer_decodes_them(source, pictur
         np.testing.assert_allclose(shown[title].image, painted.numpy(), atol=1e-4)
         assert shown[title].caption == f"{anchor.caption} 65%, {partner.caption} 35%"
     assert np.abs(shown["AlignMixup"].image - shown["Manifold mixup"].image).max() > 1e-3
+
+
+@pytest.mark.parametrize("embedding", ["vector", "tensor"])
+@pytest.mark.parametrize("variational", [False, True])
+def test_a_method_with_an_autoencoder_shows_the_decoded_aligned_mix(
+    images, monkeypatch, embedding, variational
+):
+    """For every seed: it showed the images of input mixup where that case was drawn."""
+    title, name = (("AlignMixup/AE", "AlignMixupAE"), ("AlignMixup/VAE", "AlignMixupVAE"))[
+        variational
+    ]
+    spec = NetSpec("preact_resnet18", width=4, autoencoder=embedding, variational=variational)
+    net = build(spec, images.num_classes, images.mean, images.std, 32, seed=0).eval()
+    with torch.no_grad():  # untrained, but not blank
+        net.decoder.to_image.weight.normal_(0, 5, generator=torch.Generator().manual_seed(0))
+    source = Source(net, "encoder", images, "an autoencoder", painter=OwnDecoder(net))
+    monkeypatch.setattr(MIXERS, "_entries", {name: MIXERS[name]})
+    for seed in range(4):
+        drawn = method_pictures(source, seed=seed, adain_steps=2)
+        assert not drawn.left_out
+        anchor, partner, picture = drawn.pictures
+        x = torch.from_numpy(np.stack([anchor.image, partner.image])).permute(0, 3, 1, 2)
+        features = source.painter.features(x)
+        mix = align_mix(features, torch.tensor([1, 0]), torch.full((2,), 0.65))
+        with torch.no_grad():
+            painted = source.painter.paint(mix)[0].clamp(0, 1).permute(1, 2, 0)
+        assert picture.title == title
+        np.testing.assert_allclose(picture.image, painted.numpy(), atol=1e-4)
 
 
 def test_a_method_from_outside_is_shown_and_features_need_a_decoder(source, monkeypatch):

@@ -7,6 +7,7 @@ is listed in ``fixed_draws`` only where its defaults would not show what it does
 
 from __future__ import annotations
 
+import math
 import re
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -25,8 +26,9 @@ from alignmixup.figures.by_name import register_figure
 from alignmixup.figures.sources import Source, different_pairs, floats, shown, trained_source
 from alignmixup.figures.style import Picture, gallery, save
 from alignmixup.mixers.alignmixup import AlignMixup
+from alignmixup.mixers.alignmixup_ae import AlignMixupAE, AlignMixupVAE
 from alignmixup.mixers.attentivemix import AttentiveMix
-from alignmixup.mixers.base import CLEAN
+from alignmixup.mixers.base import CLEAN, Layer
 from alignmixup.mixers.comixup import CoMixup
 from alignmixup.mixers.cutout import Cutout
 from alignmixup.mixers.manifold_mixup import ManifoldMixup
@@ -35,6 +37,7 @@ from alignmixup.mixers.saliencymix import SaliencyMix
 from alignmixup.mixers.stylecutmix import StyleCutMix
 from alignmixup.mixers.stylemix import StyleMix
 from alignmixup.mixers.tokenmix import TokenMix
+from alignmixup.models.autoencoder import AutoencodingClassifier
 from alignmixup.ops.adain import AdaIN, save_adain
 from alignmixup.registry import MIXERS
 from alignmixup.training.adain_fit import train_small_adain
@@ -68,6 +71,8 @@ def methods(
     )
     if source.painter is not None:
         caption += f" Features are mixed at {source.layer} and decoded."
+    if any(picture.title.startswith("AlignMixup/") for picture in drawn.pictures):
+        caption += " AlignMixup mixes them alike with and without an autoencoder."
     if drawn.left_out:
         why = "; ".join(f"{title} ({reason})" for title, reason in drawn.left_out.items())
         caption += f" Not shown: {why}."
@@ -269,8 +274,18 @@ def fixed_draws(source: Source, weights: str) -> dict[str, FixedDraw]:
     cut, style = StyleCutMix(weights=weights, prob=1.0), StyleMix(weights=weights, prob=1.0)
     # Content of the anchor, style of the partner: the case that tells the two apart.
     lam = 0.9 * style.content_weight + 0.1 * (1 - style.content_weight)
+    # Aligned features: in the other cases these are input mixup, or manifold mixup of a vector.
+    feat = {"feat": 1.0}
+    code = source.net.code_shape if isinstance(source.net, AutoencodingClassifier) else (512,)
+    layers: tuple[Layer, ...] = ("A", "e" if len(code) == 1 else "E")
+    coded = AlignMixupAE(source.layer, layers=layers, weights=feat)
+    sampled = AlignMixupVAE(
+        source.layer, layers=layers, weights=feat, embedding_dim=math.prod(code)
+    )
     return {
-        "AlignMixup": FixedDraw(AlignMixup(source.layer, weights={"feat": 1.0}), COMMON),
+        "AlignMixup": FixedDraw(AlignMixup(source.layer, weights=feat), COMMON),
+        "AlignMixupAE": FixedDraw(coded, COMMON),
+        "AlignMixupVAE": FixedDraw(sampled, COMMON),
         "AttentiveMix": FixedDraw(AttentiveMix(layer=source.layer), COMMON),
         "CoMixup": FixedDraw(CoMixup(), num_others=CO_OTHERS, num_draws=CO_DRAWS),
         "Cutout": FixedDraw(cutout),
