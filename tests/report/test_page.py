@@ -10,6 +10,7 @@ import pytest
 from alignmixup.contracts import RecipeKey, Result
 from alignmixup.report.page import Section, write_page
 from alignmixup.report.page_html import script_json
+from alignmixup.report.page_pictures import Pictures
 from sample_page import sample_run
 
 HOSTILE = (
@@ -108,6 +109,27 @@ def test_published_figures_stand_beside_ours(tmp_path):
     label = re.search(r"<label[^>]*>(?:(?!</label>).)*id=\"published\".*?</label>", text)
     assert label is not None
     assert label[0].endswith("> Rows that only the paper has</label>")  # shown while it is checked
+
+
+def test_settings_are_readable_in_every_alphabet_and_one_epoch_is_singular(tmp_path):
+    path = "folder:/a/\u732b@16"
+    key = RecipeKey("folder_\u732b_16", "r18", "mine")
+    results = [
+        Result("accuracy", "top1_last", 90.0, key=key, epoch=1, trained={"data.name": name})
+        for name in (path, "b")
+    ]
+    text = written(tmp_path, results)
+    first, second = data_of(text)["runs"]
+    assert {first["settings"]["data.name"], second["settings"]["data.name"]} == {path, "b"}
+    assert f"data.name={path}" in " ".join(Elements(text).texts)
+    assert first["title"].endswith(", 1 epoch")
+    assert "1 epochs" not in text
+
+
+def test_a_reason_for_missing_pictures_names_each_kind_once():
+    missing = {"run": "one name", "left_out": "no boxes"}
+    left_out = Pictures({"localization": [missing, missing]}, has_folders=True).left_out()
+    assert left_out.count("localization") == 1
 
 
 def test_own_sections_come_first_and_are_trusted(tmp_path):

@@ -65,7 +65,7 @@ def by_place(runs: Sequence[RunInfo]) -> dict[str, list[RunInfo]]:
 
 def length_of(run: RunInfo) -> str:
     """Return how long a run was trained, as legends name it."""
-    return "length unknown" if run.epochs is None else f"{run.epochs:,} epochs"
+    return run.length or "length unknown"
 
 
 def row_of(run: RunInfo, label: str) -> dict[str, Any]:

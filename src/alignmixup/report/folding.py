@@ -190,7 +190,11 @@ def _entry(
 
 def _facts(values: Mapping[str, object], ignored: set[str]) -> Facts:
     """Values as text, so that tuples and what JSON makes of them agree."""
-    return {k: json.dumps(v, sort_keys=True) for k, v in values.items() if k not in ignored}
+    return {
+        k: json.dumps(v, sort_keys=True, ensure_ascii=False)
+        for k, v in values.items()
+        if k not in ignored
+    }
 
 
 def _newest(entries: list[_Entry]) -> list[_Entry]:

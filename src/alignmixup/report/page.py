@@ -233,7 +233,8 @@ def _difference_html(runs: Sequence[RunInfo]) -> str:
 
 
 def _settings(run: RunInfo) -> dict[str, Any]:
-    own = {k: json.dumps(v).strip('"') for k, v in run.trained.items() if k != "style_weights"}
+    texts = {k: json.dumps(v, ensure_ascii=False) for k, v in run.trained.items()}
+    own = {k: text.strip('"') for k, text in texts.items() if k != "style_weights"}
     facts = {"epochs": run.epochs, "seed": run.seed}
     key = {"data": run.key.data, "network": run.key.network, "method": run.key.method}
     named = {**key, "variant": run.key.variant, **facts}

@@ -45,13 +45,13 @@ class Pictures:
 
     def left_out(self) -> str:
         """Say which pictures are missing, and why."""
-        kinds: dict[str, list[str]] = {}
+        kinds: dict[str, dict[str, None]] = {}  # sets in order
         for kind, found in self._all.items():
             reasons = [f"{a.get('run', 'run')}: {a['left_out']}" for a in found if "left_out" in a]
             if not found:
                 reasons = [_NO_FILE if self._has_folders else _NO_FOLDER]
             for why in reasons:
-                kinds.setdefault(why, []).append(kind)
+                kinds.setdefault(why, {})[kind] = None
         lines = [f"No pictures of {', '.join(of)} ({why})." for why, of in kinds.items()]
         return f'<p class="note">{escape(" ".join(lines))}</p>' if lines else ""
 

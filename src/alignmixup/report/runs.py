@@ -43,11 +43,16 @@ class RunInfo:
         parts = (self.key.name, facts["epochs"], facts["seed"], facts["number"])
         return ", ".join(part for part in parts if part)
 
+    @property
+    def length(self) -> str:
+        """How long it was trained, in words; empty if that is not known."""
+        return "" if self.epochs is None else f"{self.epochs:,} epoch{'s' * (self.epochs != 1)}"
+
     def facts(self) -> dict[str, str]:
         """What may tell it apart from other runs on the same data, in words."""
         words = [paper.LABELS.get(label, label) for label in self.key.labels]
         return {
-            "epochs": "" if self.epochs is None else f"{self.epochs:,} epochs",
+            "epochs": self.length,
             "variant": ", ".join(words),
             **{k: f"{k}={v.strip(chr(34))}" for k, v in self.differences.items()},
             "seed": "" if self.seed is None else f"seed {self.seed}",
