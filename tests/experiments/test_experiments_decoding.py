@@ -11,7 +11,7 @@ import torch
 from alignmixup.cli import main
 from alignmixup.contracts import RecipeKey
 from alignmixup.datasets import shapes
-from alignmixup.experiments import decoding
+from alignmixup.experiments import data_record, decoding
 from alignmixup.experiments.decoding import DECODER, DecoderSettings, open_painter, train_decoder
 from alignmixup.experiments.painters import (
     LayerDecoder,
@@ -313,7 +313,8 @@ def test_the_mean_image_does_not_depend_on_the_batches():
 
 def test_the_command(sets, tmp_path, capsys, monkeypatch):
     few = {"train": sets.train, "test": sets.test}
-    monkeypatch.setattr(decoding, "load_split", lambda spec, split, root: few[split])
+    for module in (decoding, data_record):
+        monkeypatch.setattr(module, "load_split", lambda spec, split, root: few[split])
     folder = run_of(tmp_path / "run", sets, NetSpec("preact_resnet18", width=4), NoMix())
     size = ["--epochs", "1", "--batch-size", "40", "--channels", "4", "--device", "cpu"]
     assert main(["decoder", str(folder), "--layer", "layer3", *size]) == 0

@@ -25,7 +25,7 @@ from alignmixup.experiments import run_folder, styling
 from alignmixup.experiments.provenance import provenance
 from alignmixup.experiments.run import Sets, train
 from alignmixup.experiments.run_folder import append_results
-from alignmixup.experiments.scoring import evaluate, task_names
+from alignmixup.experiments.scoring import evaluate, run_images, task_names
 from alignmixup.mixers.nomix import NoMix
 from alignmixup.mixers.stylemix import StyleMix
 from alignmixup.models.zoo import NetSpec
@@ -34,6 +34,7 @@ from alignmixup.registry import DATASETS, TASKS
 from alignmixup.report.reading import read_results
 from alignmixup.report.tables import table
 from alignmixup.training import TrainSettings
+from picture_folder import make_pictures
 from tiny_folder import LAYOUT, make_tiny
 
 PAPER = ["lsun-crop", "lsun-resize", "isun", "tiny-crop", "tiny-resize", "uniform", "gaussian"]
@@ -386,6 +387,35 @@ def test_sources_are_named_on_the_command_line(tmp_path, capsys, images):
     }
     assert main([*args, "--ood", "folder:/nowhere"]) == 1
     assert capsys.readouterr().err.strip() == "alignmixup: there is no folder /nowhere"
+
+
+# Figures are of the images that a run is scored on.
+
+
+def test_figures_show_streamed_images_as_a_run_is_scored_on_them(tmp_path):
+    """They were those of the folder's own size, cut out of the files in another way."""
+    name = make_pictures(tmp_path / "pets", num_train=4, side=40)
+    spec = DataSpec(name, stream=True, image_size=24, eval_resize=32)
+    recipe = dataclasses.replace(recipe_on(name), data=spec)
+    run = train(recipe, tmp_path / "run", quiet=True)
+    images = run_images(run.folder, None)
+    assert images.images.shape[2:] == (24, 24)
+    own, shown = (
+        evaluate(*of, tasks=["calibration"]).value("calibration", "nll")
+        for of in ((run,), (run.model, images))
+    )
+    assert own == pytest.approx(shown, rel=1e-5)
+    assert len(run_images(run.folder, None, most=3)) == 3
+
+
+@pytest.mark.usefixtures("few_shapes")
+@pytest.mark.parametrize("command", ["figure correspondences --run", "decoder"])
+def test_images_that_do_not_load_by_name_are_not_replaced_by_others(tmp_path, capsys, command):
+    dark = dataclasses.replace(shapes("test", 8), images=shapes("test", 8).images // 2)
+    train(recipe_on("shapes"), tmp_path / "run", sets=Sets(shapes("train", 8), dark), quiet=True)
+    out = ["--out", str(tmp_path / "drawn")] if command.startswith("figure") else []
+    assert main([*command.split(), str(tmp_path / "run"), *out]) == 1
+    assert "was trained on images passed as sets=" in capsys.readouterr().err
 
 
 # What a result says of itself.

@@ -5,7 +5,7 @@ import pytest
 
 from alignmixup.contracts import RecipeKey
 from alignmixup.datasets import shapes
-from alignmixup.experiments.run import Sets, train
+from alignmixup.experiments.run import train
 from alignmixup.figures import sources
 from alignmixup.figures.by_name import draw_figure
 from alignmixup.figures.correspondences import AlignedPair, aligned_pair, draw_pairs, matches
@@ -65,17 +65,17 @@ def test_correspondences_mark_both_ends_of_each_match():
         draw_pairs([odd], "odd")
 
 
-def test_figures_of_a_run_use_its_network_and_its_settings(monkeypatch, tmp_path, images):
-    monkeypatch.setattr(sources.datasets, "shapes", lambda split: images)
+def test_figures_of_a_run_use_its_network_its_images_and_its_settings(tmp_path):
     recipe = Recipe(
         key=RecipeKey("shapes", "r18", "alignmixup", "run"),
-        data=DataSpec("shapes"),
+        data=DataSpec("shapes", limit=16),
         net=NetSpec("preact_resnet18", width=4),
         mixer=AlignMixup("layer3", num_iters=7),
         train=TrainSettings(epochs=1, batch_size=16, milestones=(), device="cpu"),
     )
-    train(recipe, tmp_path / "run", sets=Sets(shapes("train", 16), images), quiet=True)
+    train(recipe, tmp_path / "run", quiet=True)
     source = sources.run_source(tmp_path / "run", None)
+    assert len(source.images) == 16  # those that evaluate scores
     assert (source.layer, source.num_iters) == ("layer3", 7)
     assert source.what == "run shapes-r18-alignmixup-run, 1 epoch"
     png, pdf, caption = draw_figure("correspondences", tmp_path, run=tmp_path / "run")

@@ -9,10 +9,10 @@ import torch
 from alignmixup.cli import main
 from alignmixup.contracts import RecipeKey
 from alignmixup.datasets import shapes
-from alignmixup.experiments import built_in, decoding
+from alignmixup.experiments import built_in
 from alignmixup.experiments.built_in import BuiltIn, DecodedSource, decoded_source, small_recipe
 from alignmixup.experiments.painters import LayerDecoder
-from alignmixup.experiments.run import Sets, train
+from alignmixup.experiments.run import train
 from alignmixup.figures import interpolations, pose, teaser
 from alignmixup.figures.interpolations import Interpolation, draw_interpolations, interpolation
 from alignmixup.figures.teaser import teaser_pictures
@@ -188,16 +188,14 @@ class Blank:
 
 def test_figures_of_a_run_are_those_of_its_decoder(tmp_path, capsys, monkeypatch, images):
     folder = tmp_path / "run"
-    sets = {"train": shapes("train", 16), "test": images}
-    monkeypatch.setattr(decoding, "load_split", lambda spec, split, root: sets[split])
     recipe = Recipe(
         key=RecipeKey("shapes", "r18", "baseline", "run"),
-        data=DataSpec("shapes", flip=False),
+        data=DataSpec("shapes", flip=False, limit=24),
         net=NetSpec("preact_resnet18", width=4),
         mixer=AlignMixup("layer3", num_iters=7),
         train=TrainSettings(epochs=1, batch_size=16, milestones=(), device="cpu"),
     )
-    train(recipe, folder, sets=Sets(**sets), quiet=True)
+    train(recipe, folder, quiet=True)
     assert main(["figure", "teaser", "--run", str(folder), "--out", str(tmp_path)]) == 1
     assert f"has no decoder: train one with 'alignmixup decoder {folder}'" in (
         capsys.readouterr().err

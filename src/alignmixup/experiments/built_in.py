@@ -26,6 +26,7 @@ from alignmixup.experiments.painters import OwnDecoder, Painter
 from alignmixup.experiments.provenance import origin, provenance
 from alignmixup.experiments.run import train
 from alignmixup.experiments.run_folder import read_recipe
+from alignmixup.experiments.scoring import run_images
 from alignmixup.files import write_text
 from alignmixup.mixers.nomix import NoMix
 from alignmixup.models.zoo import NetSpec
@@ -146,7 +147,7 @@ def decoded_source(out: Path, run: Path | None, seed: int, data_root: Path | Non
         recipe = read_recipe(run)
     else:
         recipe = read_recipe(run)
-        images = datasets.load(recipe.data.name, "test", data_root)
+        images = run_images(run, data_root)
     opened, painter = open_painter(run, images.num_classes, images.images.shape[-1])
     is_own = isinstance(painter, OwnDecoder)
     decoder = "its own decoder" if is_own else f"decoder of {painter.layer}"

@@ -120,7 +120,12 @@ def checksum(images: ImageSet | FileSet) -> str:
 
 
 def own_test_set(
-    folder: Path, spec: DataSpec, record: DataRecord | None, root: Path | str | None
+    folder: Path,
+    spec: DataSpec,
+    record: DataRecord | None,
+    root: Path | str | None,
+    *,
+    remedy: str = "pass the images to evaluate(run, images), or name other data with --dataset",
 ) -> ImageSet | FileSet:
     """Load the test split that the run in ``folder`` was evaluated on.
 
@@ -134,7 +139,6 @@ def own_test_set(
         f"{folder} was trained on images passed as sets= ({record.name!r}, {record.num_test} test "
         "images)"
     )
-    remedy = "pass the images to evaluate(run, images), or name other data with --dataset"
     try:
         datasets.find(spec.name)
     except ValueError:

@@ -25,7 +25,7 @@ from alignmixup.checking import check_choices
 from alignmixup.contracts import ImageSet, Mixer, Result
 from alignmixup.datasets import FileSet
 from alignmixup.experiments.batches import eval_batches, load_split, side_of, train_batches
-from alignmixup.experiments.data_record import Sets
+from alignmixup.experiments.data_record import Sets, own_test_set
 from alignmixup.experiments.load import Run, load_run
 from alignmixup.experiments.painters import (
     Kind,
@@ -36,7 +36,7 @@ from alignmixup.experiments.painters import (
     reconstruction,
 )
 from alignmixup.experiments.provenance import origin, provenance
-from alignmixup.experiments.run_folder import append_results, read_recipe, write_json
+from alignmixup.experiments.run_folder import append_results, read_recipe, read_run, write_json
 from alignmixup.mixers.alignmixup import AlignMixup
 from alignmixup.mixers.alignmixup_ae import AlignMixupAE
 from alignmixup.models.autoencoder import AutoencodingClassifier
@@ -45,6 +45,7 @@ from alignmixup.training.checkpoint import load_checkpoint, naming_damage, remov
 from alignmixup.training.decoder_fit import FACTS, DecoderFit, OtherSettings, fit_decoder
 
 DECODER = "decoder.safetensors"
+PASS_SETS = "pass the same sets to train_decoder(run, sets=...)"
 
 
 @dataclass(frozen=True)
@@ -105,9 +106,13 @@ def train_decoder(
     """
     folder = Path(run)
     settings = settings or DecoderSettings()
-    recipe = read_recipe(folder)
-    train_set = sets.train if sets else load_split(recipe.data, "train", data_root)
-    test_set = sets.test if sets else load_split(recipe.data, "test", data_root)
+    there = read_run(folder)
+    recipe = there.recipe
+    if sets is None:
+        test_set = own_test_set(folder, recipe.data, there.images, data_root, remedy=PASS_SETS)
+        train_set = load_split(recipe.data, "train", data_root)
+    else:
+        train_set, test_set = sets.train, sets.test
     opened = _open_finished(folder, train_set, device)
     place = next(opened.model.parameters()).device
     test_batches = eval_batches(recipe.data, recipe.train, test_set, place)

@@ -20,7 +20,7 @@ from alignmixup.evaluation.forward import ALONE, Batches, model_device
 from alignmixup.evaluation.shares import share_of
 from alignmixup.evaluation.subject import EvalImages, Subject, import_plugins_of, open_subject
 from alignmixup.evaluation.task_options import task_names
-from alignmixup.experiments.batches import eval_batches, load_split, side_of
+from alignmixup.experiments.batches import eval_batches, load_split, shortened, side_of
 from alignmixup.experiments.data_record import check_classes, own_test_set
 from alignmixup.experiments.load import Run, load_run
 from alignmixup.experiments.provenance import origin, provenance
@@ -29,7 +29,10 @@ from alignmixup.mixers.stylemix import StyleMixer
 from alignmixup.recipes.schema import Recipe, on_data
 from alignmixup.training import Team, join_team
 
-__all__ = ["evaluate", "join_processes", "other_images", "task_names"]
+__all__ = ["evaluate", "join_processes", "other_images", "run_images", "task_names"]
+
+
+NOT_DRAWN = "draw figures of a run on data that load by name, such as folder:PATH"
 
 
 def join_processes(device: str) -> tuple[Team, str]:
@@ -113,6 +116,23 @@ def _streamed(recipe: Recipe, files: FileSet, device: torch.device) -> EvalImage
         return eval_batches(spec, recipe.train, share_of(files, team), device)
 
     return EvalImages(of(ALONE), files.name, (3, size, size), len(files), boxes, of)
+
+
+def run_images(folder: Path, root: Path | str | None, most: int = 1000) -> ImageSet:
+    """Return a run's own test images as it is evaluated on them, for pictures of it.
+
+    Of images that stream, at most ``most`` are decoded, in equal shares of all classes.
+    """
+    there = read_run(folder)
+    recipe = there.recipe
+    own = own_test_set(folder, recipe.data, there.images, root, remedy=NOT_DRAWN)
+    check_classes(folder, there.images, own, is_given=False)
+    if isinstance(own, ImageSet):
+        return own
+    files = shortened(own, most)
+    streamed = _streamed(recipe, files, torch.device("cpu"))
+    pixels = torch.cat([(255 * x).round().byte() for x, _ in streamed.batches])
+    return files.in_memory(pixels, None if streamed.boxes is None else tuple(streamed.boxes))
 
 
 def other_images(run: Path | str, dataset: str, root: Path | str | None) -> ImageSet | FileSet:

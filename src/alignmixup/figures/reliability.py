@@ -44,7 +44,7 @@ def reliability(
         results = evaluate(source.net, source.images, tasks=tasks, seed=seed).results
     caption = (
         f"Reliability of {what}: the accuracy of each bin of confidence; the hatched part is what "
-        "confidence is above (vermillion) or below (blue) it, the dot the mean confidence and "
+        "confidence is above (orange) or below (blue) it, the dot the mean confidence and "
         "accuracy of the bin."
     )
     figure = draw_reliability(reliability_panels(results), "Reliability")
@@ -82,7 +82,7 @@ def draw_reliability(panels: Sequence[ReliabilityPanel], title: str) -> Figure:
     """One column a panel: accuracy by confidence above, the counts of the bins below.
 
     The bar of a bin is its accuracy; what lies between it and the bin's mean confidence is hatched,
-    in vermillion where the network is too sure of itself, in blue where it is not sure enough.
+    in orange where the network is too sure of itself, in blue where it is not sure enough.
     """
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch

@@ -17,10 +17,10 @@ import numpy as np
 import torch
 
 from alignmixup.contracts import ImageSet
-from alignmixup.experiments.data_record import own_test_set
 from alignmixup.experiments.decoding import DECODER, align_settings, mixed_layer, open_painter
 from alignmixup.experiments.load import Run, load_run
-from alignmixup.experiments.run_folder import read_run
+from alignmixup.experiments.run_folder import read_recipe
+from alignmixup.experiments.scoring import run_images
 from alignmixup.figures.correspondences import aligned_pair
 from alignmixup.figures.interpolations import interpolation
 from alignmixup.figures.localization import localized_pictures
@@ -97,13 +97,10 @@ def write_pictures(
         FileNotFoundError: If the folder holds no run, or no checkpoint yet.
     """
     folder = Path(run)
-    record = read_run(folder)
-    common: Fields = {"run": record.recipe.name}
+    common: Fields = {"run": read_recipe(folder).name}
     left_out: dict[str, str] = {}
     try:
-        found = images or own_test_set(folder, record.recipe.data, record.images, data_root)
-        if not isinstance(found, ImageSet):
-            raise ValueError(f"the images of {found.name} are read from files while they stream")
+        found = images or run_images(folder, data_root)
         size = found.images.shape[-1]
         opened = load_run(folder, num_classes=found.num_classes, image_size=size, device=device)
         subject = _Subject(opened, found, seed)

@@ -18,6 +18,7 @@ from alignmixup.experiments.decoding import align_settings, mixed_layer
 from alignmixup.experiments.load import load_run
 from alignmixup.experiments.painters import Painter
 from alignmixup.experiments.run_folder import read_recipe
+from alignmixup.experiments.scoring import run_images
 from alignmixup.mixers.alignmixup import AlignMixup
 from alignmixup.models.preact_resnet import HeadKind
 from alignmixup.models.zoo import NetSpec, default_tap
@@ -56,7 +57,7 @@ def network_source(
 def run_source(run: Path, data_root: Path | None) -> Source:
     """A run's network and test images, with the layer and the settings it aligns with."""
     recipe = read_recipe(run)
-    images = datasets.load(recipe.data.name, "test", data_root)
+    images = run_images(run, data_root)
     size = images.images.shape[-1]
     opened = load_run(run, num_classes=images.num_classes, image_size=size)
     what = f"run {recipe.name}, {opened.epoch} epoch{'' if opened.epoch == 1 else 's'}"
