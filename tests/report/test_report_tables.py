@@ -8,7 +8,7 @@ import pytest
 
 from alignmixup.contracts import RecipeKey, Result
 from alignmixup.report import paper
-from alignmixup.report.measures import kinds_in
+from alignmixup.report.measures import kinds_in, number
 from alignmixup.report.reading import read_results
 from alignmixup.report.render import Table, to_html, to_latex, to_markdown
 from alignmixup.report.tables import table
@@ -483,3 +483,26 @@ def test_shorter_schedules_stand_beside_the_figures_of_their_own_tables():
     assert cell(made, "AlignMixup") == "22.00 (20.68)"
     assert cell(made, "AlignMixup (100)") == "22.00 (22.00)"
     assert cell(made, "AlignMixup", 2) == "30.00 (30.10)"
+
+
+@pytest.mark.parametrize(
+    ("value", "digits", "shown"),
+    [
+        (99.97, 1, "99.97"),
+        (99.9996, 1, "99.9996"),
+        (0.044, 1, "0.04"),
+        (-0.004, 2, "-0.004"),
+        (100.0, 1, "100.0"),
+        (0.0, 2, "0.00"),
+        (99.94, 1, "99.9"),
+        (0.06, 1, "0.1"),
+        (1e-9, 2, "0.00"),
+        (2e6, 2, "2.000e+06"),
+    ],
+)
+def test_a_number_is_shown_as_zero_or_a_hundred_only_if_it_is(value, digits, shown):
+    assert number(value, digits) == shown
+    line = Result("ood", "auroc", value, {"source": "uniform"}, key=key("cifar10 r18 mine"), seed=0)
+    made = table([line], "ood", paper_rows=False)
+    if digits == 1:
+        assert shown in made.rows[0]

@@ -44,6 +44,21 @@ class Measure:
         return cell.value if cell.top1_error is None else cell.top1_error
 
 
+HUGE = 1e6
+MORE_DIGITS = 3
+
+
+def number(value: float, digits: int) -> str:
+    """Return a value with its decimals; with more where it would read as 0 or 100 and is neither.
+
+    A huge value, which no measure should have, is written in short.
+    """
+    if abs(value) >= HUGE:
+        return f"{value:.3e}"
+    texts = [f"{value:.{digits + more}f}" for more in range(MORE_DIGITS + 1)]
+    return next((t for t in texts if float(t) not in (0, 100) or float(t) == value), texts[0])
+
+
 # The title of each kind of table and what it shows.
 KINDS: Mapping[str, tuple[str, tuple[Measure, ...]]] = {
     "accuracy": ("Top-1 error", (Measure("accuracy", "top1_{which}", "top1_error", label=""),)),

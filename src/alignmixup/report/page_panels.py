@@ -23,6 +23,7 @@ from alignmixup.report.charting import (
     row_of,
     shape_by,
 )
+from alignmixup.report.measures import number
 from alignmixup.report.runs import RunInfo, short_labels
 
 
@@ -33,7 +34,7 @@ def reliability_charts(runs: Sequence[RunInfo]) -> list[ChartBlock]:
         diagrams = [(run, newest) for run in group if (newest := _diagram(run)) is not None]
         labels = short_labels([run for run, _ in diagrams])
         for (run, newest), label in zip(diagrams, labels, strict=True):
-            caption = f"{long_label(run, label)}: ECE\u00a0{newest.value:.2f}\u00a0%"
+            caption = f"{long_label(run, label)}: ECE\u00a0{number(newest.value, 2)}\u00a0%"
             chart = _reliability(_bins(newest.settings["reliability"]))
             blocks.append(block(chart, caption, place, [run], is_small=True))
     return blocks
@@ -100,9 +101,8 @@ def ood_charts(runs: Sequence[RunInfo], palette: Palette) -> list[ChartBlock]:
                 auroc = round(result.value, 2)
                 rows.append({**row_of(run, label), "source": source, "auroc": auroc})
                 if "histogram" in result.settings:
-                    caption = (
-                        f"{long_label(run, label)}, {source}: AuROC\u00a0{result.value:.1f}\u00a0%"
-                    )
+                    shown = f"AuROC\u00a0{number(result.value, 1)}\u00a0%"
+                    caption = f"{long_label(run, label)}, {source}: {shown}"
                     chart = _histogram(result.settings["histogram"])
                     small.append(block(chart, caption, place, [run], is_small=True))
         if rows:

@@ -18,7 +18,7 @@ from alignmixup.report.grids import (
     claims_of,
     shared_variant,
 )
-from alignmixup.report.measures import Measure
+from alignmixup.report.measures import Measure, number
 from alignmixup.report.runs import RunInfo, place_name
 
 _ARROWS = {"lower": "\u2193", "higher": "\u2191"}
@@ -101,9 +101,9 @@ def _value_html(cell: Cell, digits: int) -> list[str]:
     ours, theirs = cell.spread, cell.published
     text, value = "", ""
     if ours is not None:
-        text, value = f"{ours.mean:.{digits}f}", repr(ours.mean)
+        text, value = number(ours.mean, digits), repr(ours.mean)
         if ours.deviation is not None:
-            text += f' <span class="spread">\u00b1 {ours.deviation:.{digits}f}</span>'
+            text += f' <span class="spread">\u00b1 {number(ours.deviation, digits)}</span>'
     printed = "" if theirs is None else f"{theirs:.{digits}f}"
     theirs_html = f'<td class="number published" data-value="{printed}">{printed}</td>'
     return [_number(text, value), theirs_html]
@@ -167,7 +167,7 @@ def runs_html(runs: Sequence[RunInfo]) -> str:
             f"<td>{escape(place)}</td>",
             _number("", "") if run.epochs is None else _number(f"{run.epochs:,}", run.epochs),
             f'<td class="number">{"" if run.seed is None else run.seed}</td>',
-            f'<td class="number">{"" if top1 is None else f"{top1:.2f}"}</td>',
+            f'<td class="number">{"" if top1 is None else number(top1, 2)}</td>',
             f'<td class="date">{escape(run.date[:16].replace("T", " "))}</td>',
             f"<td>{escape(newest.hardware)}</td><td>{escape(newest.commit)}</td>",
         )

@@ -18,7 +18,7 @@ from alignmixup.report.grids import (
     shared_variant,
     without_smoke_tests,
 )
-from alignmixup.report.measures import ACCURACIES, KINDS, kinds_in
+from alignmixup.report.measures import ACCURACIES, KINDS, kinds_in, number
 from alignmixup.report.render import Table
 from alignmixup.report.runs import runs_of, smoke_filter
 from alignmixup.report.tables import table
@@ -28,7 +28,6 @@ MAX_MEASURES = 4
 MAX_VARIANT = 16  # letters of a variant beside the name of its method
 NUM_RECENT = 10
 NUM_CLAIMS = 10
-HUGE = 1e6
 
 
 @dataclass(frozen=True)
@@ -138,15 +137,10 @@ def _letters(variants: Sequence[str]) -> dict[str, str]:
 def _cell(cell: Cell | None, digits: int) -> str:
     if cell is None or (ours := cell.spread) is None:
         return ""
-    text = _number(ours.mean, digits)
+    text = number(ours.mean, digits)
     if ours.deviation is not None:  # no line break before the deviation itself
-        text += f" \u00b1\u00a0{_number(ours.deviation, digits)}"
+        text += f" \u00b1\u00a0{number(ours.deviation, digits)}"
     return text if cell.published is None else f"{text} ({cell.published:.{digits}f})"
-
-
-def _number(value: float, digits: int) -> str:
-    """A value with its decimals; a huge one, which no measure should have, in short."""
-    return f"{value:.{digits}f}" if abs(value) < HUGE else f"{value:.3e}"
 
 
 def _recent(results: Sequence[Result], recipe_settings: RecipeSettings) -> Table:
@@ -156,7 +150,7 @@ def _recent(results: Sequence[Result], recipe_settings: RecipeSettings) -> Table
             run.key.name,  # data and network are in it
             "" if run.epochs is None else f"{run.epochs:,}",
             "" if run.seed is None else str(run.seed),
-            "" if run.top1 is None else _number(run.top1, 2),
+            "" if run.top1 is None else number(run.top1, 2),
             run.date[:16].replace("T", " "),
         )
         for run in runs[:NUM_RECENT]

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from alignmixup.contracts import RecipeKey, Result
 from alignmixup.report import others, paper
 from alignmixup.report.folding import IGNORED, SHORT, Column, Folded, RecipeSettings, Row, fold
-from alignmixup.report.measures import ACCURACIES, KINDS, Measure
+from alignmixup.report.measures import ACCURACIES, KINDS, Measure, number
 from alignmixup.report.render import Table
 from alignmixup.report.statistics import spread
 
@@ -126,9 +126,9 @@ def _cell_text(row: Row, column: Column, seeds: Mapping[object, float] | None) -
         # A variant of ours is not in the paper: without a figure of ours its cell is empty.
         return "-" if row.labels or row.settings else theirs or "-"
     ours = spread(seeds)
-    text = f"{ours.mean:.{digits}f}"
+    text = number(ours.mean, digits)
     if ours.deviation is not None:
-        text += f" \u00b1 {ours.deviation:.{digits}f}, n={len(seeds)}"
+        text += f" \u00b1 {number(ours.deviation, digits)}, n={len(seeds)}"
     return f"{text} {theirs}".strip()
 
 
