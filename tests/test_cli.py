@@ -11,9 +11,11 @@ import time
 
 import pytest
 from PIL import Image
+from rich.table import Table
 
 from alignmixup.cli import main
 from alignmixup.cli.parsing import take_plugins, take_settings, typed_settings
+from alignmixup.cli.printing import print_table
 from alignmixup.cli.program import COMMANDS, _place_in_user_code
 from alignmixup.contracts import RecipeKey, Result
 from alignmixup.experiments.scoring import task_names
@@ -47,7 +49,9 @@ def test_every_command_describes_itself(capsys, command):
     with pytest.raises(SystemExit) as stop:
         main([*words, "--help"])
     assert stop.value.code == 0
-    assert f"usage: alignmixup {' '.join(words)} " in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert f"usage: alignmixup {' '.join(words)} " in out
+    assert "(default: True)" not in out  # beside --no-pictures it said the opposite
 
 
 def test_recipes_lists_the_published_figure(capsys):
@@ -168,6 +172,13 @@ def test_train_and_evaluate_from_the_command_line(capsys, tmp_path):
     status, _, err = call(capsys, "train", "cifar10-r18-input-fast", *args[:-2])
     assert status == 1
     assert "holds a run of" in err
+    recipe["train"]["epochs"] = 5  # as if it had been stopped after two of five
+    (out / "run.json").write_text(json.dumps(recipe))
+    images, weights = str(tmp_path / "pictures" / "val"), str(tmp_path / "net.safetensors")
+    for words in (["evaluate", str(out)], ["predict", str(out), images], ["export", str(out)]):
+        more = [weights] if words[0] == "export" else []
+        status, _, err = call(capsys, *words, *more)
+        assert (status, f"note: {out} is at epoch 2 of 5\n" in err) == (0, True)
 
 
 def test_report_puts_ours_beside_the_published_figure(capsys, tmp_path):
@@ -240,7 +251,17 @@ def test_no_bar_is_shown_before_an_error(capsys, tmp_path):
     for words in (["data", "fetch", "imagenet"], ["adain", "shapes", "--out", f"{tmp_path}/a"]):
         status, _, err = call(capsys, *words)
         assert status == 1
-        assert err.strip().startswith("alignmixup: ")
+        assert err.startswith("alignmixup: ")  # and no empty line
+
+
+def test_names_in_tables_are_no_markup(capsys):
+    table = Table("image", "class", box=None)
+    table.add_row("photos [old]/cat :cat:.png", "a [/b]")
+    print_table(table)
+    assert capsys.readouterr().out.splitlines()[1].split() == [
+        *["photos", "[old]/cat", ":cat:.png"],
+        *["a", "[/b]"],
+    ]
 
 
 def test_shards_in_a_folder_with_a_space_are_named_as_one_types_them(capsys, tmp_path):

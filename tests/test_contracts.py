@@ -388,7 +388,7 @@ def test_what_is_not_known_is_an_error() -> None:
         Result.from_json('{"task": "a", "metric": "b", "value": 1, "host": "x", "gpu": 1}')
     with pytest.raises(TypeError, match="machine"):
         result().stamped(machine="x")
-    with pytest.raises(TypeError, match="value"):
+    with pytest.raises(ValueError, match="has a value"):
         Result.from_json('{"task": "a", "metric": "b"}')
 
 

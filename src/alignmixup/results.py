@@ -145,9 +145,14 @@ class Result:
         """Read a line written by ``to_json``, or by a version without keys.
 
         Raises:
-            ValueError: If the line has fields that this version does not know.
+            ValueError: If the line is no result, or has fields that this version does not know.
         """
         fields = json.loads(line)
+        missing = [name for name in ("task", "metric", "value") if name not in fields]
+        if missing:
+            raise ValueError(
+                f"a result of alignmixup has a {missing[0]}; remove the line or the file"
+            )
         old_name = fields.pop("recipe", "")
         unknown = sorted(set(fields) - {f.name for f in dataclasses.fields(cls)})
         if unknown:

@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import json
 import os
+import shutil
 import signal
 from pathlib import Path
 
@@ -29,11 +30,14 @@ from alignmixup.mixers.stylecutmix import StyleCutMix
 from alignmixup.mixers.stylemix import StyleMix
 from alignmixup.models.zoo import NetSpec
 from alignmixup.ops.adain import load_adain, save_adain, small_adain
+from alignmixup.recipes.catalog import find_recipe
 from alignmixup.recipes.schema import DataSpec, Recipe, changed, limited, on_data
 from alignmixup.report.reading import read_results
 from alignmixup.training import Stopped, TrainSettings
 from alignmixup.training.adain_fit import class_style_distances
 from alignmixup.training.ledger import LEDGER, read_ledger
+from alignmixup.training.settings import differences
+from picture_folder import make_pictures
 
 RECIPE = Recipe(
     key=RecipeKey("shapes", "r18", "alignmixup"),
@@ -155,6 +159,16 @@ def test_sets_of_other_things_or_of_two_kinds_of_classes_are_refused(sets):
     other = dataclasses.replace(sets.test, class_names=tuple("0123456789"))
     with pytest.raises(ValueError, match="must have the same class_names"):
         Sets(sets.train, other)
+
+
+def test_one_class_alone_is_refused(tmp_path):
+    """It trained to 100 %: mostly a folder named one level too high."""
+    name = make_pictures(tmp_path / "pets", num_train=4)
+    for split in ("train", "val"):
+        shutil.rmtree(tmp_path / "pets" / split / "dark")
+    with pytest.raises(ValueError, match=r"pets has 1 class \(light\), and a classifier needs two"):
+        train(on_data(find_recipe("cifar10-r18-baseline-fast"), name), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_sets_that_are_empty_or_of_two_sizes_are_refused(sets):
@@ -388,6 +402,14 @@ def test_the_folder_of_another_recipe_is_refused_and_the_difference_named(finish
         train(RECIPE, finished, sets=sets, changes={"train.epochs": 5}, quiet=True)
     # Where and how often it is computed is free.
     train(RECIPE, finished, sets=sets, changes={"train.eval_every": 3}, quiet=True)
+
+
+def test_another_method_is_named_without_the_settings_of_both():
+    one, other = (find_recipe(f"cifar10-r18-{name}-fast") for name in ("alignmixup", "cutmix"))
+    found = differences(one.to_json(), other.to_json())
+    assert [line for line in found if line.startswith("mixer")] == [
+        "mixer.kind: AlignMixup before, CutMix now"
+    ]
 
 
 def test_what_fails_before_training_leaves_no_run_behind(tmp_path, sets):

@@ -112,6 +112,7 @@ def test_torn_in_the_middle_of_a_letter(tmp_path):
         ('{"task": "a", "metric": "b", "value": 3, "color": 1}', "color"),
         ('{"task": "a", "metric": "b", "value": 3, "key": "x"}', "key must be an object or null"),
         ('{"task": "a", "metric": "b", "value": 3, "key": {"x": 1}}', "unexpected keyword"),
+        ('{"loss": 3.2, "step": 1}', "a result of alignmixup has a task"),  # of another program
         ("[1, 2]", "expected a JSON object"),
         ("\\xff", "not a result line"),
     ],

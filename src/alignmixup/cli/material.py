@@ -7,12 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console
 from rich.progress import (
     BarColumn,
     DownloadColumn,
     MofNCompleteColumn,
-    Progress,
     TextColumn,
     TimeElapsedColumn,
     TransferSpeedColumn,
@@ -21,7 +19,7 @@ from rich.table import Table
 from tyro.conf import Positional
 
 from alignmixup.cli.parsing import PROGRAM, Call, examples, listing, read_words
-from alignmixup.cli.printing import print_table
+from alignmixup.cli.printing import print_table, progress
 
 
 @dataclass
@@ -56,7 +54,7 @@ class Adain:
         from alignmixup.experiments.styling import make_style_weights
 
         columns = (TextColumn("steps"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        with Progress(*columns, console=Console(stderr=True)) as bar:
+        with progress(*columns) as bar:
             task = bar.add_task("steps", visible=False)  # until the first step
             made = make_style_weights(
                 self.dataset,
@@ -131,7 +129,7 @@ class DataFetch:
         from alignmixup import datasets
 
         columns = (TextColumn(self.name), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-        with Progress(*columns, console=Console(stderr=True)) as bar:
+        with progress(*columns) as bar:
             task = bar.add_task(self.name, visible=False)  # until the first byte
             folder = datasets.fetch(
                 self.name,

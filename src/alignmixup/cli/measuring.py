@@ -12,7 +12,7 @@ from rich.table import Table
 from tyro.conf import Positional, UseAppendAction
 
 from alignmixup.cli.parsing import Call, listing, parse_setting, read_words
-from alignmixup.cli.printing import Watch, print_table
+from alignmixup.cli.printing import Watch, note_unfinished, print_table
 
 
 @dataclass
@@ -39,6 +39,7 @@ class Evaluate:
     """cpu, cuda, cuda:1, or auto: a GPU where there is one."""
 
     def __call__(self) -> None:
+        from alignmixup.experiments.run_folder import read_recipe
         from alignmixup.experiments.scoring import evaluate, join_processes, other_images
         from alignmixup.registry import TASKS
 
@@ -63,6 +64,9 @@ class Evaluate:
             )
         if not team.is_rank_zero:
             return
+        if done.results:
+            epochs = read_recipe(self.run).train.epochs
+            note_unfinished(self.run, done.results[0].epoch, epochs)
         table = Table("task", "metric", "value", "unit", "source", box=None)
         for result in done.results:
             source = str(result.settings.get("source", ""))
@@ -113,7 +117,7 @@ class Report:
     the last, or the best test epoch."""
     smoke_tests: bool = False
     """Keep smoke tests in the tables."""
-    pictures: bool = True
+    no_pictures: bool = False
     """Only read pictures of runs; by default those that are missing are made, from the data."""
     title: str = "alignmixup report"
     """Title of the page."""
@@ -158,7 +162,7 @@ class Report:
             print("\n".join(wrap(plain(line), width, indent="  ")))
         if self.out is None:
             return
-        if self.pictures:
+        if not self.no_pictures:
             from alignmixup.figures.run_pictures import make_pictures
 
             make_pictures(

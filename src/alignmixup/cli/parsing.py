@@ -49,11 +49,7 @@ def read_words(
         getattr(tyro, "_experimental_options", {})["ansi_codes"] = False
     command = f"{PROGRAM} {name}"
     fields = dataclasses.fields(kind)  # type: ignore[arg-type]
-    # A switch that is on by default has the flag that turns it off alone.
-    known = {
-        f"--{'no-' if field.default is True else ''}{field.name.replace('_', '-')}"
-        for field in fields
-    }
+    known = {f"--{field.name.replace('_', '-')}" for field in fields}
     for word in args:
         flag = word.partition("=")[0].replace("_", "-")
         if flag.startswith("--") and flag not in known | {"--help"}:

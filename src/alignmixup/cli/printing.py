@@ -4,15 +4,39 @@ from __future__ import annotations
 
 import sys
 import time
+from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
 from rich.table import Table
 
 
 def print_table(table: Table) -> None:
-    """Print a table, as wide as the terminal, or up to 200 characters where there is none."""
-    Console(width=None if Console().is_terminal else 200).print(table)
+    """Print a table, as wide as the terminal, or up to 200 characters where there is none.
+
+    Its cells are names of files and classes: brackets and colons in them are no markup.
+    """
+    width = None if Console().is_terminal else 200
+    Console(width=width, markup=False, emoji=False).print(table)
+
+
+def note_unfinished(run: Path, epoch: int | None, epochs: int) -> None:
+    """Say on stderr if a run is not trained to its end."""
+    if epoch is not None and epoch < epochs:
+        print(f"note: {run} is at epoch {epoch} of {epochs}", file=sys.stderr)
+
+
+def progress(*columns: ProgressColumn) -> Progress:
+    """Return a bar on stderr; elsewhere than on a terminal it prints nothing, not even a line."""
+    console = Console(stderr=True)
+    return Progress(*columns, console=console, disable=not console.is_terminal)
 
 
 class Watch:

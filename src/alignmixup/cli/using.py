@@ -10,7 +10,7 @@ from typing import Literal
 from rich.table import Table
 from tyro.conf import Positional
 
-from alignmixup.cli.printing import print_table
+from alignmixup.cli.printing import note_unfinished, print_table
 
 
 @dataclass
@@ -41,6 +41,7 @@ class Predict:
         if not files:
             raise ValueError("name at least one image file, or a folder of images")
         run = load_run(self.run, device=self.device)
+        note_unfinished(run.folder, run.epoch, run.recipe.train.epochs)
         done = run.predict(files, batch_size=self.batch_size)
         top = done.probabilities.topk(min(self.top, len(run.class_names)), dim=1)
         table = Table("image", "class", "probability", "others", box=None)
@@ -72,5 +73,7 @@ class Export:
     def __call__(self) -> None:
         from alignmixup.experiments.load import load_run
 
-        for path in load_run(self.run, device="cpu").export(self.path, self.format):
+        run = load_run(self.run, device="cpu")
+        note_unfinished(run.folder, run.epoch, run.recipe.train.epochs)
+        for path in run.export(self.path, self.format):
             print(path)

@@ -26,7 +26,7 @@ class Sets:
         test: Images of the same classes and size to evaluate on.
 
     Raises:
-        ValueError: If a set is empty, or classes or sizes differ.
+        ValueError: If a set is empty, there is one class alone, or classes or sizes differ.
 
     Example:
         ```python
@@ -49,6 +49,11 @@ class Sets:
                 f"train and test must have the same class_names; {self.train.name} has "
                 f"{_listed(self.train.class_names)}, {self.test.name} "
                 f"{_listed(self.test.class_names)}"
+            )
+        if self.train.num_classes < 2:
+            raise ValueError(
+                f"{self.train.name} has {_listed(self.train.class_names)}, and a classifier needs "
+                "two: add images of another class (of a folder, PATH/train/CLASS/*)"
             )
         for images in (self.train, self.test):
             if not len(images):
@@ -165,4 +170,5 @@ def check_classes(
 
 def _listed(names: tuple[str, ...]) -> str:
     shown = ", ".join(names[:3])
-    return f"{len(names)} classes ({shown}{', ...' if len(names) > 3 else ''})"
+    count = f"{len(names)} class{'' if len(names) == 1 else 'es'}"
+    return f"{count} ({shown}{', ...' if len(names) > 3 else ''})"

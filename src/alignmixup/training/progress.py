@@ -123,4 +123,4 @@ class Reporter:
             self.say(line)
 
     def say(self, line: str) -> None:
-        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+        self._console.print(line, markup=False, emoji=False, highlight=False, soft_wrap=True)
