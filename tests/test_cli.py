@@ -98,6 +98,7 @@ def test_recipes_lists_the_published_figure(capsys):
         (["export", "run"], "PATH"),
         (["recipes", "cifar10-r18-alinmixup"], "did you mean 'cifar10-r18-alignmixup'"),
         (["bench", "cifar10-r18-alinmixup"], "did you mean 'cifar10-r18-alignmixup'"),
+        (["bench", "cifar10-r18-cutmix", "--batch-size", "0"], "\nalignmixup: batch_size must be"),
         (["recipes", "--table", "abation"], "did you mean 'ablation'"),
         (["data", "fetch", "cifar-10"], "did you mean 'cifar10'"),
         (["train", "cifar10-r18-cutmix", "--dataset", "shpes"], "did you mean 'shapes'"),

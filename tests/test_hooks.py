@@ -106,7 +106,7 @@ def test_a_missing_layer_lists_what_there_is(mixer: Mixer) -> None:
     with pytest.raises(ValueError, match="there is no layer 'layre4' in TinyNet") as error:
         mixer.apply(net, images(4), labels(4), draw)
     message = str(error.value)
-    assert "did you mean" in message
+    assert "; did you mean 'layer4' or " in message
     assert "'layer4'" in message.split("?")[0]
     assert "its layers: fc, layer1, layer2, layer4, layer1.0" in message
     assert not has_hooks(net)

@@ -315,8 +315,8 @@ def without_reducer(net: nn.Module) -> nn.Module:
 
 
 def _no_such_layer(net: nn.Module, layer: str) -> str:
-    close = difflib.get_close_matches(layer, layer_names(net), n=5, cutoff=0.4)
-    hint = f"did you mean {close}? " if close else ""
+    close = difflib.get_close_matches(layer, layer_names(net), n=3, cutoff=0.4)
+    hint = f"did you mean {' or '.join(map(repr, close))}? " if close else ""
     kind = type(plain_module(net)).__name__
     return f"there is no layer {layer!r} in {kind}; {hint}{_list_layers(net)}"
 

@@ -36,6 +36,15 @@ def test_a_claim_is_made_only_where_the_interval_excludes_zero():
     assert compare({0: 1.0, 1: -1.0, 2: 0.9}, zero).verdict == "not shown"
 
 
+@pytest.mark.parametrize("step", [0.0, 0.5, 0.01])
+def test_seeds_that_all_differ_alike_show_nothing(step):
+    """Rounded accuracies often do: the interval had no width, and excluded zero."""
+    a = {seed: 78.01 + 0.1 * seed for seed in range(3)}
+    found = compare({seed: value + step for seed, value in a.items()}, a)
+    assert (found.verdict, found.low, found.high) == ("not shown", -math.inf, math.inf)
+    assert str(found) == f"+{step:.2f} (95 % interval none (all seeds differ alike), 3 seeds)"
+
+
 def test_one_seed_shows_nothing():
     found = compare({0: 99.0}, {0: 1.0, 1: 1.0})
     assert (found.verdict, found.low, found.high) == ("not shown", -math.inf, math.inf)

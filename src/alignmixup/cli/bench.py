@@ -51,10 +51,10 @@ class Bench:
 
         first = None
         for name in names:
-            print(f"{name}: ", end="", file=sys.stderr, flush=True)
+            print(f"{name} ...", file=sys.stderr)
             (method,) = bench([name], changes=changes, repeats=self.repeats)
             first = first or method.mean()
-            print(f"{method.mean():.3f} ms", file=sys.stderr)
+            print(f"{name}: {method.mean():.3f} ms", file=sys.stderr)
             table.add_row(
                 method.recipe,
                 f"{method.mean():.3f}",

@@ -5,6 +5,7 @@ Every name is escaped here; a cell that sorts by a number carries it in ``data-v
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from html import escape
 
@@ -147,7 +148,7 @@ def _claim_html(grid: Grid, claim: Claim) -> str:
         _number(escape(claim.first.length), claim.first.epochs or ""),
         _number(str(made.num_seeds), made.num_seeds),
         _number(f"{made.difference:+.{digits}f}", made.difference),
-        _number(f"{made.low:+.{digits}f} to {made.high:+.{digits}f}", made.low),
+        _number(made.interval(digits), made.low if math.isfinite(made.low) else ""),
         f"<td>{escape(claim.verdict)}</td>",
     )
     return _tr(claim.first.name + variant, grid.place, claim.first.is_smoke, cells)

@@ -27,9 +27,17 @@ class Spread:
     deviation: float | None
 
 
+# Differences that vary less than this are equal: accuracies are whole numbers of images.
+LEAST_DEVIATION = 1e-6
+
+
 @dataclass(frozen=True)
 class Comparison:
-    """The mean difference a - b over shared seeds, with its 95 % interval."""
+    """The mean difference a - b over shared seeds, with its 95 % interval.
+
+    The interval is infinite where there is none: of one seed, and of seeds that all differ alike,
+    which happens by chance among rounded numbers and does not say how much they vary.
+    """
 
     difference: float
     low: float
@@ -43,13 +51,15 @@ class Comparison:
             return "higher"
         return "lower" if self.high < 0 else "not shown"
 
+    def interval(self, digits: int = 2) -> str:
+        """Return the interval in words."""
+        if math.isfinite(self.low):
+            return f"{self.low:+.{digits}f} to {self.high:+.{digits}f}"
+        return "none (one seed)" if self.num_seeds < 2 else "none (all seeds differ alike)"
+
     def __str__(self) -> str:
-        if self.num_seeds < 2:
-            return f"{self.difference:+.2f} (one seed: no interval)"
-        return (
-            f"{self.difference:+.2f} (95 % interval {self.low:+.2f} to {self.high:+.2f}, "
-            f"{self.num_seeds} seeds)"
-        )
+        seeds = "" if self.num_seeds < 2 else f", {self.num_seeds} seeds"
+        return f"{self.difference:+.2f} (95 % interval {self.interval()}{seeds})"
 
 
 def spread(values: Mapping[Any, float]) -> Spread:
@@ -62,15 +72,14 @@ def spread(values: Mapping[Any, float]) -> Spread:
 def compare(a: Mapping[int, float], b: Mapping[int, float]) -> Comparison | None:
     """Compare two methods over the seeds that both have; None where they share none.
 
-    With one shared seed the interval is infinite: nothing can be concluded.
+    With one shared seed, or equal differences, the interval is infinite: nothing can be concluded.
     """
     differences = [a[seed] - b[seed] for seed in sorted(a.keys() & b.keys())]
     if not differences:
         return None
     mean, n = statistics.fmean(differences), len(differences)
-    if n == 1:
-        return Comparison(mean, -math.inf, math.inf, 1)
-    half = t_quantile(n - 1) * statistics.stdev(differences) / math.sqrt(n)
+    deviation = statistics.stdev(differences) if n > 1 else 0.0
+    half = t_quantile(n - 1) * deviation / math.sqrt(n) if deviation > LEAST_DEVIATION else math.inf
     return Comparison(mean, mean - half, mean + half, n)
 
 

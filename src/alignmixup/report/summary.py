@@ -83,7 +83,7 @@ def comparison_table(grids: Sequence[Grid]) -> Table | None:
             claim.first.length,
             str(claim.comparison.num_seeds),
             f"{claim.comparison.difference:+.2f}",
-            f"{claim.comparison.low:+.2f} to {claim.comparison.high:+.2f}",
+            claim.comparison.interval(),
             claim.verdict,
         )
         for grid, claim in _shown_claims(grids)
