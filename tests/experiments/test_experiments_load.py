@@ -203,6 +203,10 @@ def test_a_folder_for_the_hub_is_read_back(run, sets, tmp_path):
 
     written = run.export(tmp_path / "hub", format="hub")
     assert {"config.json", "model.safetensors"} <= {path.name for path in written}
+    card = (tmp_path / "hub" / "README.md").read_text()
+    assert "More Information Needed" not in card  # the card of the library, which knows nothing
+    for fact in ("preact_resnet18, 10 classes", "32 x 32 pixels", ", ".join(run.class_names)):
+        assert fact in card
     again = HubModel.from_pretrained(str(tmp_path / "hub"))
     x = sets.test.images[:4].float() / 255
     assert again.class_names == run.class_names
