@@ -54,6 +54,11 @@ def test_every_command_describes_itself(capsys, command):
     assert "(default: True)" not in out  # beside --no-pictures it said the opposite
 
 
+def test_a_published_figure_keeps_its_decimals(capsys):
+    _, out, _ = call(capsys, "recipes", "cifar100-r18-input", "--table", "adv")
+    assert "   81.30  FGSM" in out
+
+
 def test_recipes_lists_the_published_figure(capsys):
     status, out, _ = call(capsys, "recipes", "cifar100-r18-alignmixup")
     assert status == 0

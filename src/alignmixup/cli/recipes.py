@@ -118,7 +118,7 @@ def _published(recipe: Recipe) -> str:
     cell, located = (paper.cell_beside(recipe.key, m) for m in ("top1_error", "top1_loc"))
     if cell is not None:
         return f"{cell.top1_error:.2f}"
-    return "" if located is None else f"{located.value} ({located.metric})"
+    return "" if located is None else f"{located.printed} ({located.metric})"
 
 
 def _print_table(name: str, pattern: str) -> None:
@@ -137,7 +137,7 @@ def _print_table(name: str, pattern: str) -> None:
         command = " ".join({run: "RUN", steps.recipe: "RECIPE"}.get(w, w) for w in steps.command)
         source = paper.SOURCES.get(cell.source, cell.source)
         what = " ".join(filter(None, [source, paper.METRICS[cell.metric].name]))
-        rows.setdefault(steps.recipe, []).append((f" {cell.value:>7g}  {what:<25}  ", command))
+        rows.setdefault(steps.recipe, []).append((f" {cell.printed:>7}  {what:<25}  ", command))
     if not rows:
         raise ValueError(f"no recipe of table {name!r} matches {pattern!r}")
     _print_wrapped("", f"{name}: {paper.TABLES[name]}")

@@ -35,6 +35,7 @@ class Published:
     method: str
     metric: str
     value: float | None
+    printed: str = ""  # the value with the decimals of the paper
     note: str = ""
     source: str = ""  # where the out-of-distribution images come from
     layers: str = ""  # the set of mixed layers
@@ -194,6 +195,7 @@ def _figure(table: str, cell: str, fields: Mapping[str, str]) -> Published:
         method=fields["method"],
         metric=fields["metric"],
         value=None if digits == "--" else float(digits),
+        printed=digits,
         note=note or fields.get("note", ""),
         source=fields.get("source", ""),
         layers=fields["layers"],
