@@ -499,6 +499,11 @@ def test_settings_are_flags_with_the_names_of_train_changes():
     }
     assert changed(recipe, changes).train.milestones == (2,)
     assert typed_settings({"train.milestones": []}, [recipe]) == {"train.milestones": ()}
+    _, settings = take_settings(["--train.capture", "true", "--train.nesterov=false"])
+    switches = typed_settings(settings, [recipe])
+    assert switches == {"train.capture": True, "train.nesterov": False}
+    with pytest.raises(ValueError, match=r"--train\.batch-size needs a value"):
+        typed_settings({"train.batch_size": []}, [recipe])
 
 
 def test_a_setting_with_names_is_read_as_the_help_shows_it():

@@ -169,6 +169,8 @@ def _typed(path: str, words: Sequence[str], recipes: Sequence[object]) -> object
     is_one = len(values) == 1 and isinstance(values[0], tuple)
     if len(values) > 1 or (any(isinstance(value, tuple) for value in now) and not is_one):
         return values
+    if not values and any(type(value) in (int, float) for value in now):
+        raise ValueError(f"--{path.replace('_', '-')} needs a value")
     return values[0] if values else True
 
 
@@ -181,9 +183,9 @@ def parse_setting(text: str, example: str, flag: str = "--set") -> tuple[str, ob
 
 
 def parse_value(text: str) -> object:
-    """Read a Python value or a fraction; anything else is a word."""
+    """Read a Python value, ``true``, ``false`` or a fraction; anything else is a word."""
     try:
-        return ast.literal_eval(text)
+        return ast.literal_eval({"true": "True", "false": "False"}.get(text, text))
     except (ValueError, SyntaxError):
         pass
     try:
