@@ -11,6 +11,7 @@ from alignmixup.contracts import RecipeKey, Result
 from alignmixup.report.page import Section, write_page
 from alignmixup.report.page_html import script_json
 from alignmixup.report.page_pictures import Pictures
+from alignmixup.report.tables import table
 from sample_page import sample_run
 
 HOSTILE = (
@@ -130,6 +131,14 @@ def test_a_reason_for_missing_pictures_names_each_kind_once():
     missing = {"run": "one name", "left_out": "no boxes"}
     left_out = Pictures({"localization": [missing, missing]}, has_folders=True).left_out()
     assert left_out.count("localization") == 1
+
+
+def test_methods_that_the_paper_does_not_have_are_named_as_in_the_tables(tmp_path):
+    lines = [accuracy(80.0, RecipeKey("cifar100", "r18", "resizemix"))]
+    texts = Elements(written(tmp_path, lines)).texts
+    assert "ResizeMix" in table(lines, "accuracy", paper_rows=False).rows[0]
+    assert "ResizeMix" in texts
+    assert "resizemix" not in texts
 
 
 def test_own_sections_come_first_and_are_trusted(tmp_path):

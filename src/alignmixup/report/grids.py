@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from alignmixup.contracts import RecipeKey, Result
-from alignmixup.report import paper
+from alignmixup.report import others, paper
 from alignmixup.report.folding import IGNORED, LAST_EPOCH, RecipeSettings, Row, fold
 from alignmixup.report.measures import ACCURACIES, KINDS, Measure
 from alignmixup.report.runs import is_smoke_test, method_name, place_name, planned_epochs
@@ -205,7 +205,7 @@ def _has_paper(row: GridRow) -> bool:
 def _row_order(row: GridRow) -> tuple[object, ...]:
     return (
         paper.order(row.source, paper.SOURCES),
-        paper.order(row.method, paper.METHODS),
+        paper.order(row.method, others.NAMES),
         not row.is_measured,
         -(row.epochs or 0),
         row.labels,

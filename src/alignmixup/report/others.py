@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from alignmixup.contracts import RecipeKey
+from alignmixup.report import paper
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,8 @@ METHODS: Mapping[str, str] = {
     "multimix": "MultiMix",
     "densemultimix": "Dense MultiMix",
 }
+# All that have a name, in the order of tables.
+NAMES: Mapping[str, str] = {**paper.METHODS, **METHODS}
 
 # What a figure is of, where it is not what the method's name says.
 NOTES: Mapping[tuple[str, str], str] = {

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from alignmixup.contracts import RecipeKey, Result
-from alignmixup.report import paper
+from alignmixup.report import others, paper
 from alignmixup.report.folding import SHORT, RecipeSettings, differences
 
 # What does not set a run apart: checksums of a network that each run trains for itself.
@@ -86,8 +86,8 @@ class RunInfo:
 
 
 def method_name(method: str) -> str:
-    """Return the paper's name of a method, or its own."""
-    return paper.METHODS.get(method, method)
+    """Return the published name of a method, or its own."""
+    return others.NAMES.get(method, method)
 
 
 def place_name(data: str, network: str) -> str:
@@ -157,7 +157,7 @@ def runs_of(results: Iterable[Result], recipe_settings: RecipeSettings) -> list[
 
 def _order(run: RunInfo) -> tuple[object, ...]:
     key = run.key
-    names = (key.data, paper.DATA), (key.network, paper.NETWORKS), (key.method, paper.METHODS)
+    names = (key.data, paper.DATA), (key.network, paper.NETWORKS), (key.method, others.NAMES)
     where = [paper.order(name, known) for name, known in names]
     return (*where, run.is_smoke, -(run.epochs or 0), key.variant, run.seed or 0)
 

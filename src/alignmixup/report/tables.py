@@ -86,13 +86,13 @@ def _column_order(column: Column, measures: Sequence[Measure]) -> tuple[object, 
 
 def _row_order(row: Row) -> tuple[object, ...]:
     labels = [paper.order(label, paper.LABELS) for label in row.labels]
-    return (*paper.order(row.method, {**paper.METHODS, **others.METHODS}), labels, row.settings)
+    return (*paper.order(row.method, others.NAMES), labels, row.settings)
 
 
 def _row_label(row: Row) -> str:
     extra = [paper.LABELS.get(label, label) for label in row.labels]
     extra += [f"{key}={value}" if value else key for key, value in row.settings]
-    name = {**others.METHODS, **paper.METHODS}.get(row.method, row.method)
+    name = others.NAMES.get(row.method, row.method)
     return f"{name} ({', '.join(extra)})" if extra else name
 
 
