@@ -27,6 +27,14 @@ def test_only_evaluated_epochs_are_points(tmp_path):
     assert scored_epochs(run) == [(2, 20.0), (4, 40.0)]
 
 
+def test_the_curve_of_one_epoch_is_a_point_at_a_whole_number():
+    axes = draw_curve([(1, 30.0)], (), "one").axes[0]
+    assert axes.lines[0].get_marker() == "o"
+    assert all(tick == round(tick) for tick in axes.get_xticks())
+    long = [(epoch, 30.0) for epoch in range(200)]
+    assert draw_curve(long, (), "long").axes[0].lines[0].get_marker() == ""
+
+
 @pytest.mark.parametrize(
     ("name", "num_lines"),
     [

@@ -59,8 +59,9 @@ def _measured(
     scores = {name: values(results[name]) for name in METHODS if name in results}
     text = [
         "Three small networks, equal but for the mixing, learned four shapes from "
-        f"{size.num_train:,} images in {size.epochs} epochs, on this machine. So few images can be "
-        "learned by heart, which is what mixing works against. There was no other augmentation."
+        f"{size.num_train:,} images in {size.epochs} epoch{'s' * (size.epochs != 1)}, on this "
+        "machine. So few images can be learned by heart, which is what mixing works against. There "
+        "was no other augmentation."
     ]
     if missing:
         text.insert(0, f"The demo was stopped before it had finished: {', '.join(missing)}. The "

@@ -10,6 +10,7 @@ from alignmixup.figures.by_name import register_figure
 from alignmixup.figures.style import BLACK, BLUE, Figure, new_figure, save, write_title
 from alignmixup.mixers.alignmixup import AlignMixup
 from alignmixup.report.authors_logs import LOGS
+from alignmixup.report.folding import SHORT
 from alignmixup.training.ledger import LEDGER, read_ledger
 
 Points = Sequence[tuple[int, float]]
@@ -41,12 +42,17 @@ def scored_epochs(run: Path) -> Points:
 
 def draw_curve(ours: Points, log: Points, title: str) -> Figure:
     """Draw our points as a line over those of the log."""
+    from matplotlib.ticker import MaxNLocator
+
     figure = new_figure(7, 3.6)
     axes = figure.subplots()
     if log:
         line = axes.plot(*zip(*log, strict=True), "o-", color=BLACK, label="authors' log")[0]
         line.set(linewidth=0.8, markersize=3, alpha=0.6)
-    axes.plot(*zip(*ours, strict=True), color=BLUE, linewidth=1.2, label="ours")
+    marker = "o" if len(ours) < SHORT else ""  # of one epoch a line alone shows nothing
+    line = axes.plot(*zip(*ours, strict=True), color=BLUE, linewidth=1.2, label="ours")[0]
+    line.set(marker=marker, markersize=3)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     values = [top1 for epoch, top1 in [*ours, *log] if epoch > 10] or [0.0]
     axes.set_ylim(bottom=max(0.0, min(values) - 3))
     axes.set_xlabel("epoch")
