@@ -660,6 +660,16 @@ def test_of_streamed_files_every_class_has_its_share_in_the_style_network(tmp_pa
     assert mixer.network(torch.device("cpu")).class_distances.shape == (2, 2)
 
 
+def test_a_run_says_that_it_trains_a_style_network_first(tmp_path, monkeypatch, sets, capsys):
+    """Thousands of steps on a CPU: it seemed to hang."""
+    monkeypatch.setattr(styling, "ADAIN_STEPS", 10)
+    recipe = dataclasses.replace(RECIPE, mixer=StyleMix())
+    train(recipe, tmp_path / "run", sets=sets)
+    said = capsys.readouterr()
+    assert "training a style network for StyleMix first, 10 steps" in said.out
+    assert "style network: step 10 of 10" in said.err
+
+
 @pytest.mark.parametrize("name", ["gpu", "cuda:x"])
 def test_a_device_that_there_is_not_is_named(name, sets, tmp_path):
     with pytest.raises(ValueError, match=f"there is no device '{name}'; use cpu, cuda"):

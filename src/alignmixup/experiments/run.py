@@ -151,7 +151,10 @@ def train(
     with team.rank_zero_first():
         if team.is_rank_zero:
             claim(folder, record)  # nothing is missing: the folder is ours now
-        mixers = [with_style_weights(stage, used.train, folder, device) for _, stage in stages]
+        mixers = [
+            with_style_weights(stage, used.train, folder, device, quiet=quiet)
+            for _, stage in stages
+        ]
     if isinstance(mixers[0], StyleMixer):
         notes["style_weights"] = dict(mixers[0].describe())
     evaluate = Evaluator(plan, used.test, device, team)

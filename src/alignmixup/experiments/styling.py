@@ -24,7 +24,7 @@ from alignmixup.mixers.stylecutmix import StyleCutMix
 from alignmixup.mixers.stylemix import StyleMixer
 from alignmixup.ops.adain import WeightsFile
 from alignmixup.recipes.schema import Recipe
-from alignmixup.training.adain_fit import OnStep, add_distances, fit_adain
+from alignmixup.training.adain_fit import OnStep, add_distances, fit_adain, shown_steps
 
 STYLE_IMAGES = 10_000
 # For a run that names no weights.
@@ -108,11 +108,17 @@ def some_images(
 
 
 def with_style_weights(
-    recipe: Recipe, images: ImageSet | FileSet, folder: Path, device: torch.device
+    recipe: Recipe,
+    images: ImageSet | FileSet,
+    folder: Path,
+    device: torch.device,
+    *,
+    quiet: bool = True,
 ) -> Mixer:
     """Give a style mixer that names no weights a small network trained on these images.
 
-    It is made once and kept in the run's folder; any other mixer comes back as it is.
+    It is made once and kept in the run's folder; any other mixer comes back as it is. Its training
+    takes minutes, which it shows unless ``quiet``.
     """
     mixer, seed = recipe.mixer, recipe.train.seed
     if not isinstance(mixer, StyleMixer) or mixer.weights:
@@ -122,7 +128,21 @@ def with_style_weights(
         needs_distances = isinstance(mixer, StyleCutMix) and mixer.gamma == "auto"
         some = _style_images(recipe, images)
         partial = path.with_name("partial-" + ADAIN)
-        fit_adain(some, partial, ADAIN_STEPS, seed, device, class_distances=needs_distances)
+        if not quiet:
+            print(
+                f"training a style network for {type(mixer).__name__} first, {ADAIN_STEPS:,} steps;"
+                " 'alignmixup adain' makes one that several runs can use"
+            )
+        with shown_steps(ADAIN_STEPS, quiet=quiet) as on_step:
+            fit_adain(
+                some,
+                partial,
+                ADAIN_STEPS,
+                seed,
+                device,
+                on_step=on_step,
+                class_distances=needs_distances,
+            )
         os.replace(partial, path)
     return dataclasses.replace(mixer, weights=str(path))
 

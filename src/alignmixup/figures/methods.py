@@ -40,8 +40,7 @@ from alignmixup.mixers.tokenmix import TokenMix
 from alignmixup.models.autoencoder import AutoencodingClassifier
 from alignmixup.ops.adain import AdaIN, save_adain
 from alignmixup.registry import MIXERS
-from alignmixup.training.adain_fit import train_small_adain
-from alignmixup.training.progress import Reporter
+from alignmixup.training.adain_fit import shown_steps, train_small_adain
 
 SHARE = 0.65  # of the anchor
 # Set in every draw of the gallery that has them: the share, and the center of a box.
@@ -302,13 +301,7 @@ def small_style_network(images: ImageSet, steps: int, seed: int) -> AdaIN:
     """A small style network, trained on at most a thousand of the images; shows progress."""
     rng = torch.Generator().manual_seed(seed)
     some = images.images[torch.randperm(len(images), generator=rng)[:1000]]
-    with Reporter(steps) as reporter:
-
-        def on_step(done: int, total: int) -> None:
-            reporter.advance()
-            if done % max(1, total // 10) == 0:
-                reporter.epoch(f"style network: step {done} of {total}")
-
+    with shown_steps(steps) as on_step:
         return train_small_adain(
             some, steps=steps, seed=seed, width=ADAIN_WIDTH, batch_size=ADAIN_BATCH, on_step=on_step
         )
