@@ -27,7 +27,8 @@ def test_the_command_writes_weights_and_says_which(
     out = tmp_path / "style.safetensors"
     args = ["--out", str(out), "--steps", "4", "--images", "60", "--width", "3"]
     assert main(["adain", "shapes", *args, "--device", "cpu"]) == 0
-    said = capsys.readouterr().out
+    said, progress = capsys.readouterr()
+    assert progress.splitlines()[-1] == "style network: step 4 of 4"
     assert hashlib.sha256(out.read_bytes()).hexdigest() in said
     assert "small AdaIN network, 60 images" in said
     assert "dB" in said

@@ -10,9 +10,7 @@ from pathlib import Path
 from rich.progress import (
     BarColumn,
     DownloadColumn,
-    MofNCompleteColumn,
     TextColumn,
-    TimeElapsedColumn,
     TransferSpeedColumn,
 )
 from rich.table import Table
@@ -51,11 +49,9 @@ class Adain:
     """cpu, cuda, cuda:1, or auto: a GPU where there is one."""
 
     def __call__(self) -> None:
-        from alignmixup.experiments.styling import make_style_weights
+        from alignmixup.experiments.styling import make_style_weights, shown_steps
 
-        columns = (TextColumn("steps"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        with progress(*columns) as bar:
-            task = bar.add_task("steps", visible=False)  # until the first step
+        with shown_steps() as on_step:
             made = make_style_weights(
                 self.dataset,
                 self.out,
@@ -66,9 +62,7 @@ class Adain:
                 seed=self.seed,
                 data_root=self.data,
                 device=self.device,
-                on_step=lambda done, total: bar.update(
-                    task, completed=done, total=total, visible=True
-                ),
+                on_step=on_step,
             )
         print(made)
 

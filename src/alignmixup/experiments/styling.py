@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +26,8 @@ from alignmixup.mixers.stylecutmix import StyleCutMix
 from alignmixup.mixers.stylemix import StyleMixer
 from alignmixup.ops.adain import WeightsFile
 from alignmixup.recipes.schema import Recipe
-from alignmixup.training.adain_fit import OnStep, add_distances, fit_adain, shown_steps
+from alignmixup.training.adain_fit import OnStep, add_distances, fit_adain
+from alignmixup.training.progress import Reporter
 
 STYLE_IMAGES = 10_000
 # For a run that names no weights.
@@ -107,6 +110,25 @@ def some_images(
     return sample_images(whole, count, source.image_size, seed)
 
 
+@contextmanager
+def shown_steps(*, quiet: bool = False) -> Iterator[OnStep]:
+    """Show the steps of a fit on stderr: a bar on a terminal, elsewhere a line every tenth.
+
+    Nothing is shown before the first step, so that an error comes alone.
+    """
+    with ExitStack() as stack:
+        reporters: list[Reporter] = []
+
+        def on_step(done: int, total: int) -> None:
+            if not reporters:
+                reporters.append(stack.enter_context(Reporter(total, quiet=quiet)))
+            reporters[0].advance()
+            if done % max(1, total // 10) == 0:
+                reporters[0].epoch(f"style network: step {done} of {total}")
+
+        yield on_step
+
+
 def with_style_weights(
     recipe: Recipe,
     images: ImageSet | FileSet,
@@ -133,7 +155,7 @@ def with_style_weights(
                 f"training a style network for {type(mixer).__name__} first, {ADAIN_STEPS:,} steps;"
                 " 'alignmixup adain' makes one that several runs can use"
             )
-        with shown_steps(ADAIN_STEPS, quiet=quiet) as on_step:
+        with shown_steps(quiet=quiet) as on_step:
             fit_adain(
                 some,
                 partial,

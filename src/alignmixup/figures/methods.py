@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from alignmixup.contracts import Draw, ImageSet, Mixer
 from alignmixup.experiments.painters import Painter
+from alignmixup.experiments.styling import shown_steps
 from alignmixup.figures.by_name import register_figure
 from alignmixup.figures.sources import Source, different_pairs, floats, shown, trained_source
 from alignmixup.figures.style import Picture, gallery, save
@@ -40,7 +41,7 @@ from alignmixup.mixers.tokenmix import TokenMix
 from alignmixup.models.autoencoder import AutoencodingClassifier
 from alignmixup.ops.adain import AdaIN, save_adain
 from alignmixup.registry import MIXERS
-from alignmixup.training.adain_fit import shown_steps, train_small_adain
+from alignmixup.training.adain_fit import train_small_adain
 
 SHARE = 0.65  # of the anchor
 # Set in every draw of the gallery that has them: the share, and the center of a box.
@@ -301,7 +302,7 @@ def small_style_network(images: ImageSet, steps: int, seed: int) -> AdaIN:
     """A small style network, trained on at most a thousand of the images; shows progress."""
     rng = torch.Generator().manual_seed(seed)
     some = images.images[torch.randperm(len(images), generator=rng)[:1000]]
-    with shown_steps(steps) as on_step:
+    with shown_steps() as on_step:
         return train_small_adain(
             some, steps=steps, seed=seed, width=ADAIN_WIDTH, batch_size=ADAIN_BATCH, on_step=on_step
         )

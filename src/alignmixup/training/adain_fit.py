@@ -16,8 +16,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,7 +36,6 @@ from alignmixup.ops.adain import (
     small_adain,
     style_statistics,
 )
-from alignmixup.training.progress import Reporter
 
 # Tried on CIFAR-10: a faster second half loses detail, a slower first half never finds it.
 RECONSTRUCTION_RATE = 2e-3
@@ -45,19 +43,6 @@ STYLE_RATE = 5e-4
 PIXELS = 10.0  # weight of the reconstruction beside the losses of style
 
 OnStep = Callable[[int, int], None]
-
-
-@contextmanager
-def shown_steps(steps: int, *, quiet: bool = False) -> Iterator[OnStep]:
-    """Show the steps of a fit on stderr: a bar on a terminal, elsewhere a line every tenth."""
-    with Reporter(steps, quiet=quiet) as reporter:
-
-        def on_step(done: int, total: int) -> None:
-            reporter.advance()
-            if done % max(1, total // 10) == 0:
-                reporter.epoch(f"style network: step {done} of {total}")
-
-        yield on_step
 
 
 @dataclass(frozen=True, slots=True)
