@@ -60,7 +60,8 @@ def _loaded(slots, j, m, stamp, GROUP: tl.constexpr, M: tl.constexpr):
     """The words of all programs; a word of an older exchange is less than ``stamp``."""
     words = ()
     for member in tl.static_range(GROUP):
-        words += (tl.load(slots + member * M + j, mask=j < m, other=stamp, volatile=True),)
+        word = tl.load(slots + member * M + j, mask=j < m, other=stamp, volatile=True)
+        words += (word,)  # type: ignore[assignment]
     return words
 
 
