@@ -46,7 +46,7 @@ def soft_targets(
     labels = labels.long()  # torch has no comparison of uint16
     if is_checked and (problem := label_problem(labels, num_classes)):
         raise ValueError(f"{problem}; check the network's num_classes")
-    rows = torch.zeros(len(labels), num_classes, device=labels.device)
+    rows = torch.zeros(len(labels), num_classes, device=labels.device, dtype=torch.float32)
     return rows.scatter_(1, labels.unsqueeze(1), 1.0)
 
 

@@ -76,6 +76,26 @@ def test_a_whole_share_gives_the_image_back(row: Row, case: str) -> None:
         assert row.is_guided or row.num_rows or torch.equal(mixed.targets, one_hot)
 
 
+@pytest.mark.parametrize("default", [torch.bfloat16, torch.float64])
+@every_case
+def test_the_default_dtype_does_not_matter(row: Row, case: str, default: torch.dtype) -> None:
+    """Lightning sets it to that of the weights; draws, targets and loss are those of float32."""
+    net, x = TinyNet().eval(), images(4)
+
+    def step(mixer: Mixer) -> list[Tensor | None]:
+        draw = draw_case(mixer, case, 4)
+        mixed = mixer.apply(net, x, labels(4), draw)
+        return [*draw.tensors().values(), mixed.logits, mixed.targets, mixed.loss().detach()]
+
+    plain, other = step(row.attached(net, x)), row.attached(net, x)
+    try:
+        torch.set_default_dtype(default)
+        same = step(other)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    torch.testing.assert_close(same, plain, atol=0, rtol=0)
+
+
 @pytest.mark.parametrize("row", params(row for row in ROWS if hasattr(row.mixer, "loss")))
 def test_multi_label_targets_keep_their_mass(row: Row) -> None:
     """Two labels a sample: their shares are two after mixing, and the loss is that of sigmoids."""

@@ -141,7 +141,7 @@ class AdAutoMix(Learned):
         perms = perms.view(2, n, batch_size)
         if n == 1:
             lam, block_lam = (sample_share(self.alpha, None, rng) for _ in range(2))
-            others = torch.ones(2, 1, device=rng.device)
+            others = torch.ones(2, 1, device=rng.device, dtype=torch.float32)
         else:
             values = sample_share(self.alpha, n + 1, rng)
             lam = block_lam = values[0] / values.sum()

@@ -47,6 +47,7 @@ from alignmixup.mixers.base import (
     check_weights,
     probabilities,
     require,
+    sample_normal,
     sample_pairs,
 )
 from alignmixup.ops.blend import blend_with_partner
@@ -307,7 +308,7 @@ class AlignMixupVAE(AlignMixupAE):
 
     def draw(self, batch_size: int, rng: torch.Generator, progress: float = 0.0) -> NoiseDraw:
         plain = super().draw(batch_size, rng, progress)
-        noise = torch.randn(batch_size, self.embedding_dim, generator=rng, device=rng.device)
+        noise = sample_normal((batch_size, self.embedding_dim), rng)
         return NoiseDraw(plain.case, plain.perm, plain.lam, noise)
 
     def _noise(self, draw: Draw) -> dict[str, Tensor]:

@@ -112,7 +112,7 @@ class AttentiveMix(Method):
         if self.num_cells is None:
             return Draw("cut", perm, sample_share(self.alpha, None, rng))
         lam = max(0.0, 1 - self.num_cells / PAPER_GRID)  # nominal
-        return Draw("cut", perm, torch.tensor(lam, device=rng.device))
+        return Draw("cut", perm, torch.tensor(lam, device=rng.device, dtype=torch.float32))
 
     def _mix(self, net: nn.Module, x: Tensor, y: Tensor, draw: Draw) -> Mixed:
         size = image_size(x)

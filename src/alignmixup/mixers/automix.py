@@ -98,7 +98,7 @@ class PairLearned(Learned):
             block_perm=sample_perm(batch_size, rng),
             block_lam=sample_share(self.alpha, None, rng),
             ema_share=self._ema_share(progress),
-            mask_weight=torch.tensor(weight),
+            mask_weight=torch.tensor(weight, dtype=torch.float32),
             trains_block=(sample_unit((), rng) < self.block_prob).float(),
             rescales=sample_unit((), rng) < self.rescale_prob,
         )

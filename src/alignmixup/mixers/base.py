@@ -286,7 +286,12 @@ def sample_share(
 
 def sample_unit(shape: tuple[int, ...], rng: torch.Generator) -> Tensor:
     """Draw uniformly from [0, 1), e.g. positions as fractions of the image."""
-    return torch.rand(shape, generator=rng, device=rng.device)
+    return torch.rand(shape, generator=rng, device=rng.device, dtype=torch.float32)
+
+
+def sample_normal(shape: tuple[int, ...], rng: torch.Generator) -> Tensor:
+    """Draw from the standard normal distribution."""
+    return torch.randn(shape, generator=rng, device=rng.device, dtype=torch.float32)
 
 
 def sample_pairs(
@@ -305,7 +310,7 @@ def sample_pairs(
 def clean_draw(batch_size: int, rng: torch.Generator) -> Draw:
     """Return a draw without randomness: each sample is its own partner."""
     perm = torch.arange(batch_size, device=rng.device)
-    return Draw(CLEAN, perm, torch.ones((), device=rng.device))
+    return Draw(CLEAN, perm, torch.ones((), device=rng.device, dtype=torch.float32))
 
 
 # ---- boxes ---------------------------------------------------------------------------------------

@@ -131,7 +131,9 @@ class CoMixup(Method):
 
     def draw(self, batch_size: int, rng: torch.Generator, progress: float = 0.0) -> Draw:
         case = sample_case(self.cases, rng)
-        concentration = torch.full((batch_size,), self.alpha, device=rng.device).double()
+        concentration = torch.full(
+            (batch_size,), self.alpha, device=rng.device, dtype=torch.float64
+        )
         # Normalized gammas are a Dirichlet draw; torch.distributions takes no generator.
         gammas = torch._standard_gamma(concentration, generator=rng)
         parts = torch.split(gammas, self.part_size)
@@ -198,8 +200,9 @@ class CoMixup(Method):
         distance = (peaks.unsqueeze(1) - peaks.unsqueeze(2)).abs().sum(3)
         distance = distance * (is_real.unsqueeze(1) & is_real.unsqueeze(2))
         total = distance.sum((1, 2), keepdim=True).clamp_min(1e-12)  # equal peaks
-        scale = self.omega * is_real.sum(1).view(-1, 1, 1) / total
-        return torch.diag_embed((1 - self.omega) * is_real.to(peaks.dtype)) + scale * distance
+        counted = is_real.to(peaks.dtype)
+        scale = self.omega * counted.sum(1).view(-1, 1, 1) / total
+        return torch.diag_embed((1 - self.omega) * counted) + scale * distance
 
     def _check_size(self, x: Tensor, n: int) -> None:
         if x.ndim != 4 or x.shape[2] != x.shape[3] or x.shape[2] % n:

@@ -30,6 +30,7 @@ from alignmixup.mixers.base import (
     image_size,
     paste_partner,
     require,
+    sample_normal,
     sample_perm,
     sample_share,
     sample_unit,
@@ -112,8 +113,7 @@ class FMix(Method):
     def draw(self, batch_size: int, rng: torch.Generator, progress: float = 0.0) -> Draw:
         perm = sample_perm(batch_size, rng)
         lam = sample_share(self.alpha, None, rng, ahead=float(self.reformulate))
-        shape = (2 * LOWEST, LOWEST + 1, 2)
-        noise = torch.randn(shape, generator=rng, device=rng.device)
+        noise = sample_normal((2 * LOWEST, LOWEST + 1, 2), rng)
         return FourierDraw("cut", perm, lam, noise, sample_unit((), rng))
 
     def _mix(self, net: nn.Module, x: Tensor, y: Tensor, draw: Draw) -> Mixed:
@@ -144,8 +144,8 @@ def isotropic_spectrum(
     down, up = min((height + 1) // 2, LOWEST), min(height // 2, LOWEST)
     spectrum[:down, :right] = noise[LOWEST : LOWEST + down, :right]
     spectrum[height - up :, :right] = noise[LOWEST - up : LOWEST, :right]
-    ky = torch.fft.fftfreq(height, device=noise.device)
-    kx = torch.fft.rfftfreq(width, device=noise.device)
+    ky = torch.fft.fftfreq(height, device=noise.device, dtype=noise.dtype)
+    kx = torch.fft.rfftfreq(width, device=noise.device, dtype=noise.dtype)
     scale = _amplitude(ky[:, None] ** 2 + kx**2, decay, size)
     return spectrum * scale.unsqueeze(-1)
 
@@ -160,7 +160,7 @@ def released_spectrum(
     """
     height, width = size
     num = min(width // 2 + 1, LOWEST + 1, height)
-    kx = torch.arange(num, device=noise.device) / width
+    kx = torch.arange(num, device=noise.device, dtype=noise.dtype) / width
     s0, s1 = (_amplitude(kx**2 + ky**2, decay, size) for ky in (0.0, 1 / height))
     parts = noise[LOWEST, :num] * s0[:, None], noise[LOWEST + 1, :num] * s1[:, None]
     spectrum = noise.new_zeros(height, width // 2 + 1, 2)

@@ -159,8 +159,8 @@ class Learned(Stateful):
         """The share of the network's weights that enters the teacher: one minus the momentum."""
         first, last = (1 - momentum for momentum in self.ema)
         if progress < self.ema_hold:
-            return torch.tensor(first)
-        return torch.tensor(last + (first - last) * cosine(progress))
+            return torch.tensor(first, dtype=torch.float32)
+        return torch.tensor(last + (first - last) * cosine(progress), dtype=torch.float32)
 
 
 def in_place(features: Tensor, head: nn.Module) -> Tensor:

@@ -166,7 +166,9 @@ class PuzzleMix(Method):
             return Draw(case, perm, lam)
         seed = torch.randint(1 << 62, (), generator=rng, device=rng.device)
         coins = (
-            self._coins(rng) if case.endswith(ADVERSARIAL) else torch.zeros(2, device=rng.device)
+            self._coins(rng)
+            if case.endswith(ADVERSARIAL)
+            else torch.zeros(2, device=rng.device, dtype=torch.float32)
         )
         return PuzzleDraw(case, perm, lam, coins, sample_unit((), rng), seed)
 
@@ -174,7 +176,9 @@ class PuzzleMix(Method):
         """Draw two coins of probability ``adv_prob``, given that at least one is 1."""
         p = self.adv_prob
         outcome = sample_case({"10": p * (1 - p), "01": (1 - p) * p, "11": p * p}, rng)
-        return torch.tensor([float(coin) for coin in outcome], device=rng.device)
+        return torch.tensor(
+            [float(coin) for coin in outcome], device=rng.device, dtype=torch.float32
+        )
 
     def _mix(self, net: nn.Module, x: Tensor, y: Tensor, draw: Draw) -> Mixed:
         num_blocks = int(draw.case.removesuffix(ADVERSARIAL))

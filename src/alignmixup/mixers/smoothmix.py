@@ -89,7 +89,7 @@ class SmoothMix(Method):
 
     def draw(self, batch_size: int, rng: torch.Generator, progress: float = 0.0) -> Draw:
         perm = sample_perm(batch_size, rng)
-        lam = torch.full((), 1 - self.strength, device=rng.device)
+        lam = torch.full((), 1 - self.strength, device=rng.device, dtype=torch.float32)
         center = sample_unit((2,), rng)
         return SmoothDraw("cut", perm, lam, center=center, spread=sample_unit((), rng))
 

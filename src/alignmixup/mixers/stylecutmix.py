@@ -163,7 +163,9 @@ class StyleCutMix(StyleMixer):
         assert style.class_distances is not None  # checked by network()
         k = len(style.class_distances)
         _check_classes(y, k)
-        distances = style.class_distances + SAME_CLASS * torch.eye(k, device=y.device)
+        distances = style.class_distances + SAME_CLASS * torch.eye(
+            k, device=y.device, dtype=torch.float32
+        )
         if y.is_floating_point():
             with torch.autocast(y.device.type, enabled=False):
                 apart = ((y.float() @ distances) * y[perm]).sum(1)

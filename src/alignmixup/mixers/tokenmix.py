@@ -32,6 +32,7 @@ from alignmixup.mixers.base import (
     paste_partner,
     require,
     sample_perm,
+    sample_unit,
 )
 from alignmixup.mixers.input_mixup import InputMixup
 from alignmixup.mixers.label_smoothing import LabelSmoothing
@@ -225,4 +226,4 @@ def block_mask(grid: int, num: int, rng: torch.Generator) -> list[list[bool]]:
 def _uniforms(rng: torch.Generator) -> Iterator[list[float]]:
     """Yield four uniform numbers at a time, drawn in blocks: a call per number would be slow."""
     while True:
-        yield from torch.rand(64, 4, generator=rng, device=rng.device).tolist()
+        yield from sample_unit((64, 4), rng).tolist()
