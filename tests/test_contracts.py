@@ -132,6 +132,7 @@ def test_no_labels_at_all_are_no_error() -> None:
         (torch.tensor([0, 3]), r"0\.\.2, got 3; check the network's num_classes"),
         (torch.tensor([0, -1]), r"0\.\.2, got -1"),
         (torch.tensor([[0, 1]]), r"integer labels must have shape \[b\], got \[1, 2\]"),
+        (torch.tensor([[0], [1]]), r"shape \[b\], got \[2, 1\]: squeeze them, or"),
         (torch.ones(2, 4), r"soft labels must have shape \[b, 3\] .* got \[2, 4\]"),
         (torch.ones(3), r"soft labels must have shape \[b, 3\] .* got \[3\]"),
         (torch.tensor([[0.2, 0.3, 0.5], [1.0, 1.0, 0.0]]), r"sum to 1 .* got 2 in row 1; divide"),
@@ -142,6 +143,19 @@ def test_no_labels_at_all_are_no_error() -> None:
 def test_bad_labels_are_named(labels: Tensor, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         soft_targets(labels, 3)
+
+
+@pytest.mark.parametrize("labels", [torch.zeros(2, dtype=torch.long), torch.rand(2)])
+@pytest.mark.parametrize("multi_label", [False, True])
+def test_one_logit_takes_rows_of_multi_label_targets_alone(labels: Tensor, multi_label) -> None:
+    """Its softmax is always 1, and class number 0 would be the positive class."""
+    message = r"one logit .* set loss='sigmoid_bce' and pass labels \[b, 1\]"
+    with pytest.raises(ValueError, match=message):
+        soft_targets(labels, 1, multi_label=multi_label)
+    with pytest.raises(ValueError, match=message):
+        soft_targets(torch.ones(2, 1), 1)
+    rows = torch.tensor([[0], [1]])
+    assert torch.equal(soft_targets(rows, 1, multi_label=True), rows.float())
 
 
 def squared(logits: Tensor, targets: Tensor) -> Tensor:
@@ -265,6 +279,9 @@ def test_calling_a_mixer_hands_on_the_progress() -> None:
         def apply(self, net: nn.Module, x: Tensor, y: Tensor, draw: Draw) -> Mixed:
             return Mixed(None, None, {"lam": draw.lam})
 
+    for wrong in (-0.1, 7, float("nan")):
+        with pytest.raises(ValueError, match=rf"from 0 to 1, got {wrong}: divide the step by"):
+            Scheduled()(nn.Flatten(), torch.rand(2, 1, 1, 4), torch.arange(2), progress=wrong)
     for given, lam in (({}, 1.0), ({"progress": 0.25}, 0.75)):
         mixed = Scheduled()(nn.Identity(), torch.rand(7, 2), torch.zeros(7), **given)
         assert mixed.extra["lam"] == lam

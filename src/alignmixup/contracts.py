@@ -351,12 +351,18 @@ class Mixer(ABC):
             Logits, soft targets and further losses; minimize its ``loss()``.
 
         Raises:
-            ValueError: If ``rng`` is not a ``torch.Generator``, or see ``apply``.
+            ValueError: If ``rng`` is not a ``torch.Generator`` or ``progress`` is not in [0, 1], or
+                see ``apply``.
         """
         if rng is not None and not isinstance(rng, torch.Generator):
             raise ValueError(
                 f"rng must be a torch.Generator, got {rng!r}; torch.Generator().manual_seed(0) "
                 "makes one"
+            )
+        if not 0 <= progress <= 1:
+            raise ValueError(
+                f"progress is the share of training that is done, from 0 to 1, got {progress}: "
+                "divide the step by the number of steps"
             )
         if not hasattr(x, "__len__"):
             raise ValueError(f"images must be a tensor, got {type(x).__name__}: mixer(model, x, y)")

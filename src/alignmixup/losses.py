@@ -20,12 +20,17 @@ def soft_targets(
     """Return labels as rows of class shares; integer labels become one-hot, soft ones pass.
 
     With ``multi_label`` a row has one value in [0, 1] per class and need not sum to 1; it may be
-    made of integers.
+    made of integers. A network with one logit needs it, with labels ``[b, 1]``.
 
     On the CPU an integer out of range, or a soft label that does not sum to 1, is a ``ValueError``.
     On a GPU the checks would wait for the device at each step: there an integer out of range fails
     in the device's own index assertion, and sums are not looked at.
     """
+    if num_classes == 1 and not (multi_label and labels.ndim == 2):
+        raise ValueError(
+            "one logit has a softmax of 1 and no class numbers: set loss='sigmoid_bce' and pass "
+            "labels [b, 1] of zeros and ones, or let the network return two logits"
+        )
     is_checked = labels.device.type == "cpu" and not torch.compiler.is_compiling()
     if multi_label and labels.ndim == 2 and not labels.is_floating_point():
         labels = labels.float()
@@ -40,7 +45,7 @@ def soft_targets(
         return labels
     if labels.ndim != 1:
         raise ValueError(
-            f"integer labels must have shape [b], got {list(labels.shape)}; "
+            f"integer labels must have shape [b], got {list(labels.shape)}: squeeze them, or "
             "pass soft labels as floats"
         )
     labels = labels.long()  # torch has no comparison of uint16

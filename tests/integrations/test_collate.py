@@ -53,6 +53,29 @@ def test_the_loader_shuffles_and_the_collate_function_mixes() -> None:
         assert not x.requires_grad
 
 
+def test_workers_with_a_generator_of_ones_own_are_an_error() -> None:
+    """Each would have a copy: the same draws in all of them, and again in each epoch."""
+    data, rng = TensorDataset(images(4), labels(4)), torch.Generator()
+    collate = am.MixCollate(am.InputMixup(), NUM_CLASSES, rng=rng)
+    with pytest.raises(ValueError, match=r"rng= is for a loader without workers.*generator="):
+        next(iter(DataLoader(data, batch_size=2, collate_fn=collate, num_workers=1)))
+
+
+def test_workers_repeat_their_mixes_with_the_seed_of_the_loader() -> None:
+    data = TensorDataset(images(8).repeat(2, 1, 1, 1), labels(8).repeat(2))
+    collate = am.MixCollate(am.InputMixup(), NUM_CLASSES)
+
+    def epochs(seed: int) -> list[Tensor]:
+        rng = torch.Generator().manual_seed(seed)
+        loader = DataLoader(data, 8, collate_fn=collate, num_workers=2, generator=rng)
+        return [targets for _ in range(2) for _, targets in loader]
+
+    first, again = epochs(0), epochs(0)
+    torch.testing.assert_close(first, again, atol=0, rtol=0)
+    different = {tuple(targets.flatten().tolist()) for targets in first}
+    assert len(different) == 4  # in each worker, in each epoch
+
+
 def test_multi_label_targets_and_a_collate_function_of_ones_own() -> None:
     rows = torch.tensor([[1.0, 1.0, 0.0], [0.0, 1.0, 1.0]])
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.utils.data import default_collate
+from torch.utils.data import default_collate, get_worker_info
 
 from alignmixup.contracts import Mixer
 
@@ -29,7 +29,8 @@ class MixCollate:
         mixer: A method that works on images alone, such as ``CutMix``.
         num_classes: Number of classes of the integer labels.
         collate: Turns a list of samples into ``(images, labels)``; torch's default otherwise.
-        rng: Source of randomness for a loader without workers; torch's global one otherwise.
+        rng: Source of randomness for a loader without workers; torch's global one otherwise. With
+            workers pass ``generator=`` to the loader, which seeds them.
 
     Raises:
         ValueError: If the mixer needs the network, or ``num_classes`` is not positive.
@@ -71,7 +72,15 @@ class MixCollate:
 
         Returns:
             Mixed images and their soft targets.
+
+        Raises:
+            ValueError: If a batch is no pair, or ``rng`` is set and the loader has workers.
         """
+        if self.rng is not None and get_worker_info() is not None:
+            raise ValueError(
+                "MixCollate: rng= is for a loader without workers, which would each draw the same "
+                "from a copy of it: leave it out, and pass generator= to the loader for a seed"
+            )
         batch = self.collate(samples)
         if not isinstance(batch, tuple | list) or len(batch) != 2:
             kind = type(batch).__name__
