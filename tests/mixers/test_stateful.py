@@ -72,6 +72,27 @@ def test_the_same_draws_and_state_give_the_same_losses_and_next_state(row: Row) 
         assert_same_state(state_of(mixer), saved[0])
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+@every_stateful_row
+def test_network_and_module_are_converted_together(row: Row, dtype: torch.dtype) -> None:
+    """After ``attach``, as Lightning does for precision="bf16-true"."""
+    net = TinyNet()
+    mixer = row.attached(net, images(6))
+    draws = [mixer.draw(6, torch.Generator().manual_seed(number)) for number in range(2)]
+    plain = copy.deepcopy((mixer, net))
+
+    def losses(mixer: Mixer, net: nn.Module, dtype: torch.dtype) -> Tensor:
+        found = [mixer.apply(net, images(6).to(dtype), labels(6), draw).loss() for draw in draws]
+        torch.stack(found).sum().backward()
+        return torch.stack(found).detach().double()
+
+    module_of(mixer).to(dtype)
+    rough = 0.05 if dtype.itemsize == 2 else 1e-4
+    expected = losses(*plain, torch.float32)
+    converted = losses(mixer, net.to(dtype), dtype)
+    torch.testing.assert_close(converted, expected, atol=0, rtol=rough)
+
+
 @every_stateful_row
 def test_without_gradients_no_state_is_written(row: Row) -> None:
     net = TinyNet()

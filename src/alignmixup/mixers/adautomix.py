@@ -32,13 +32,7 @@ from alignmixup.mixers.base import (
     sample_perm,
     sample_share,
 )
-from alignmixup.mixers.learned import (
-    Learned,
-    attend,
-    conv1x1,
-    upsampled,
-    with_share,
-)
+from alignmixup.mixers.learned import Learned, attend, conv1x1, scores_of, upsampled, with_share
 from alignmixup.mixers.stateful import NormUpdates, run, run_and_keep
 from alignmixup.ops.blend import check_logits, without_autocast
 from alignmixup.registry import register_mixer
@@ -218,7 +212,7 @@ def group_masks(
 ) -> Float[Tensor, "n b 1 h2 w2"]:
     """Return the masks that ``block`` makes for the maps of each image of the group."""
     with without_autocast(h):
-        scores = block(h[group], shares.to(h.dtype))
+        scores = scores_of(block, h[group], shares)
         large = upsampled(scores.flatten(0, 1), size, "bilinear")
         return large.view(*scores.shape[:3], *size).softmax(0)
 

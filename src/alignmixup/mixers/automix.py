@@ -37,6 +37,7 @@ from alignmixup.mixers.learned import (
     conv1x1,
     cosine,
     load_pretrained,
+    scores_of,
     upsampled,
     with_share,
 )
@@ -284,7 +285,7 @@ def automix_mask(
 ) -> Tensor:
     """Return the share of the anchor by the block, each score repeated over its pixels."""
     with without_autocast(h):
-        scores = block(h, h[perm], lam.to(h.dtype))
+        scores = scores_of(block, h, h[perm], lam)
         return torch.sigmoid(-upsampled(scores, size, "nearest"))
 
 

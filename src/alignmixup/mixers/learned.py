@@ -235,6 +235,16 @@ def conv1x1(in_channels: int, out_channels: int, *, bias: bool = True) -> nn.Con
     return conv
 
 
+def scores_of(block: nn.Module, h: Tensor, *others: Tensor) -> Tensor:
+    """Run the block in the type of its weights, and return its scores in that of ``h``.
+
+    The weights are float32 or better unless somebody has converted the module, as Lightning does.
+    """
+    dtype = next(block.parameters()).dtype
+    scores: Tensor = block(*(each.to(dtype) for each in (h, *others)))
+    return scores.to(h.dtype)
+
+
 def with_share(h: Float[Tensor, "b c h w"], share: Tensor) -> Float[Tensor, "b c2 h w"]:
     """Append a channel that holds a share."""
     return torch.cat([h, share.to(h.dtype).expand(len(h), 1, *h.shape[2:])], dim=1)

@@ -19,7 +19,7 @@ from alignmixup.contracts import Criterion, fusible
 from alignmixup.mixers.automix import PairLearned, mean_penalty
 from alignmixup.mixers.base import check_nonnegative, check_unit
 from alignmixup.mixers.decoupled import decoupled_cross_entropy
-from alignmixup.mixers.learned import attend, conv1x1, upsampled
+from alignmixup.mixers.learned import attend, conv1x1, scores_of, upsampled
 from alignmixup.ops.blend import without_autocast
 from alignmixup.registry import register_mixer
 
@@ -121,7 +121,7 @@ def samix_mask(
     lam = lam.to(h.dtype)
     g = lam if curve is None else emphasis(lam, curve)
     with without_autocast(h):
-        scores = block(h * (1 + g), h[perm] * (2 - g))
+        scores = scores_of(block, h * (1 + g), h[perm] * (2 - g))
         return torch.sigmoid(-upsampled(scores, size, "bilinear"))
 
 
