@@ -13,6 +13,7 @@ every case), stays installed, and does nothing outside the block.
 
 from __future__ import annotations
 
+import copy
 import difflib
 import sys
 from abc import ABC, abstractmethod
@@ -29,6 +30,8 @@ from torch.utils import checkpoint
 from alignmixup.outputs import AsLogits, Selection, WrongOutput as WrongOutput
 
 Action = Callable[..., Tensor]
+
+FABRIC = "_forward_module"  # the network in what Lightning's ``Fabric.setup`` returns
 
 
 class Around(nn.Module, ABC):
@@ -232,7 +235,7 @@ def find_layer(net: nn.Module, layer: str) -> tuple[nn.Module, bool]:
     """Return the sub-module named ``layer`` and whether it runs inside compiled code.
 
     ``layer`` is the name in the module without wrappers (DistributedDataParallel,
-    ``torch.compile``, ``as_logits``).
+    ``torch.compile``, ``as_logits``, Lightning's Fabric).
     """
     *around, (parent, is_compiled) = _modules_around(net, layer)
     target = parent.get_submodule(layer.rpartition(".")[2])
@@ -289,6 +292,8 @@ def _unwrap(module: nn.Module) -> tuple[nn.Module, bool]:
             module = module.module
         elif isinstance(module, AsLogits):
             module = module.model
+        elif FABRIC in module._modules:
+            module = module.get_submodule(FABRIC)
         else:
             return module, is_compiled
 
@@ -305,12 +310,22 @@ def logits_module(net: nn.Module) -> nn.Module:
 
 
 def without_reducer(net: nn.Module) -> nn.Module:
-    """Return the module without DistributedDataParallel: its reducer expects a backward pass after
-    each forward pass."""
+    """Return the module for a pass that belongs to no backward pass of the training loop.
+
+    It has no DistributedDataParallel, whose reducer expects one after each forward pass.
+    """
     if isinstance(net, AsLogits):
         return AsLogits(without_reducer(net.model), net.output)
     if isinstance(net, Around):
         return net.inside(without_reducer(net.module))
+    if FABRIC in net._modules:
+        twin = copy.copy(net)
+        inside = {FABRIC: without_reducer(net.get_submodule(FABRIC))}
+        # With mixed precision Fabric refuses every backward pass that it does not run itself.
+        vars(twin).update(
+            _modules={**net._modules, **inside}, _register_backward_hook=nn.Identity()
+        )
+        return twin
     return net.module if isinstance(net, nn.parallel.DistributedDataParallel) else net
 
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, DistributedSampler
 
 import alignmixup as am
+from alignmixup.hooks import layer_names
 from alignmixup.integrations.draws import share_done, step_rng
 from cases import TinyNet, images, labels
 from docstring_example import run_example
@@ -140,3 +141,52 @@ def test_the_example_of_the_docstring_runs() -> None:
     given = {"lightning": lightning, "MixupModule": MixupModule, "make_network": TinyNet}
     names = run_example(MixupModule, given)
     assert isinstance(names["Classifier"]().configure_optimizers(), torch.optim.SGD)
+
+
+# ---- Fabric --------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("process_group")
+@pytest.mark.parametrize("is_distributed", [False, True], ids=["plain", "DDP"])
+@pytest.mark.parametrize(
+    "mixer",
+    [
+        am.AlignMixup("layer2"),
+        am.PuzzleMix(clean_lam=1.0),
+        am.AutoMix("layer2"),
+        am.SnapMix("layer4", "fc"),
+    ],
+    ids=lambda mixer: type(mixer).__name__,
+)
+def test_fabric_keeps_the_names_of_layers(mixer: am.Mixer, is_distributed: bool) -> None:
+    """A module of ``Fabric.setup`` trains as the network in it."""
+    from lightning.fabric import Fabric
+
+    fabric = Fabric(accelerator="cpu", devices=1)
+    net = TinyNet("pool")
+    twin = copy.deepcopy(net)
+    wrapped = fabric.setup(net)
+    if is_distributed:  # as the strategy "ddp" does it in several processes
+        wrapped._modules["_forward_module"] = nn.parallel.DistributedDataParallel(net)
+    assert layer_names(wrapped) == layer_names(net)
+    for each, call in ((wrapped, fabric.backward), (twin, torch.autograd.backward)):
+        torch.manual_seed(0)
+        attached = mixer.attach(each, images(6))
+        for step in range(3):
+            call(attached(each, images(6), labels(6), step_rng(0, step)).loss())
+    for one, other in zip(net.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad)
+
+
+@pytest.mark.parametrize("clean_lam", [0.0, 1.0])
+def test_saliency_in_mixed_precision_of_fabric(clean_lam: float) -> None:
+    """Fabric refuses a backward pass other than its own."""
+    from lightning.fabric import Fabric
+
+    fabric, net = Fabric(accelerator="cpu", devices=1, precision="bf16-mixed"), TinyNet("pool")
+    wrapped, mixer = fabric.setup(net), am.PuzzleMix(clean_lam=clean_lam)
+    loss = mixer(wrapped, images(6), labels(6), step_rng(0, 0)).loss()
+    with pytest.raises(RuntimeError, match=r"fabric\.backward"):
+        loss.backward(retain_graph=True)
+    fabric.backward(loss)
+    assert all(bool(parameter.grad.isfinite().all()) for parameter in net.parameters())
