@@ -318,7 +318,7 @@ def without_reducer(net: nn.Module) -> nn.Module:
         return AsLogits(without_reducer(net.model), net.output)
     if isinstance(net, Around):
         return net.inside(without_reducer(net.module))
-    if FABRIC in net._modules:
+    if isinstance(net, nn.Module) and FABRIC in net._modules:
         twin = copy.copy(net)
         inside = {FABRIC: without_reducer(net.get_submodule(FABRIC))}
         # With mixed precision Fabric refuses every backward pass that it does not run itself.

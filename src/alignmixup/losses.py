@@ -17,7 +17,9 @@ Criterion = Callable[[Tensor, Tensor], Tensor]
 def soft_targets(
     labels: Tensor, num_classes: int, *, multi_label: bool = False
 ) -> Float[Tensor, "b k"]:
-    """Return labels as rows of class shares; integer labels become one-hot, soft ones pass.
+    """Return labels as rows of class shares, in float32 or better.
+
+    Integer labels become one-hot, soft ones pass.
 
     With ``multi_label`` a row has one value in [0, 1] per class and need not sum to 1; it may be
     made of integers. A network with one logit needs it, with labels ``[b, 1]``.
@@ -42,7 +44,7 @@ def soft_targets(
             )
         if is_checked and labels.numel():
             (_check_range if multi_label else _check_sums)(labels)
-        return labels
+        return widened(labels)  # half precision would round the shares of a mix
     if labels.ndim != 1:
         raise ValueError(
             f"integer labels must have shape [b], got {list(labels.shape)}: squeeze them, or "

@@ -526,6 +526,27 @@ def test_bad_batches_are_named(row: Row, case: str) -> None:
 
 
 @pytest.mark.unchecked_shapes
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"lam": 0.5}, r"lam of a draw must be a tensor, got 0\.5: use torch\.tensor"),
+        ({"perm": [1, 0]}, r"perm of a draw must be a tensor, got \[1, 0\]"),
+        ({"lam": torch.tensor(1.5)}, r"lam must lie in \[0, 1\], got values from 1\.5 to 1\.5"),
+        ({"lam": torch.tensor([0.5, torch.nan])}, r"lam must lie in \[0, 1\], got values from nan"),
+        ({"perm": torch.tensor([1, 2])}, "perm must have values 0 to 1, got 1 to 2"),
+        ({"perm": torch.tensor([-1, 0])}, "perm must have values 0 to 1, got -1 to 0"),
+        ({"perm": torch.tensor([1.0, 0.0])}, r"perm must be int64 or int32, got torch\.float32"),
+        ({"perm": torch.tensor([1, 0]).byte()}, r"perm must be int64 or int32, got torch\.uint8"),
+    ],
+)
+def test_draws_made_by_hand_are_checked(change: dict[str, Any], message: str) -> None:
+    draw = Draw("input", **{"perm": torch.tensor([1, 0]), "lam": torch.tensor(0.5), **change})
+    for mixer in (InputMixup(), AlignMixup()):
+        with pytest.raises(ValueError, match=message):
+            mixer.apply(TinyNet(), images(2), labels(2), draw)
+
+
+@pytest.mark.unchecked_shapes
 @every_row
 def test_a_network_that_gives_no_logits_is_named(row: Row) -> None:
     class Maps(TinyNet):

@@ -145,10 +145,29 @@ def check_batch(x: Tensor, labels: Tensor, draw: Draw) -> None:
             f"images are on {x.device} but labels on {labels.device}: move the labels, "
             "y.to(x.device)"
         )
-    if draw.perm.shape != (b,):
-        raise ValueError(f"the draw is for a batch of {len(draw.perm)}, got {b} images")
-    if draw.lam.ndim and draw.lam.shape != (b,):
-        raise ValueError(f"lam must have shape [] or [{b}], got {list(draw.lam.shape)}")
+    check_draw(draw, b)
+
+
+def check_draw(draw: Draw, batch_size: int) -> None:
+    """Raise a ``ValueError`` for a draw of another batch, or with values that no draw has."""
+    perm, lam, b = draw.perm, draw.lam, batch_size
+    for name, value in (("perm", perm), ("lam", lam)):
+        if not isinstance(value, Tensor):
+            raise ValueError(
+                f"{name} of a draw must be a tensor, got {value!r}: use torch.tensor({value!r})"
+            )
+    if perm.shape != (b,):
+        raise ValueError(f"the draw is for a batch of {len(perm)}, got {b} images")
+    if perm.dtype not in (torch.int64, torch.int32):  # indexing by uint8 would be a mask
+        raise ValueError(f"perm must be int64 or int32, got {perm.dtype}")
+    low, high = value_range(perm)
+    if low < 0 or high >= b:
+        raise ValueError(f"perm must have values 0 to {b - 1}, got {low:.0f} to {high:.0f}")
+    if lam.ndim and lam.shape != (b,):
+        raise ValueError(f"lam must have shape [] or [{b}], got {list(lam.shape)}")
+    low, high = value_range(lam)
+    if not (low >= 0 and high <= 1):
+        raise ValueError(f"lam must lie in [0, 1], got values from {low:.3g} to {high:.3g}")
 
 
 def check_images(x: Tensor) -> None:
@@ -170,7 +189,7 @@ def check_images(x: Tensor) -> None:
 
 
 def value_range(x: Tensor) -> tuple[float, float]:
-    """Return the extreme values of images on the CPU; (0, 0) where reading them is too slow."""
+    """Return the extreme values of a tensor on the CPU; (0, 0) where reading is too slow."""
     if x.device.type != "cpu" or torch.compiler.is_compiling():
         return 0.0, 0.0
     low, high = torch.aminmax(x.detach())
