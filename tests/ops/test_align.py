@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jaxtyping
 import numpy as np
 import pytest
@@ -309,6 +311,27 @@ def test_gradcheck(keep: str, shape: tuple[int, ...]) -> None:
     assert torch.autograd.gradcheck(
         lambda f: align_mix(f, perm, lam, keep=keep, eps=0.05, num_iters=20), features
     )
+
+
+@both_directions
+def test_higher_derivatives_are_those_of_the_formula(keep: str) -> None:
+    """Gradient penalties, with the plan held fixed."""
+    tokens, perm, lam = maps(3, 5, 4), cycle(3), shares(3).double()
+    last = "columns" if keep == "anchor" else "rows"
+    plan = sinkhorn(pairwise_cost(tokens.mT, tokens[perm].mT), last=last).plan
+
+    def derivatives(mix: Callable[[Tensor], Tensor]) -> list[Tensor]:
+        leaf, found = tokens.clone().requires_grad_(), []
+        value = mix(leaf).pow(3).sum()
+        for _ in range(3):
+            (gradient,) = torch.autograd.grad(value, leaf, create_graph=True)
+            found.append(gradient.detach())
+            value = gradient.square().sum()
+        return found
+
+    ours = derivatives(lambda leaf: align_mix(leaf, perm, lam, keep=keep))
+    theirs = derivatives(lambda leaf: fixed_plan_mix(leaf, plan, perm, lam, keep))
+    torch.testing.assert_close(ours, theirs, atol=1e-10, rtol=1e-10)
 
 
 def test_a_partner_of_several_gets_all_their_gradients() -> None:

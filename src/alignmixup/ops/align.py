@@ -51,8 +51,9 @@ def align_mix(
 ) -> Tensor:
     """Mix the features of each sample with those of its partner, aligned by optimal transport.
 
-    One operator for ``torch.compile``. Gradients flow through the features of both samples and not
-    through the plan.
+    One operator for ``torch.compile``. Gradients, also second ones, flow through the features of
+    both samples and not through the plan. Forward-mode derivatives (``torch.func.jvp``) are zero,
+    as those of all of torch's custom operators.
 
     Args:
         features: Maps ``[b, c, h, w]`` or tokens ``[b, n, c]``. Every token is a position: remove a
@@ -191,13 +192,19 @@ def _align_mix(
         last="rows" if last == "rows" else "columns",
         backend=cast(Backend, backend),
     ).plan
-    r = plan.shape[-1]
-    with full_float32(features.device):
-        if keep_partner:
-            mixed = blend(r * plan.transpose(1, 2) @ A, partner, lam)
-        else:
-            mixed = blend(A, r * plan @ partner, lam)
+    mixed = _mix_by_plan(A, partner, lam, plan, keep_partner)
     return torch.empty_like(features).copy_(mixed), plan
+
+
+def _mix_by_plan(
+    A: Tensor, partner: Tensor, lam: Tensor, plan: Tensor, keep_partner: bool
+) -> Float[Tensor, "b n c"]:
+    """Return the features of each pair mixed by a given plan."""
+    r = plan.shape[-1]
+    with full_float32(A.device):
+        if keep_partner:
+            return blend(r * plan.transpose(1, 2) @ A, partner, lam)
+        return blend(A, r * plan @ partner, lam)
 
 
 @_align_mix.register_fake
@@ -233,6 +240,22 @@ def _align_mix_backward(
 @_align_mix_backward.register_fake
 def _(grad, perm, lam, plan, keep_partner, backend):  # type: ignore[no-untyped-def]
     return torch.empty_like(grad)
+
+
+def _save_for_double_backward(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
+    _, perm, lam, plan, ctx.keep_partner, _ = inputs
+    ctx.save_for_backward(perm, lam, plan)
+
+
+def _double_backward(ctx, grad):  # type: ignore[no-untyped-def]
+    # Backward is linear in its gradient, and its transpose is the mix by the same plan.
+    perm, lam, plan = ctx.saved_tensors
+    g = grad.to(lam.dtype)
+    mixed = _mix_by_plan(g, g[perm], lam, plan, ctx.keep_partner)
+    return mixed.to(grad.dtype), *[None] * 5
+
+
+_align_mix_backward.register_autograd(_double_backward, setup_context=_save_for_double_backward)
 
 
 def _save_for_backward(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
