@@ -420,6 +420,18 @@ def test_tokens_of_a_square_grid_are_maps(mixer: Learned) -> None:
     assert torch.equal(found[:, :, 1, 2], tokens[:, 1 + 1 * 4 + 2])
 
 
+@pytest.mark.parametrize("name", ["automix", "adautomix"])
+def test_a_mixer_of_another_network_is_named(name: str) -> None:
+    mixer, net = attached(METHODS[name])
+    message = r"attached to another network \(fc.weight differs\): call mixer.attach\(model, x\)"
+    net.fc = nn.Linear(net.fc.in_features, 7)
+    with pytest.raises(ValueError, match=message):
+        mixer(net, images(6), labels(6))
+    net.fc = nn.Identity()
+    with pytest.raises(ValueError, match=message):
+        mixer(net, images(6), labels(6))
+
+
 def test_the_teacher_follows_a_wrapped_network() -> None:
     mixer, net = attached(METHODS["automix"])
     with torch.no_grad():

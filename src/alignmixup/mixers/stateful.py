@@ -191,8 +191,14 @@ def follow(teacher: nn.Module, net: nn.Module, share: Tensor) -> None:
     """
     # By name: a framework may have registered the module of the mixer in the network since.
     latest = dict(plain_module(net).named_parameters())
-    followed = list(plain_module(teacher).named_parameters())
-    _move([p.data for _, p in followed], [latest[name].data for name, _ in followed], share)
+    followed = dict(plain_module(teacher).named_parameters())
+    for name, parameter in followed.items():
+        if name not in latest or latest[name].shape != parameter.shape:
+            raise ValueError(
+                f"the mixer is attached to another network ({name} differs): call "
+                "mixer.attach(model, x) for each network"
+            )
+    _move([p.data for p in followed.values()], [latest[name].data for name in followed], share)
 
 
 def _approach(ours: list[Tensor], theirs: list[Tensor], share: Tensor) -> None:
