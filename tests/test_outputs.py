@@ -142,6 +142,23 @@ def test_missing_logits_are_named(pack: Any, output: Any, message: str) -> None:
         as_logits(Packed(TinyNet(), pack), output)(images(4))
 
 
+@pytest.mark.parametrize("output", [None, 0, "logits"])
+def test_a_network_with_an_auxiliary_head_has_one_in_training_alone(output: Any) -> None:
+    """Inception returns a named tuple in training and a tensor in evaluation."""
+    kind = namedtuple("Outputs", ["logits", "aux_logits"])
+
+    class Inception(TinyNet):
+        def forward(self, x: Tensor) -> Any:
+            logits = super().forward(x)
+            return kind(logits, 2 * logits) if self.training else logits
+
+    net = Inception()
+    for each in (net.train(), net.eval()):
+        logits = as_logits(each, output)(images(4))
+        expected = each(images(4))
+        torch.testing.assert_close(logits, getattr(expected, "logits", expected))
+
+
 def test_a_network_without_a_tensor_of_logits_is_told_about_as_logits() -> None:
     net = Packed(TinyNet(), lambda z: {"logits": z})
     with pytest.raises(ValueError, match=r"alignmixup\.as_logits\(model\)"):

@@ -85,7 +85,7 @@ class AsLogits(nn.Module):
 
     def forward(self, x: Tensor, **kwargs: Any) -> Tensor:
         returned = self.model(x, **kwargs)
-        if isinstance(returned, Tensor) and self.output is None:
+        if isinstance(returned, Tensor):  # also where ``output`` is a part of it in training alone
             return returned
         keys = ("logits", 0) if self.output is None else (self.output,)
         for key in keys:
@@ -108,8 +108,9 @@ def as_logits(model: nn.Module, output: Key | None = None) -> nn.Module:
 
     Args:
         model: The network, also inside DistributedDataParallel or ``torch.compile``.
-        output: Name or index of the logits in the output of the network. None takes a tensor as it
-            is, ``"logits"`` of anything that has it, and otherwise the first part of a tuple.
+        output: Name or index of the logits in the output of the network. None takes ``"logits"`` of
+            anything that has it, and otherwise the first part of a tuple. A tensor is taken as it
+            is: Inception returns a tuple in training and a tensor in evaluation.
 
     Returns:
         A module that returns logits; its forward raises a ``ValueError`` if there are none.

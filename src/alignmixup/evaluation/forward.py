@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from alignmixup.contracts import label_problem, widened
 from alignmixup.hooks import evaluating
+from alignmixup.ops.blend import check_logits
 from alignmixup.training.distributed import Team
 
 Batches = Iterable[tuple[Tensor, Tensor]]
@@ -128,9 +129,7 @@ class Forward:
         x = self.prepared(x)
         with autocast(x, self.amp_dtype):
             logits = self.model(x)
-        if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != len(x):
-            found = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-            raise ValueError(f"the model must return logits of shape [{len(x)}, k], got {found}")
+        check_logits(logits, len(x))
         return widened(logits)
 
 
