@@ -52,6 +52,21 @@ def test_timm_task_trains_as_a_loop_by_hand_and_resumes() -> None:
     torch.testing.assert_close(second(x, y)["loss"], plain)
 
 
+def test_timm_criteria_of_soft_targets_also_evaluate() -> None:
+    """Training gives them rows of class shares, and so does evaluation, also by class numbers."""
+    from timm.loss import BinaryCrossEntropy, SoftTargetCrossEntropy
+
+    from alignmixup.integrations.timm import MixupTask
+
+    x, y = images(4), labels(4)
+    rows = nn.functional.one_hot(y, NUM_CLASSES).float()
+    for criterion in (SoftTargetCrossEntropy(), BinaryCrossEntropy(smoothing=0.0)):
+        task = MixupTask(TinyNet(), MIXER, criterion, verbose=False).eval()
+        expected = criterion(task.trainable_module(x), rows)
+        for target in (y, rows):
+            torch.testing.assert_close(task(x, target)["loss"], expected)
+
+
 @pytest.mark.usefixtures("process_group")
 def test_timm_task_is_compiled_and_wrapped_in_ddp() -> None:
     from alignmixup.integrations.timm import MixupTask

@@ -8,7 +8,7 @@ import torch
 from timm.task import ClassificationTask
 from torch import Tensor, nn
 
-from alignmixup.contracts import Criterion, Mixer
+from alignmixup.contracts import Criterion, Mixer, soft_targets
 from alignmixup.integrations.attached import averaged, processes
 from alignmixup.integrations.draws import share_done, step_rng
 from alignmixup.outputs import as_logits
@@ -70,13 +70,17 @@ class MixupTask(ClassificationTask):  # type: ignore[misc]
         return self
 
     def forward(self, input: Tensor, target: Tensor) -> dict[str, Any]:
-        """Return the loss and the logits of the mixed batch; in evaluation mode those of timm."""
+        """Return the loss and the logits of the mixed batch; in evaluation mode those of the batch.
+
+        The criterion gets rows of class shares in both.
+        """
+        net = as_logits(self.trainable_module)
         if not self.training:
-            plain: dict[str, Any] = super().forward(input, target)
-            return plain
+            logits = net(input)
+            rows = soft_targets(target, logits.shape[1]) if target.ndim == 1 else target
+            return {"loss": self.criterion(logits, rows), "output": logits}
         rng = step_rng(self.mixer_seed, self.step)
         progress = share_done(self.step, self.num_steps)
-        net = as_logits(self.trainable_module)
         mixed = self.mixer(net, input, target, rng, progress=progress)
         self.step += 1
         loss = averaged(mixed.loss(self.mixed_criterion), self.mixer)
