@@ -225,6 +225,8 @@ class Mixer(ABC):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        # Settings are plain values: torch.load may read them from a checkpoint.
+        torch.serialization.add_safe_globals([cls])
         draw = vars(cls).get("draw")
         if callable(draw) and len(inspect.signature(draw).parameters) == 3:
             cls.draw = _ignoring_progress(draw)  # type: ignore[method-assign]

@@ -76,6 +76,15 @@ def test_a_whole_share_gives_the_image_back(row: Row, case: str) -> None:
         assert row.is_guided or row.num_rows or torch.equal(mixed.targets, one_hot)
 
 
+@every_row
+def test_settings_are_loaded_as_weights_are(row: Row, tmp_path: Path) -> None:
+    """Lightning saves them with ``save_hyperparameters``, and torch.load is strict by default."""
+    torch.save({"mixer": row.mixer}, tmp_path / "state.pt")
+    loaded = torch.load(tmp_path / "state.pt", weights_only=True)["mixer"]
+    assert loaded == row.mixer
+    assert loaded.cases == row.mixer.cases
+
+
 @pytest.mark.parametrize("default", [torch.bfloat16, torch.float64])
 @every_case
 def test_the_default_dtype_does_not_matter(row: Row, case: str, default: torch.dtype) -> None:
