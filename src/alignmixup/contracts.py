@@ -343,8 +343,8 @@ class Mixer(ABC):
 
         Args:
             net: Any module that returns logits ``[b, k]``.
-            x: Images ``[b, c, h, w]``. A batch of one image has no partner: methods that mix pairs
-                leave it as it is.
+            x: Images ``[b, c, h, w]``. A batch of one image is its own partner: interpolation and
+                CutMix leave it as it is, methods that align, resize or restyle change it.
             y: Integer labels ``[b]`` or soft labels ``[b, k]``.
             rng: Source of randomness; defaults to torch's global CPU generator.
             progress: Share of training that is done, in [0, 1); for methods with a schedule.
