@@ -11,7 +11,7 @@ from hypothesis import given, strategies as st
 from torch import Tensor, nn
 
 from alignmixup.contracts import Mixed
-from alignmixup.mixers.base import BoxDraw
+from alignmixup.mixers.boxes import BoxDraw
 from alignmixup.mixers.cutmix import CutMix
 from alignmixup.mixers.cutout import Cutout
 from learning import check_it_teaches

@@ -23,7 +23,8 @@ from dataclasses import dataclass
 import torch
 
 from alignmixup.contracts import Draw, Mixed, Mixer, soft_targets
-from alignmixup.mixers.base import Loss, Method, sample_pairs
+from alignmixup.mixers.base import (Loss, Method)
+from alignmixup.mixers.sampling import (sample_pairs)
 from alignmixup.registry import register_mixer
 
 """

@@ -15,7 +15,7 @@ from alignmixup.contracts import Draw, Mixed, Mixer, soft_targets
 from alignmixup.experiments.plugins import plugins_of
 from alignmixup.mixers.alignmixup import AlignMixup
 from alignmixup.mixers.alignmixup_ae import AlignMixupAE
-from alignmixup.mixers.base import BoxDraw
+from alignmixup.mixers.boxes import BoxDraw
 from alignmixup.mixers.cutmix import CutMix
 from alignmixup.mixers.decoupled import Decoupled
 from alignmixup.mixers.input_mixup import InputMixup

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from hypothesis import given, strategies as st
 from torch import Tensor, nn
 
-from alignmixup.mixers.base import BoxDraw
+from alignmixup.mixers.boxes import BoxDraw
 from alignmixup.mixers.resizemix import ResizeMix
 
 # Sides k / 64 of the box and centers k / 64: exact in float32, also after 1 - tau^2 and back.

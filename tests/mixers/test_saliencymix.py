@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from alignmixup.contracts import Draw
-from alignmixup.mixers.base import BoxDraw
+from alignmixup.mixers.boxes import BoxDraw
 from alignmixup.mixers.cutmix import CutMix
 from alignmixup.mixers.saliencymix import SaliencyMix
 from alignmixup.ops.saliency import fine_grained_saliency, saliency_peak

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from alignmixup.contracts import soft_cross_entropy
-from alignmixup.mixers.base import paste, share_mask
+from alignmixup.mixers.boxes import paste, share_mask
 from alignmixup.mixers.multimix import DenseMultiMix
 from alignmixup.mixers.recursivemix import box_bounds
 from alignmixup.mixers.snapmix import SnapDraw, SnapMix, class_maps, snap, snap_targets

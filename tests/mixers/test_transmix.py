@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from alignmixup.hooks import peek
 from alignmixup.mixers.attention import class_attention, find_attention, nearest, peek_attention
-from alignmixup.mixers.base import BoxDraw, share_mask, shown_share
+from alignmixup.mixers.boxes import BoxDraw, share_mask, shown_share
 from alignmixup.mixers.cutmix import CutMix
 from alignmixup.mixers.input_mixup import InputMixup
 from alignmixup.mixers.oneof import OneOf

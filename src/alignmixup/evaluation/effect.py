@@ -22,7 +22,7 @@ from alignmixup.device import fork_rng
 from alignmixup.hooks import find_layer, keeping_modes, logits_module, tap
 from alignmixup.mixers.alignmixup import AlignMixup, mix_features, to_resolution
 from alignmixup.mixers.alignmixup_ae import AlignMixupAE
-from alignmixup.mixers.base import check_images
+from alignmixup.mixers.checks import check_images
 from alignmixup.ops.align import Keep, exact_side, to_positions
 from alignmixup.ops.blend import check_logits
 from alignmixup.ops.cost import pairwise_cost

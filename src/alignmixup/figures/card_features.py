@@ -21,7 +21,7 @@ from alignmixup.mixers.adautomix import AdAutoMix
 from alignmixup.mixers.attention import clean_map, find_classifier
 from alignmixup.mixers.attentivemix import AttentiveMix
 from alignmixup.mixers.automix import AutoMix, PairLearned
-from alignmixup.mixers.base import share_mask
+from alignmixup.mixers.boxes import share_mask
 from alignmixup.mixers.cutmix import CutMix
 from alignmixup.mixers.learned import Learned
 from alignmixup.mixers.multimix import similarity

@@ -29,12 +29,13 @@ from alignmixup.figures.style import Picture, gallery, save
 from alignmixup.mixers.alignmixup import AlignMixup
 from alignmixup.mixers.alignmixup_ae import AlignMixupAE, AlignMixupVAE
 from alignmixup.mixers.attentivemix import AttentiveMix
-from alignmixup.mixers.base import CLEAN, Layer
 from alignmixup.mixers.comixup import CoMixup
 from alignmixup.mixers.cutout import Cutout
+from alignmixup.mixers.layer_sets import Layer
 from alignmixup.mixers.manifold_mixup import ManifoldMixup
 from alignmixup.mixers.puzzlemix import PuzzleMix
 from alignmixup.mixers.saliencymix import SaliencyMix
+from alignmixup.mixers.sampling import CLEAN
 from alignmixup.mixers.stylecutmix import StyleCutMix
 from alignmixup.mixers.stylemix import StyleMix
 from alignmixup.mixers.tokenmix import TokenMix

@@ -23,16 +23,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from alignmixup.contracts import Draw, Mixed, fusible
-from alignmixup.mixers.base import (
-    LOSSES,
-    check_integers,
-    check_unit,
-    image_size,
-    require,
-    sample_perm,
-    sample_share,
-)
+from alignmixup.mixers.base import LOSSES
+from alignmixup.mixers.checks import check_integers, check_unit, image_size, require
 from alignmixup.mixers.learned import Learned, attend, conv1x1, scores_of, upsampled, with_share
+from alignmixup.mixers.sampling import sample_perm, sample_share
 from alignmixup.mixers.stateful import NormUpdates, run, run_and_keep
 from alignmixup.ops.blend import check_logits, without_autocast
 from alignmixup.registry import register_mixer

@@ -30,7 +30,9 @@ from alignmixup.hooks import (
     parameters_around,
     tap,
 )
-from alignmixup.mixers.base import Loss, Method, check_weights, probabilities, sample_pairs
+from alignmixup.mixers.base import Loss, Method
+from alignmixup.mixers.checks import check_weights
+from alignmixup.mixers.sampling import probabilities, sample_pairs
 from alignmixup.ops.align import align_mix
 from alignmixup.ops.blend import blend_with_partner
 from alignmixup.ops.sinkhorn import Backend, Side, check_settings

@@ -35,21 +35,10 @@ from torch import Tensor, nn
 from alignmixup.contracts import Draw, Mixed, widened
 from alignmixup.hooks import check_layer_name, check_rows, plain_module, tap
 from alignmixup.mixers.alignmixup import AlignMixup
-from alignmixup.mixers.base import (
-    CLEAN,
-    Layer,
-    Loss,
-    Method,
-    cases_of,
-    check_integers,
-    check_layers,
-    check_nonnegative,
-    check_weights,
-    probabilities,
-    require,
-    sample_normal,
-    sample_pairs,
-)
+from alignmixup.mixers.base import Loss, Method
+from alignmixup.mixers.checks import check_integers, check_nonnegative, check_weights, require
+from alignmixup.mixers.layer_sets import Layer, cases_of, check_layers
+from alignmixup.mixers.sampling import CLEAN, probabilities, sample_normal, sample_pairs
 from alignmixup.ops.blend import blend_with_partner
 from alignmixup.ops.sinkhorn import Backend, Side
 from alignmixup.registry import register_mixer

@@ -21,17 +21,11 @@ from torch import Tensor, nn
 from alignmixup.contracts import Draw, Mixed, fusible
 from alignmixup.hooks import check_layer_name
 from alignmixup.mixers.attention import clean_map, nearest
-from alignmixup.mixers.base import (
-    Loss,
-    Method,
-    Scale,
-    check_integers,
-    image_size,
-    paste_partner,
-    sample_perm,
-    sample_share,
-    to_pixels,
-)
+from alignmixup.mixers.base import Loss, Method
+from alignmixup.mixers.boxes import paste_partner
+from alignmixup.mixers.checks import check_integers, image_size
+from alignmixup.mixers.pixels import Scale, to_pixels
+from alignmixup.mixers.sampling import sample_perm, sample_share
 from alignmixup.ops.guide import load_guide
 from alignmixup.registry import register_mixer
 

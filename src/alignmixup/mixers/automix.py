@@ -18,16 +18,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from alignmixup.contracts import Criterion, Draw, Mixed, fusible
-from alignmixup.mixers.base import (
-    LOSSES,
-    check_nonnegative,
-    check_unit,
-    image_size,
-    require,
-    sample_perm,
-    sample_share,
-    sample_unit,
-)
+from alignmixup.mixers.base import LOSSES
+from alignmixup.mixers.checks import check_nonnegative, check_unit, image_size, require
 from alignmixup.mixers.learned import (
     FrozenLearner,
     Learned,
@@ -41,6 +33,7 @@ from alignmixup.mixers.learned import (
     upsampled,
     with_share,
 )
+from alignmixup.mixers.sampling import sample_perm, sample_share, sample_unit
 from alignmixup.mixers.stateful import make_teacher, run, run_to
 from alignmixup.ops.blend import check_logits, mixed_targets, without_autocast
 from alignmixup.registry import register_mixer

@@ -21,19 +21,10 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
 from alignmixup.contracts import Draw, Mixed
-from alignmixup.mixers.base import (
-    LOSSES,
-    Loss,
-    Method,
-    Scale,
-    check_grids,
-    check_integers,
-    check_nonnegative,
-    clean_draw,
-    require,
-    sample_case,
-    sample_unit,
-)
+from alignmixup.mixers.base import LOSSES, Loss, Method
+from alignmixup.mixers.checks import check_grids, check_integers, check_nonnegative, require
+from alignmixup.mixers.pixels import Scale
+from alignmixup.mixers.sampling import clean_draw, sample_case, sample_unit
 from alignmixup.ops.backend import Backend
 from alignmixup.ops.gradient_saliency import block_saliency, gradient_saliency
 from alignmixup.ops.joint import JointCosts, Penalty, assign_blocks

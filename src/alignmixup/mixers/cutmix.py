@@ -13,21 +13,16 @@ import torch
 from torch import Tensor
 
 from alignmixup.contracts import Draw
-from alignmixup.mixers.base import (
+from alignmixup.mixers.base import ImageMethod, Loss
+from alignmixup.mixers.boxes import BoxDraw, paste, share_mask, shown_share
+from alignmixup.mixers.checks import image_size, require
+from alignmixup.mixers.sampling import (
     CLEAN,
-    BoxDraw,
-    ImageMethod,
-    Loss,
-    image_size,
     mixed_or_clean,
-    paste,
-    require,
     sample_case,
     sample_perm,
     sample_share,
     sample_unit,
-    share_mask,
-    shown_share,
 )
 from alignmixup.registry import register_mixer
 

@@ -10,17 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from alignmixup.contracts import Draw, Mixed
-from alignmixup.mixers.base import (
-    BoxDraw,
-    Loss,
-    Method,
-    box_mask,
-    check_integers,
-    clean_draw,
-    image_size,
-    require,
-    sample_unit,
-)
+from alignmixup.mixers.base import Loss, Method
+from alignmixup.mixers.boxes import BoxDraw, box_mask
+from alignmixup.mixers.checks import check_integers, image_size, require
+from alignmixup.mixers.sampling import clean_draw, sample_unit
 from alignmixup.ops.blend import channel_values
 from alignmixup.registry import register_mixer
 

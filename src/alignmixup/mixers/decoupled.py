@@ -20,7 +20,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from alignmixup.contracts import Mixed, Mixer, fusible, soft_cross_entropy, widened
-from alignmixup.mixers.base import check_nonnegative
+from alignmixup.mixers.checks import check_nonnegative
 from alignmixup.mixers.wrapper import Wrapper
 from alignmixup.registry import register_mixer
 

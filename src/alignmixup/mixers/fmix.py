@@ -23,18 +23,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from alignmixup.contracts import Draw, Mixed, fusible
-from alignmixup.mixers.base import (
-    Loss,
-    Method,
-    check_nonnegative,
-    image_size,
-    paste_partner,
-    require,
-    sample_normal,
-    sample_perm,
-    sample_share,
-    sample_unit,
-)
+from alignmixup.mixers.base import Loss, Method
+from alignmixup.mixers.boxes import paste_partner
+from alignmixup.mixers.checks import check_nonnegative, image_size, require
+from alignmixup.mixers.sampling import sample_normal, sample_perm, sample_share, sample_unit
 from alignmixup.registry import register_mixer
 
 Spectrum = Literal["isotropic", "released"]

@@ -25,18 +25,10 @@ from torch import Tensor, nn
 
 from alignmixup.contracts import Draw, Mixed, fusible
 from alignmixup.hooks import check_layer_name, peek
-from alignmixup.mixers.base import (
-    LOSSES,
-    Loss,
-    check_integers,
-    check_nonnegative,
-    image_size,
-    paste_partner,
-    require,
-    sample_perm,
-    sample_share,
-    sample_unit,
-)
+from alignmixup.mixers.base import LOSSES, Loss
+from alignmixup.mixers.boxes import paste_partner
+from alignmixup.mixers.checks import check_integers, check_nonnegative, image_size, require
+from alignmixup.mixers.sampling import sample_perm, sample_share, sample_unit
 from alignmixup.mixers.stateful import Stateful, probe
 from alignmixup.ops.blend import without_autocast
 from alignmixup.registry import register_mixer

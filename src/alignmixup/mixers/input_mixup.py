@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from alignmixup.contracts import Draw
-from alignmixup.mixers.base import ImageMethod, Loss, sample_pairs
+from alignmixup.mixers.base import ImageMethod, Loss
+from alignmixup.mixers.sampling import sample_pairs
 from alignmixup.ops.blend import blend_with_partner
 from alignmixup.registry import register_mixer
 

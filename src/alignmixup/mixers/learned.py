@@ -27,7 +27,8 @@ from torch import Tensor, nn
 
 from alignmixup.contracts import fusible
 from alignmixup.hooks import attribute_around, check_layer_name, find_layer, tap
-from alignmixup.mixers.base import Loss, check_unit
+from alignmixup.mixers.base import Loss
+from alignmixup.mixers.checks import check_unit
 from alignmixup.mixers.stateful import Stateful, follow, make_teacher, probe
 
 CHECKPOINT = "checkpoint.safetensors"  # of a run, in its folder

@@ -25,14 +25,10 @@ from torch import Tensor, nn
 from alignmixup.contracts import Draw, Mixed, fusible
 from alignmixup.hooks import check_layer_name, peek
 from alignmixup.mixers.attention import find_classifier
-from alignmixup.mixers.base import (
-    LOSSES,
-    Loss,
-    Method,
-    check_alpha,
-    check_integers,
+from alignmixup.mixers.base import LOSSES, Loss, Method
+from alignmixup.mixers.checks import check_alpha, check_integers, require
+from alignmixup.mixers.sampling import (
     probabilities,
-    require,
     sample_case,
     sample_perm,
     sample_share,

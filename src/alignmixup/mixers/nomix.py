@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from alignmixup.contracts import Draw, Mixed
-from alignmixup.mixers.base import CLEAN, Loss, Method, clean_draw
+from alignmixup.mixers.base import Loss, Method
+from alignmixup.mixers.sampling import CLEAN, clean_draw
 from alignmixup.registry import register_mixer
 
 

@@ -22,14 +22,8 @@ from torch import Tensor, nn
 
 from alignmixup.contracts import Draw, Mixed, Mixer
 from alignmixup.hooks import tap
-from alignmixup.mixers.base import (
-    CLEAN,
-    ImageMethod,
-    check_unit,
-    clean_draw,
-    probabilities,
-    sample_case,
-)
+from alignmixup.mixers.base import ImageMethod
+from alignmixup.mixers.checks import check_unit
 from alignmixup.mixers.cutmix import CutMix
 from alignmixup.mixers.input_mixup import InputMixup
 from alignmixup.mixers.label_smoothing import check_smoothing, smoothed
@@ -41,6 +35,7 @@ from alignmixup.mixers.per_sample import (
     mixing_share,
     sample_each,
 )
+from alignmixup.mixers.sampling import CLEAN, clean_draw, probabilities, sample_case
 from alignmixup.mixers.wrapper import check_mixers
 from alignmixup.registry import register_mixer
 

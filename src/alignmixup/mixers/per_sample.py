@@ -18,7 +18,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from alignmixup.contracts import Draw, Mixed, Mixer, fusible
-from alignmixup.mixers.base import CLEAN, BoxDraw, ImageMethod, check_batch, require, sample_perm
+from alignmixup.mixers.base import ImageMethod
+from alignmixup.mixers.boxes import BoxDraw
+from alignmixup.mixers.checks import check_batch, require
+from alignmixup.mixers.sampling import CLEAN, sample_perm
 
 Mode = Literal["batch", "pair", "elem"]
 

@@ -21,21 +21,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from alignmixup.contracts import Draw, Mixed
-from alignmixup.mixers.base import (
-    Loss,
-    Method,
-    Scale,
-    check_grids,
-    check_integers,
-    check_nonnegative,
-    from_pixels,
-    require,
-    sample_case,
-    sample_perm,
-    sample_share,
-    sample_unit,
-    to_pixels,
-)
+from alignmixup.mixers.base import Loss, Method
+from alignmixup.mixers.checks import check_grids, check_integers, check_nonnegative, require
+from alignmixup.mixers.pixels import Scale, from_pixels, to_pixels
+from alignmixup.mixers.sampling import sample_case, sample_perm, sample_share, sample_unit
 from alignmixup.ops.backend import Backend
 from alignmixup.ops.gradient_saliency import block_saliency, gradient_saliency
 from alignmixup.ops.gridcut import cut_ordered

@@ -19,17 +19,10 @@ from torch import Tensor, nn
 
 from alignmixup.contracts import Draw, Mixed, fusible, soft_cross_entropy
 from alignmixup.hooks import check_layer_name, peek
-from alignmixup.mixers.base import (
-    LOSSES,
-    BoxDraw,
-    Loss,
-    check_integers,
-    image_size,
-    paste,
-    require,
-    sample_unit,
-    shown_share,
-)
+from alignmixup.mixers.base import LOSSES, Loss
+from alignmixup.mixers.boxes import BoxDraw, paste, shown_share
+from alignmixup.mixers.checks import check_integers, image_size, require
+from alignmixup.mixers.sampling import sample_unit
 from alignmixup.mixers.stateful import Stateful, probe
 from alignmixup.ops.blend import blend, check_logits
 from alignmixup.registry import register_mixer

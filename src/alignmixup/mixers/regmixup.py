@@ -16,7 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from alignmixup.contracts import Criterion, Draw, Mixed
-from alignmixup.mixers.base import LOSSES, Loss, Method, check_nonnegative, sample_pairs
+from alignmixup.mixers.base import LOSSES, Loss, Method
+from alignmixup.mixers.checks import check_nonnegative
+from alignmixup.mixers.sampling import sample_pairs
 from alignmixup.ops.blend import blend, blend_with_partner, check_logits
 from alignmixup.registry import register_mixer
 

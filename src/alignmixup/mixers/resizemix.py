@@ -16,17 +16,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from alignmixup.contracts import Draw, Mixed, fusible
-from alignmixup.mixers.base import (
-    BoxDraw,
-    Loss,
-    Method,
-    image_size,
-    paste,
-    require,
-    sample_perm,
-    sample_unit,
-    shown_share,
-)
+from alignmixup.mixers.base import Loss, Method
+from alignmixup.mixers.boxes import BoxDraw, paste, shown_share
+from alignmixup.mixers.checks import image_size, require
+from alignmixup.mixers.sampling import sample_perm, sample_unit
 from alignmixup.registry import register_mixer
 
 Place = Literal["inside", "clipped"]

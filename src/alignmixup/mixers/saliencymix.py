@@ -14,21 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from alignmixup.contracts import Draw, Mixed
-from alignmixup.mixers.base import (
-    CLEAN,
-    Loss,
-    Method,
-    Scale,
-    image_size,
-    mixed_or_clean,
-    paste,
-    sample_case,
-    sample_perm,
-    sample_share,
-    share_mask,
-    shown_share,
-    to_pixels,
-)
+from alignmixup.mixers.base import Loss, Method
+from alignmixup.mixers.boxes import paste, share_mask, shown_share
+from alignmixup.mixers.checks import image_size
+from alignmixup.mixers.pixels import Scale, to_pixels
+from alignmixup.mixers.sampling import CLEAN, mixed_or_clean, sample_case, sample_perm, sample_share
 from alignmixup.ops.saliency import fine_grained_saliency, saliency_peak
 from alignmixup.registry import register_mixer
 

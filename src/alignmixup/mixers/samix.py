@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from alignmixup.contracts import Criterion, fusible
 from alignmixup.mixers.automix import PairLearned, mean_penalty
-from alignmixup.mixers.base import check_nonnegative, check_unit
+from alignmixup.mixers.checks import check_nonnegative, check_unit
 from alignmixup.mixers.decoupled import decoupled_cross_entropy
 from alignmixup.mixers.learned import attend, conv1x1, scores_of, upsampled
 from alignmixup.ops.blend import without_autocast

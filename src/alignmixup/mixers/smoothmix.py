@@ -19,16 +19,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from alignmixup.contracts import Draw, Mixed, fusible
-from alignmixup.mixers.base import (
-    BoxDraw,
-    Loss,
-    Method,
-    check_unit,
-    image_size,
-    require,
-    sample_perm,
-    sample_unit,
-)
+from alignmixup.mixers.base import Loss, Method
+from alignmixup.mixers.boxes import BoxDraw
+from alignmixup.mixers.checks import check_unit, image_size, require
+from alignmixup.mixers.sampling import sample_perm, sample_unit
 from alignmixup.registry import register_mixer
 
 Labels = Literal["shown", "swapped"]

@@ -22,21 +22,18 @@ from torch import Tensor, nn
 from alignmixup.contracts import Draw, Mixed, fusible, soft_cross_entropy, soft_targets
 from alignmixup.hooks import check_layer_name, tap
 from alignmixup.mixers.attention import clean_map, find_classifier, normalized
-from alignmixup.mixers.base import (
+from alignmixup.mixers.base import Loss, Method
+from alignmixup.mixers.boxes import BoxDraw, paste
+from alignmixup.mixers.checks import image_size, require
+from alignmixup.mixers.recursivemix import Bounds, box_bounds, inside
+from alignmixup.mixers.sampling import (
     CLEAN,
-    BoxDraw,
-    Loss,
-    Method,
-    image_size,
     mixed_or_clean,
-    paste,
-    require,
     sample_case,
     sample_perm,
     sample_share,
     sample_unit,
 )
-from alignmixup.mixers.recursivemix import Bounds, box_bounds, inside
 from alignmixup.ops.blend import check_logits, without_autocast
 from alignmixup.registry import register_mixer
 

@@ -18,7 +18,8 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from alignmixup.contracts import Draw, Mixed, NotAttached, fusible
 from alignmixup.hooks import Peeked, keep, logits_module, plain_module, tap
-from alignmixup.mixers.base import Method, check_images
+from alignmixup.mixers.base import Method
+from alignmixup.mixers.checks import check_images
 from alignmixup.ops.blend import check_logits
 
 

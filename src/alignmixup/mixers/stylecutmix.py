@@ -22,20 +22,15 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from alignmixup.contracts import Draw, Mixed
-from alignmixup.mixers.base import (
+from alignmixup.mixers.boxes import BoxDraw, paste, share_mask, shown_share
+from alignmixup.mixers.checks import check_alpha, image_size, require
+from alignmixup.mixers.sampling import (
     CLEAN,
-    BoxDraw,
-    check_alpha,
-    image_size,
     mixed_or_clean,
-    paste,
-    require,
     sample_case,
     sample_perm,
     sample_share,
     sample_unit,
-    share_mask,
-    shown_share,
 )
 from alignmixup.mixers.stylemix import StyleMixer
 from alignmixup.ops.adain import AdaIN, adain, style_statistics

@@ -19,20 +19,16 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from alignmixup.contracts import Draw, Mixed
-from alignmixup.mixers.base import (
+from alignmixup.mixers.base import Loss, Method
+from alignmixup.mixers.checks import image_size, require
+from alignmixup.mixers.pixels import Scale, from_pixels, to_pixels
+from alignmixup.mixers.sampling import (
     CLEAN,
-    Loss,
-    Method,
-    Scale,
-    from_pixels,
-    image_size,
     mixed_or_clean,
-    require,
     sample_case,
     sample_perm,
     sample_share,
     sample_unit,
-    to_pixels,
 )
 from alignmixup.ops.adain import AdaIN, adain, find_weights, load_adain, style_statistics
 from alignmixup.registry import register_mixer

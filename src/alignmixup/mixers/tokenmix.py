@@ -22,21 +22,13 @@ from torch import Tensor, nn
 from alignmixup.contracts import Draw, Mixed, fusible, soft_targets
 from alignmixup.hooks import check_layer_name
 from alignmixup.mixers.attention import attention_layers, clean_attention, nearest, normalized
-from alignmixup.mixers.base import (
-    LOSSES,
-    Loss,
-    Method,
-    check_integers,
-    check_unit,
-    image_size,
-    paste_partner,
-    require,
-    sample_perm,
-    sample_unit,
-)
+from alignmixup.mixers.base import LOSSES, Loss, Method
+from alignmixup.mixers.boxes import paste_partner
+from alignmixup.mixers.checks import check_integers, check_unit, image_size, require
 from alignmixup.mixers.input_mixup import InputMixup
 from alignmixup.mixers.label_smoothing import LabelSmoothing
 from alignmixup.mixers.oneof import OneOf
+from alignmixup.mixers.sampling import sample_perm, sample_unit
 from alignmixup.ops.blend import check_logits
 from alignmixup.registry import register_mixer
 

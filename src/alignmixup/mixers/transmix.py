@@ -19,23 +19,19 @@ from torch import Tensor, nn
 from alignmixup.contracts import Draw, Mixed, fusible
 from alignmixup.hooks import check_layer_name
 from alignmixup.mixers.attention import attention_layers, nearest, normalized, peek_attention
-from alignmixup.mixers.base import (
+from alignmixup.mixers.base import Loss, Method
+from alignmixup.mixers.boxes import BoxDraw, paste_partner, share_mask
+from alignmixup.mixers.checks import image_size, require
+from alignmixup.mixers.input_mixup import InputMixup
+from alignmixup.mixers.oneof import OneOf
+from alignmixup.mixers.sampling import (
     CLEAN,
-    BoxDraw,
-    Loss,
-    Method,
-    image_size,
     mixed_or_clean,
-    paste_partner,
-    require,
     sample_case,
     sample_perm,
     sample_share,
     sample_unit,
-    share_mask,
 )
-from alignmixup.mixers.input_mixup import InputMixup
-from alignmixup.mixers.oneof import OneOf
 from alignmixup.registry import register_mixer
 
 

@@ -23,7 +23,7 @@ from typing import cast
 from alignmixup.contracts import Mixer, RecipeKey
 from alignmixup.mixers.alignmixup import AlignMixup
 from alignmixup.mixers.alignmixup_ae import AlignMixupAE, AlignMixupVAE
-from alignmixup.mixers.base import Layer, cases_of
+from alignmixup.mixers.layer_sets import Layer, cases_of
 from alignmixup.models.zoo import NetSpec
 from alignmixup.recipes.classification import CIFAR, NETWORKS, both_schedules
 from alignmixup.recipes.schema import DataSpec, Recipe
