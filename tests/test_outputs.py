@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import OrderedDict, namedtuple
 from collections.abc import Callable
+from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +20,13 @@ from cases import TinyNet, draw_case, images, labels
 
 Pair = namedtuple("Pair", ("maps", "note"))
 
+
+@dataclass(frozen=True)
+class Record:
+    maps: Any
+    note: str = "kept"
+
+
 # How a layer packs its maps, and what names them.
 PACKED: dict[str, tuple[Callable[[Tensor], Any], int | str]] = {
     "tuple": (lambda maps: (None, maps), 1),
@@ -26,6 +35,7 @@ PACKED: dict[str, tuple[Callable[[Tensor], Any], int | str]] = {
     "named tuple": (lambda maps: Pair(maps, "kept"), "maps"),
     "named tuple by index": (lambda maps: Pair(maps, "kept"), 0),
     "dict": (lambda maps: {"maps": maps, "note": "kept"}, "maps"),
+    "dataclass": (Record, "maps"),
     "dict by index": (lambda maps: OrderedDict(note="kept", maps=maps), 1),
 }
 
@@ -94,6 +104,12 @@ def test_maps_with_channels_last_are_read_and_written_back() -> None:
         ((torch.zeros(2),), 4, "output=4 is not a tensor of it; use output=0"),
         ((torch.zeros(2),), "maps", "output='maps' is not a tensor of it"),
         (torch.zeros(2), 0, "a tensor, which has no part 0: leave output out"),
+        (
+            Record(torch.zeros(2)),
+            None,
+            r"a Record of \{'maps': \[2\], 'note': str\}.*output='maps'",
+        ),
+        (Record(torch.zeros(2)), "note", "output='note' is not a tensor of it; use output='maps'"),
         ("text", None, "a str, not a tensor"),
     ],
 )
@@ -110,7 +126,9 @@ def test_what_is_no_tensor_is_named(output: Any, key: Any, message: str) -> None
         (lambda z: (z, z + 1), None),
         (lambda z: [z], None),
         (lambda z: namedtuple("Out", ("aux", "logits"))(z + 1, z), None),
+        (lambda z: SimpleNamespace(loss=None, logits=z), None),
         (lambda z: {"out": z}, "out"),
+        (Record, "maps"),
         (lambda z: (z + 1, z), 1),
     ],
 )

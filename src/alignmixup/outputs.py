@@ -1,4 +1,4 @@
-"""Tensors inside the outputs of layers and networks that return tuples, dicts or ``ModelOutput``.
+"""Tensors inside the outputs of layers and networks: tuples, dicts, ``ModelOutput``, dataclasses.
 
 Selection("encoder.3", key=0)     the tensor of a layer's output that a mixer replaces
 as_logits(model)                  a network whose output is the tensor of logits
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 from torch import Tensor, nn
@@ -49,7 +49,10 @@ class Selection:
             values[fields.index(self.key) if isinstance(self.key, str) else self.key] = tensor
             return type(output)(*values) if fields else tuple(values)
         replaced = copy.copy(output)
-        replaced[_name(replaced, self.key)] = tensor
+        if isinstance(output, Mapping | list):
+            replaced[_name(replaced, self.key)] = tensor
+        else:
+            object.__setattr__(replaced, str(self.key), tensor)  # also of a frozen dataclass
         return replaced
 
     def _tensor(self, output: Any) -> Tensor:
@@ -103,8 +106,8 @@ class AsLogits(nn.Module):
 def as_logits(model: nn.Module, output: Key | None = None) -> nn.Module:
     """Wrap a network so that it returns the tensor of logits.
 
-    For networks that return a ``ModelOutput`` (Hugging Face Transformers), a dict, or a tuple. The
-    weights are shared, and mixers find layers by the names they have in ``model``.
+    For networks that return a ``ModelOutput`` (Hugging Face Transformers), a dict, a tuple or a
+    dataclass. The weights are shared, and mixers find layers by the names they have in ``model``.
 
     Args:
         model: The network, also inside DistributedDataParallel or ``torch.compile``.
@@ -135,8 +138,8 @@ def as_logits(model: nn.Module, output: Key | None = None) -> nn.Module:
 
 def _look_up(output: Any, key: Key) -> Any:
     """Return the part of this name or index, or None."""
-    if isinstance(output, tuple) and isinstance(key, str):
-        return getattr(output, key, None) if key in getattr(output, "_fields", ()) else None
+    if isinstance(key, str) and not isinstance(output, Mapping):
+        return getattr(output, key, None)  # of a named tuple or a dataclass
     try:
         return output[_name(output, key)]
     except (KeyError, IndexError, TypeError):
@@ -154,6 +157,8 @@ def _parts(output: Any) -> Iterator[tuple[Key, Any]]:
         yield from output.items()
     elif isinstance(output, tuple | list):
         yield from enumerate(output)
+    elif is_dataclass(output):
+        yield from ((field.name, getattr(output, field.name)) for field in fields(output))
 
 
 def _describe(output: Any) -> str:
