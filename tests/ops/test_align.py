@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from alignmixup.ops._precision import no_autocast
@@ -393,6 +393,21 @@ def test_a_tracer_sees_the_shape_type_and_layout_there_will_be(shape: tuple[int,
         fake_inputs = [mode.from_tensor(t) for t in (features, cycle(3), shares(3))]
         fake = align_mix(*fake_inputs)
     assert (fake.shape, fake.dtype, fake.stride()) == (real.shape, real.dtype, real.stride())
+
+
+class _Aligned(nn.Module):
+    def forward(self, features: Tensor, perm: Tensor, lam: Tensor) -> Tensor:
+        return align_mix(features, perm, lam)
+
+
+@pytest.mark.unchecked_shapes
+def test_an_exported_network_takes_batches_of_any_size() -> None:
+    batch = torch.export.Dim("batch", min=2)
+    given = (maps(4, 3, 2, 2), cycle(4), shares(4))
+    sizes = ({0: batch},) * 3
+    exported = torch.export.export(_Aligned(), given, dynamic_shapes=sizes, strict=False).module()
+    other = (maps(5, 3, 2, 2), cycle(5), shares(5))
+    assert torch.equal(exported(*other), align_mix(*other))
 
 
 # ---- bad input -----------------------------------------------------------------------------------

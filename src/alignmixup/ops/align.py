@@ -93,7 +93,7 @@ def align_mix(
     positions = to_positions(features)
     name = solver_name(backend, features, positions.shape[1])
     dtype = torch.promote_types(features.dtype, torch.float32)
-    shares = lam.to(features.device, dtype).expand(len(features)).contiguous()
+    shares = lam.to(features.device, dtype).expand(features.shape[0]).contiguous()
     mixed, _ = _align_mix(
         positions,
         perm.to(features.device, torch.int64),  # indexing by uint8 would be a mask
@@ -146,7 +146,7 @@ def _check_features(features: Tensor, perm: Tensor, lam: Tensor) -> None:
     for name, value in (("perm", perm), ("lam", lam)):
         if not isinstance(value, Tensor):
             raise ValueError(f"{name} must be a tensor, got {value!r}: use torch.tensor({value!r})")
-    b = len(features)
+    b = features.shape[0]  # len() would make a batch size that torch.export traces a constant
     if perm.shape != (b,):
         raise ValueError(f"perm must have shape [{b}], got {list(perm.shape)}")
     if perm.is_floating_point() or perm.dtype == torch.bool:
