@@ -9,6 +9,7 @@ import math
 import pickle
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -329,6 +330,13 @@ def test_an_image_set_counts_itself() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        (
+            {"images": np.zeros((3, 3, 4, 5), np.uint8)},
+            r"images must be a tensor, got ndarray: use torch\.as_tensor",
+        ),
+        ({"labels": [0, 1, 0]}, "labels must be a tensor, got list: use"),
+        ({"labels": torch.rand(3)}, r"labels must be integers \[n\], got torch.float32 \[3\]"),
+        ({"labels": torch.zeros(3, 1).int()}, r"integers \[n\], got torch.int32 \[3, 1\]"),
         ({"images": torch.zeros(3, 3, 4, 5)}, r"must be uint8 .* got torch.float32 \[3, 3, 4, 5\]"),
         ({"images": torch.zeros(3, 1, 4, 5, dtype=torch.uint8)}, r"got torch.uint8 \[3, 1, 4, 5\]"),
         ({"images": torch.zeros(3, 4, 5, dtype=torch.uint8)}, r"got torch.uint8 \[3, 4, 5\]"),

@@ -48,10 +48,22 @@ class ImageSet:
 
     def __post_init__(self) -> None:
         where = f"{self.name}/{self.split}"
+        for name in ("images", "labels"):
+            value = getattr(self, name)
+            if not isinstance(value, Tensor):
+                kind = type(value).__name__
+                raise ValueError(
+                    f"{where}: {name} must be a tensor, got {kind}: use torch.as_tensor"
+                )
         if self.images.dtype != torch.uint8 or self.images.ndim != 4 or self.images.shape[1] != 3:
             raise ValueError(
                 f"{where}: images must be uint8 [n, 3, h, w], "
                 f"got {self.images.dtype} {list(self.images.shape)}"
+            )
+        if self.labels.ndim != 1 or self.labels.is_floating_point():
+            raise ValueError(
+                f"{where}: labels must be integers [n], "
+                f"got {self.labels.dtype} {list(self.labels.shape)}"
             )
         if len(self.images) != len(self.labels):
             raise ValueError(f"{where}: {len(self.images)} images but {len(self.labels)} labels")
