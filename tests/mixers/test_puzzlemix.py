@@ -42,6 +42,43 @@ class Watched(nn.Module):
 # ---- the saliency pass ---------------------------------------------------------------------------
 
 
+class _HalfGradient(torch.autograd.Function):
+    """Round gradients to float16, as the layers of a network in autocast do."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient.half().float()
+
+
+@pytest.mark.parametrize("clean_lam", [0.0, 1.0])
+def test_float16_keeps_the_saliency_of_a_confident_network(clean_lam: float) -> None:
+    """The gradient of a mean over 64 images is smaller than the least number of float16."""
+
+    class Confident(TinyNet):
+        is_half = False
+
+        def forward(self, x: Tensor) -> Tensor:
+            logits = 1e-3 * super().forward(x) + 15 * torch.eye(NUM_CLASSES)[labels(64)]
+            return _HalfGradient.apply(logits) if self.is_half else logits
+
+    found = []
+    for is_half in (False, True):
+        net = Confident("pool").eval()
+        net.is_half = is_half
+        saliency = gradient_saliency(net, images(64), labels(64), clean_lam=clean_lam, loss="ce")
+        found.append([saliency.maps])
+        if clean_lam:
+            saliency.extra["clean"].backward()
+            found[-1].append(net.fc.weight.grad)
+    assert found[0][0].amax((1, 2)).min() > 0
+    for exact, half in zip(*found, strict=True):
+        torch.testing.assert_close(half, exact, atol=0.05 * float(exact.abs().max()), rtol=0.05)
+
+
 def test_saliency_is_the_gradient_of_the_loss() -> None:
     net, x, y = TinyNet().double().eval(), images(4, dtype=torch.float64), labels(4)
     saliency = gradient_saliency(net, x, y)

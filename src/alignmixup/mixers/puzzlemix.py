@@ -185,7 +185,7 @@ class PuzzleMix(Method):
             mask = self.mask(pixels, saliency.maps, draw, num_blocks)
             pair = torch.stack([x, x[draw.perm]])
             if noise is not None:
-                noise = self._sharpen(noise, saliency.gradient)
+                noise = self._sharpen(noise, saliency.scaled)
                 pair = self._disturb(pair, noise, draw)
             mixed, share = self._compose(pair, saliency.maps, mask, draw.perm)
             mixed = torch.empty_like(x).copy_(mixed)  # keeps channels_last

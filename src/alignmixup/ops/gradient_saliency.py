@@ -25,14 +25,20 @@ from alignmixup.ops.blend import channel_values, check_logits
 
 @dataclass(frozen=True, slots=True)
 class Saliency:
-    """Saliency of each pixel, the gradient, and the clean loss if it is used.
+    """Saliency of each pixel, ``up`` times the gradient, and the clean loss if it is used.
 
     Each map is scaled by its own largest gradient: only ratios within an image are meaningful.
     """
 
     maps: Float[Tensor, "b h w"]
-    gradient: Float[Tensor, "b c h w"]
+    scaled: Float[Tensor, "b c h w"]
+    up: float
     extra: Mapping[str, Tensor]
+
+    @property
+    def gradient(self) -> Float[Tensor, "b c h w"]:
+        """Gradient of the loss at the pixels."""
+        return self.scaled / self.up
 
 
 def gradient_saliency(
@@ -62,6 +68,9 @@ def gradient_saliency(
     check_module(net)
     module = without_reducer(net)
     pixels = x.detach().requires_grad_()
+    # float16 has no numbers as small as the gradients of a mean over a batch. A power of two leaves
+    # all other types as they are.
+    up = 64.0 * 2 ** (int(x.shape[0]) - 1).bit_length()
     extra: dict[str, Tensor] = {}
     with torch.enable_grad():
         if clean_lam > 0:
@@ -69,15 +78,16 @@ def gradient_saliency(
             scale = clean_lam * (2 / logits.shape[1] if loss == "bce" else 1)
             clean = scale * _clean_loss(logits, y, loss)
             parameters = [p for p in module.parameters() if p.requires_grad]
-            gradient, *kept = torch.autograd.grad(clean, [pixels, *parameters], allow_unused=True)
-            extra["clean"] = _keep(clean, parameters, kept)
+            wanted = [pixels, *parameters]
+            gradient, *kept = torch.autograd.grad(up * clean, wanted, allow_unused=True)
+            extra["clean"] = _keep(clean, parameters, kept, up)
         else:
             with _evaluating_frozen(module):
                 clean = _clean_loss(_logits(module, pixels), y, loss)
-                (gradient,) = torch.autograd.grad(clean, pixels, allow_unused=True)
+                (gradient,) = torch.autograd.grad(up * clean, pixels, allow_unused=True)
     # If the logits do not depend on the input, all pixels are equally salient.
     gradient = torch.zeros_like(x) if gradient is None else gradient
-    return Saliency(_magnitude(gradient, std), gradient, extra)
+    return Saliency(_magnitude(gradient, std), gradient, up, extra)
 
 
 def _clean_loss(logits: Float[Tensor, "b k"], y: Tensor, loss: str) -> Tensor:
@@ -115,22 +125,25 @@ class _KeptGradients(torch.autograd.Function):
     """A loss whose gradients are already computed; backward returns them."""
 
     @staticmethod
-    def forward(ctx: Any, loss: Tensor, gradients: list[Tensor], *parameters: Tensor) -> Tensor:
-        ctx.gradients = gradients
+    def forward(
+        ctx: Any, loss: Tensor, gradients: list[Tensor], up: float, *parameters: Tensor
+    ) -> Tensor:
+        ctx.gradients, ctx.up = gradients, up
         return loss.clone()
 
     @staticmethod
     def backward(ctx: Any, scale: Tensor) -> Any:
         # One launch for all parameters: a launch each would cost more than the solver.
-        return None, None, *torch._foreach_mul(ctx.gradients, scale)
+        return None, None, None, *torch._foreach_mul(ctx.gradients, scale / ctx.up)
 
 
 def _keep(
-    loss: Tensor, parameters: list[nn.Parameter], gradients: Sequence[Tensor | None]
+    loss: Tensor, parameters: list[nn.Parameter], gradients: Sequence[Tensor | None], up: float
 ) -> Tensor:
+    """Return the loss with the gradients that it has, given as ``up`` times theirs."""
     pairs = [(p, g) for p, g in zip(parameters, gradients, strict=True) if g is not None]
     used, known = [p for p, _ in pairs], [g for _, g in pairs]
-    kept: Tensor = _KeptGradients.apply(loss.detach(), known, *used)  # type: ignore[no-untyped-call]
+    kept: Tensor = _KeptGradients.apply(loss.detach(), known, up, *used)  # type: ignore[no-untyped-call]
     return kept
 
 
