@@ -311,6 +311,15 @@ def test_shares_of_three_are_uniform_values_divided_by_their_sum() -> None:
     assert pair.lam != pair.block_lam
 
 
+def test_shares_of_three_are_finite_where_all_values_are_zero() -> None:
+    """With a small alpha a value is 0 or 1, each in half of the draws."""
+    mixer, rng = AdAutoMix("layer2", alpha=1e-3), torch.Generator().manual_seed(0)
+    draws = [mixer.draw(2, rng) for _ in range(100)]
+    for name in ("lam", "block_lam", "others"):
+        assert all(bool(draw.tensors()[name].isfinite().all()) for draw in draws)
+    assert {0.0, 1.0} <= {round(float(draw.lam), 6) for draw in draws}
+
+
 def test_the_two_draws_are_independent() -> None:
     draw = AutoMix().draw(50, torch.Generator().manual_seed(0))
     assert not torch.equal(draw.perm, draw.block_perm)

@@ -131,7 +131,8 @@ class AdAutoMix(Learned):
             lam, block_lam = (sample_share(self.alpha, None, rng) for _ in range(2))
             others = torch.ones(2, 1, device=rng.device, dtype=torch.float32)
         else:
-            values = sample_share(self.alpha, n + 1, rng)
+            # With a small alpha all values may be zero: their shares are equal then.
+            values = sample_share(self.alpha, n + 1, rng).clamp_min(1e-30)
             lam = block_lam = values[0] / values.sum()
             others = (values[1:] / values[1:].sum()).expand(2, n).clone()
         share = self._ema_share(progress)
