@@ -260,6 +260,15 @@ def test_shares_are_beta_distributed(alpha: float) -> None:
     assert test.pvalue > 1e-3
 
 
+@pytest.mark.parametrize("alpha", [1e-6, 1e-3])
+def test_shares_of_a_tiny_alpha_are_0_or_1(alpha: float) -> None:
+    """Beta(alpha, alpha) has about 2 alpha of its mass between 0.1 and 0.9."""
+    rng = torch.Generator().manual_seed(0)
+    lam = InputMixup(alpha=alpha, lam_per_sample=True).draw(4000, rng).lam
+    assert ((lam > 0.1) & (lam < 0.9)).float().mean() < 0.01
+    assert lam.mean() == pytest.approx(0.5, abs=0.05)
+
+
 def test_paper_thirds_and_released_halves() -> None:
     thirds = {"input": 1 / 3, "feat": 1 / 3, "feat'": 1 / 3}
     assert AlignMixup().cases == pytest.approx(thirds)

@@ -14,6 +14,7 @@ from torch import Tensor
 from alignmixup.contracts import Draw
 
 CLEAN = "clean"  # the case without mixing
+LEAST_ALPHA = 0.01  # below it, gammas are smaller than the least float64
 
 
 def probabilities(weights: Mapping[str, float]) -> dict[str, float]:
@@ -53,6 +54,12 @@ def sample_share(
     concentration = torch.full(shape, alpha, dtype=torch.float64, device=rng.device)
     if ahead:
         concentration[0] += ahead
+    if alpha < LEAST_ALPHA:
+        # Gamma(a) is Gamma(a + 1) U^(1 / a), taken as logarithms.
+        unit = 1 - torch.rand(shape, dtype=torch.float64, generator=rng, device=rng.device)
+        log_g = torch._standard_gamma(concentration + 1, generator=rng).log()
+        log_g += unit.log() / concentration
+        return torch.sigmoid(log_g[0] - log_g[1]).float()
     g = torch._standard_gamma(concentration, generator=rng)
     return (g[0] / g.sum(0)).float()
 
