@@ -52,7 +52,8 @@ class AttentiveMix(Method):
         mean: Channel means your loader normalizes by, for the guide of a file; None for images in
             [0, 1].
         std: Channel standard deviations your loader normalizes by; None for images in [0, 1].
-        loss: ``"ce"`` for cross-entropy, ``"bce"`` for binary cross-entropy of the softmax.
+        loss: ``"ce"`` for cross-entropy, ``"bce"`` for binary cross-entropy of the softmax,
+            ``"sigmoid_bce"`` for that of the sigmoid, with multi-label targets ``[b, k]``.
 
     Raises:
         ValueError: If a setting is out of range, or the weights are missing or damaged.

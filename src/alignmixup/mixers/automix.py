@@ -203,7 +203,8 @@ class AutoMix(PairLearned):
         block_lr: Learning rate of the block; None: the network's.
         block_min_lr: Where that ends; None: as the network's.
         block_momentum: Momentum of the block; None: the network's.
-        loss: ``"ce"`` for cross-entropy, ``"bce"`` for binary cross-entropy of the softmax.
+        loss: ``"ce"`` for cross-entropy, ``"bce"`` for binary cross-entropy of the softmax,
+            ``"sigmoid_bce"`` for that of the sigmoid, with multi-label targets ``[b, k]``.
         heads: 2 gives network and teacher a second linear layer, for mixed images; the network's
             own is then trained on clean images alone.
         classifier: Name of the network's linear layer, for two heads.

@@ -57,7 +57,8 @@ class FMix(Method):
         spectrum: ``"isotropic"`` is the paper; for ``"released"`` see that preset.
         correct_lam: Take the share of the labels from the mask; False takes the drawn ``lam``,
             which differs by less than one pixel.
-        loss: ``"ce"`` for cross-entropy, ``"bce"`` for binary cross-entropy of the softmax.
+        loss: ``"ce"`` for cross-entropy, ``"bce"`` for binary cross-entropy of the softmax,
+            ``"sigmoid_bce"`` for that of the sigmoid, with multi-label targets ``[b, k]``.
         max_soft: Share of the pixels over which the mask falls on each side of its border; 0 is a
             sharp mask.
         reformulate: Train on the anchor's label alone, with ``lam`` from Beta(alpha + 1, alpha).

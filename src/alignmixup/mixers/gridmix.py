@@ -65,7 +65,8 @@ class GridMix(Stateful):
         alpha: ``lam`` is drawn from Beta(alpha, alpha); None: uniformly, from 0.1 to 0.9 for holes,
             as the author does, and from 0 to 1 for cells.
         num_cells: Cells along a side, for ``grid="cells"``.
-        loss: ``"ce"`` for cross-entropy, ``"bce"`` for binary cross-entropy of the softmax.
+        loss: ``"ce"`` for cross-entropy, ``"bce"`` for binary cross-entropy of the softmax,
+            ``"sigmoid_bce"`` for that of the sigmoid, with multi-label targets ``[b, k]``.
         local_weight: Weight of the local loss of cells; 0 is without, and needs no ``attach``.
         layer: Layer whose output ``[b, c, h, w]`` the local loss reads: the last map.
 

@@ -63,7 +63,8 @@ class MultiMix(Method):
         max_alpha: ... to here.
         prob: Probability of mixing embeddings; otherwise input mixup.
         alpha: Input mixup draws ``lam`` from Beta(alpha, alpha).
-        loss: ``"ce"`` for cross-entropy, ``"bce"`` for binary cross-entropy of the softmax.
+        loss: ``"ce"`` for cross-entropy, ``"bce"`` for binary cross-entropy of the softmax,
+            ``"sigmoid_bce"`` for that of the sigmoid, with multi-label targets ``[b, k]``.
 
     Raises:
         ValueError: If a setting is out of range.

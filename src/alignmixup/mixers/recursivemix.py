@@ -52,7 +52,8 @@ class RecursiveMix(Stateful):
         alpha: Largest area of the box; the area is uniform from 0 up to it.
         omega: Weight of the loss of the pasted region.
         restarts: Number of times that the history is dropped during training; 0 keeps it.
-        loss: ``"ce"`` for cross-entropy, ``"bce"`` for binary cross-entropy of the softmax.
+        loss: ``"ce"`` for cross-entropy, ``"bce"`` for binary cross-entropy of the softmax,
+            ``"sigmoid_bce"`` for that of the sigmoid, with multi-label targets ``[b, k]``.
 
     Raises:
         ValueError: If a setting is out of range.

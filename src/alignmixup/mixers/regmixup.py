@@ -36,7 +36,8 @@ class RegMixup(Method):
             CIFAR-100 and ImageNet.
         eta: Weight of the loss of the mixed images.
         scale: Factor of the whole loss; see ``released``.
-        loss: ``"ce"`` for cross-entropy, ``"bce"`` for binary cross-entropy of the softmax.
+        loss: ``"ce"`` for cross-entropy, ``"bce"`` for binary cross-entropy of the softmax,
+            ``"sigmoid_bce"`` for that of the sigmoid, with multi-label targets ``[b, k]``.
 
     Raises:
         ValueError: If a setting is out of range.

@@ -35,7 +35,8 @@ class ResizeMix(Method):
         place: ``"inside"`` is the authors' code, one box per sample, moved inside the image.
             ``"clipped"`` has one box per batch, cut off at the border; the partner is resized to
             what is left of it.
-        loss: ``"ce"`` for cross-entropy, ``"bce"`` for binary cross-entropy of the softmax.
+        loss: ``"ce"`` for cross-entropy, ``"bce"`` for binary cross-entropy of the softmax,
+            ``"sigmoid_bce"`` for that of the sigmoid, with multi-label targets ``[b, k]``.
 
     Raises:
         ValueError: If a setting is out of range.

@@ -46,7 +46,8 @@ class SmoothMix(Method):
         strength: Share of the partner at the center of the Gaussian.
         labels: ``"shown"``: each label has the share of its pixels. ``"swapped"`` exchanges the
             two, see ``openmixup``.
-        loss: ``"ce"`` for cross-entropy, ``"bce"`` for binary cross-entropy of the softmax.
+        loss: ``"ce"`` for cross-entropy, ``"bce"`` for binary cross-entropy of the softmax,
+            ``"sigmoid_bce"`` for that of the sigmoid, with multi-label targets ``[b, k]``.
 
     Raises:
         ValueError: If a setting is out of range.

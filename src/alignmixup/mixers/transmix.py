@@ -48,7 +48,8 @@ class TransMix(Method):
             ``k_norm`` return queries and keys; empty for the last one.
         alpha: The area of the box is 1 - lam with ``lam`` from Beta(alpha, alpha).
         prob: Probability that a batch is mixed.
-        loss: ``"ce"`` for cross-entropy, ``"bce"`` for binary cross-entropy of the softmax.
+        loss: ``"ce"`` for cross-entropy, ``"bce"`` for binary cross-entropy of the softmax,
+            ``"sigmoid_bce"`` for that of the sigmoid, with multi-label targets ``[b, k]``.
 
     Raises:
         ValueError: If a setting is out of range, or the network has no class token.
