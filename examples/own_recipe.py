@@ -14,10 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import alignmixup as am
-from alignmixup.contracts import RecipeKey, soft_targets
-from alignmixup.models import NetSpec
-from alignmixup.recipes.schema import DataSpec, Recipe
-from alignmixup.training import TrainSettings
+from alignmixup.contracts import soft_targets
 
 
 @am.register_mixer
@@ -46,14 +43,14 @@ class FaintMix(am.Mixer):
         return am.Mixed(logits, draw.lam * targets + (1 - draw.lam) * targets[draw.perm])
 
 
-def own_recipe() -> Recipe:
+def own_recipe() -> am.Recipe:
     """A narrow PreActResNet-18 on the built-in shapes."""
-    return Recipe(
-        key=RecipeKey("shapes", "r18", "faint"),
-        data=DataSpec("shapes", flip=False),
-        net=NetSpec("preact_resnet18", width=8),
+    return am.Recipe(
+        key=am.RecipeKey("shapes", "r18", "faint"),
+        data=am.DataSpec("shapes", flip=False),
+        net=am.NetSpec("preact_resnet18", width=8),
         mixer=FaintMix(),
-        train=TrainSettings(epochs=10, batch_size=64, lr=0.05, schedule="cosine", milestones=()),
+        train=am.TrainSettings(epochs=10, batch_size=64, lr=0.05, schedule="cosine", milestones=()),
     )
 
 
