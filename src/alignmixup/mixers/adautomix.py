@@ -13,7 +13,6 @@ z: logits of the teacher. The released code adds the cosine to what the block mi
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -78,6 +77,8 @@ class AdAutoMix(Learned):
         ```
     """
 
+    case = "mask"
+
     alpha: float = 1.0
     switch: float = 0.03
     num_images: int = 3
@@ -118,10 +119,6 @@ class AdAutoMix(Learned):
             mixup_share=0.0,
             lam_channel=True,
         )
-
-    @property
-    def cases(self) -> Mapping[str, float]:
-        return {"mask": 1.0}
 
     def draw(self, batch_size: int, rng: torch.Generator, progress: float = 0.0) -> Draw:
         n = self.num_images - 1

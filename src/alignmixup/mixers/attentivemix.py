@@ -10,7 +10,7 @@ is a method of its own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -65,6 +65,8 @@ class AttentiveMix(Method):
         ```
     """
 
+    case = "cut"
+
     guide: str = SELF
     sha256: str = ""
     layer: str = "layer4"
@@ -94,10 +96,6 @@ class AttentiveMix(Method):
     def paper(cls, guide: str, sha256: str = "") -> AttentiveMix:
         """Return the paper's settings: always 6 of the 7 x 7 cells of a frozen ResNet-50."""
         return cls(guide, sha256, num_cells=PAPER_CELLS)
-
-    @property
-    def cases(self) -> Mapping[str, float]:
-        return {"cut": 1.0}
 
     def tapped(self, net: nn.Module) -> Sequence[str]:
         return (self.layer,) if self.guide == SELF else ()

@@ -10,7 +10,6 @@ x~2, t2, m2: of the second draw, which trains the block. Labels are mixed by lam
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -55,6 +54,8 @@ class LearnedDraw(Draw):
 class PairLearned(Learned):
     """AutoMix and SAMix: everything but the block and the loss of the mask."""
 
+    case = "mask"
+
     mask_weight: float = 0.1
     mask_margin: float = 0.1
     mask_decay: bool = False
@@ -66,10 +67,6 @@ class PairLearned(Learned):
         object.__setattr__(self, "pretrained", str(self.pretrained))  # JSON has no Path
         check_nonnegative(self, "mask_weight", "mask_margin")
         check_unit(self, "block_prob")
-
-    @property
-    def cases(self) -> Mapping[str, float]:
-        return {"mask": 1.0}
 
     @property
     def rescale_prob(self) -> float:

@@ -1,15 +1,15 @@
 """The template of all methods: ``apply`` validates the batch, ``_mix`` mixes it.
 
-A method is a frozen dataclass that extends ``Method``: it has ``cases`` and ``draw`` as every
-``Mixer``, and ``_mix`` for the arithmetic on a batch that has been validated. What methods share
-beside it is in ``checks``, ``sampling``, ``boxes`` and ``pixels``.
+A method is a frozen dataclass that extends ``Method``: it has ``case`` or ``cases``, ``draw`` as
+every ``Mixer``, and ``_mix`` for the arithmetic on a batch that has been validated. What methods
+share beside it is in ``checks``, ``sampling``, ``boxes`` and ``pixels``.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Collection, Mapping
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Float
@@ -27,7 +27,7 @@ from alignmixup.contracts import (
 )
 from alignmixup.mixers.checks import check_alpha, check_batch, check_unit
 from alignmixup.mixers.pixels import check_scale
-from alignmixup.mixers.sampling import CLEAN
+from alignmixup.mixers.sampling import CLEAN, probabilities
 from alignmixup.ops.blend import check_logits, mixed_targets
 
 Loss = Literal["ce", "bce", "sigmoid_bce"]
@@ -40,6 +40,9 @@ LOSSES: dict[str, Criterion] = {
 
 class Method(Mixer):
     """Base class of the built-in mixers: ``apply`` validates the batch, ``_mix`` mixes it."""
+
+    # The case that mixes; a method with a ``prob`` also has CLEAN. "" if ``cases`` is overridden.
+    case: ClassVar[str] = ""
 
     loss: Loss
 
@@ -64,9 +67,14 @@ class Method(Mixer):
         return self.loss == "sigmoid_bce"
 
     @property
+    def cases(self) -> Mapping[str, float]:
+        prob = getattr(self, "prob", 1.0)
+        return probabilities({self.case: prob, CLEAN: 1 - prob})
+
+    @property
     def known_cases(self) -> Collection[str]:
         """Cases that ``apply`` accepts; ``cases`` has those of positive probability."""
-        return self.cases
+        return (self.case, CLEAN) if self.case and hasattr(self, "prob") else self.cases
 
     def apply(self, net: nn.Module, x: Tensor, y: Tensor, draw: Draw) -> Mixed:
         check_batch(x, y, draw)

@@ -6,7 +6,6 @@ lam = 1 - area / (H W), exact after clipping.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -17,8 +16,6 @@ from alignmixup.mixers.base import ImageMethod, Loss
 from alignmixup.mixers.boxes import BoxDraw, paste, share_mask, shown_share
 from alignmixup.mixers.checks import image_size, require
 from alignmixup.mixers.sampling import (
-    CLEAN,
-    mixed_or_clean,
     sample_case,
     sample_perm,
     sample_share,
@@ -51,17 +48,13 @@ class CutMix(ImageMethod):
         ```
     """
 
-    known_cases = ("cut", CLEAN)
+    case = "cut"
 
     alpha: float = 1.0
     prob: float = 0.5
     correct_lam: bool = True
     loss: Loss = "ce"
     lam_per_sample: bool = False
-
-    @property
-    def cases(self) -> Mapping[str, float]:
-        return mixed_or_clean("cut", self.prob)
 
     def draw(self, batch_size: int, rng: torch.Generator, progress: float = 0.0) -> Draw:
         case, boxes = sample_case(self.cases, rng), (batch_size,) if self.lam_per_sample else ()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -44,6 +43,7 @@ class Cutout(Method):
         ```
     """
 
+    case = "cut"
     needs_network = False
 
     length: int = 16
@@ -58,10 +58,6 @@ class Cutout(Method):
                 "fill must be a tuple of one number per channel, such as (0.5, 0.5, 0.5), "
                 f"got {self.fill!r}"
             )
-
-    @property
-    def cases(self) -> Mapping[str, float]:
-        return {"cut": 1.0}
 
     def draw(self, batch_size: int, rng: torch.Generator, progress: float = 0.0) -> Draw:
         clean = clean_draw(batch_size, rng)

@@ -14,7 +14,6 @@ alone: in expectation the same loss.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -73,6 +72,7 @@ class FMix(Method):
         ```
     """
 
+    case = "cut"
     needs_network = False
 
     alpha: float = 1.0
@@ -98,10 +98,6 @@ class FMix(Method):
         far smoother horizontally. Labels have the drawn share.
         """
         return cls(spectrum="released", correct_lam=False)
-
-    @property
-    def cases(self) -> Mapping[str, float]:
-        return {"cut": 1.0}
 
     def draw(self, batch_size: int, rng: torch.Generator, progress: float = 0.0) -> Draw:
         perm = sample_perm(batch_size, rng)

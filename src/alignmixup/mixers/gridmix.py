@@ -15,7 +15,7 @@ Labels are mixed by area, which is exact in both.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -80,6 +80,8 @@ class GridMix(Stateful):
         ```
     """
 
+    case = "cut"
+
     grid: Grid = "holes"
     alpha: float | None = None
     num_cells: int = 4
@@ -116,10 +118,6 @@ class GridMix(Stateful):
 
     def tapped(self, net: nn.Module) -> Sequence[str]:
         return (self.layer,) if self.has_module else ()
-
-    @property
-    def cases(self) -> Mapping[str, float]:
-        return {"cut": 1.0}
 
     def draw(self, batch_size: int, rng: torch.Generator, progress: float = 0.0) -> Draw:
         perm = sample_perm(batch_size, rng)

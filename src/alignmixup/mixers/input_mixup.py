@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -36,13 +35,11 @@ class InputMixup(ImageMethod):
         ```
     """
 
+    case = "input"
+
     alpha: float = 1.0
     lam_per_sample: bool = False
     loss: Loss = "ce"
-
-    @property
-    def cases(self) -> Mapping[str, float]:
-        return {"input": 1.0}
 
     def draw(self, batch_size: int, rng: torch.Generator, progress: float = 0.0) -> Draw:
         return sample_pairs(self.cases, self.alpha, self.lam_per_sample, batch_size, rng)

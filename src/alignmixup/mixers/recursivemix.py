@@ -9,7 +9,7 @@ features of the pasted region, which must say what the whole image said then.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,6 +66,8 @@ class RecursiveMix(Stateful):
         ```
     """
 
+    case = "history"
+
     layer: str = "layer4"
     alpha: float = 0.5
     omega: float = 0.5
@@ -83,10 +85,6 @@ class RecursiveMix(Stateful):
     def released(cls, layer: str = "layer4", *, epochs: int) -> RecursiveMix:
         """Return the settings of the authors' code, which drops the history at each epoch."""
         return cls(layer, restarts=epochs)
-
-    @property
-    def cases(self) -> Mapping[str, float]:
-        return {"history": 1.0}
 
     def tapped(self, net: nn.Module) -> Sequence[str]:
         return (self.layer,)

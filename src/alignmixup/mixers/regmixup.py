@@ -9,7 +9,6 @@ all 2 b images.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -49,6 +48,8 @@ class RegMixup(Method):
         ```
     """
 
+    case = "beside"
+
     alpha: float = 10.0
     eta: float = 1.0
     scale: float = 1.0
@@ -65,10 +66,6 @@ class RegMixup(Method):
         That is half of the paper's formula: for plain SGD, half the learning rate.
         """
         return cls(alpha, scale=0.5)
-
-    @property
-    def cases(self) -> Mapping[str, float]:
-        return {"beside": 1.0}
 
     def draw(self, batch_size: int, rng: torch.Generator, progress: float = 0.0) -> Draw:
         return sample_pairs(self.cases, self.alpha, False, batch_size, rng)

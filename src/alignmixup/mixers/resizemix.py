@@ -7,7 +7,6 @@ floor(i / tau) of the partner (nearest), columns likewise. The draw has lam0 = 1
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -48,6 +47,7 @@ class ResizeMix(Method):
         ```
     """
 
+    case = "cut"
     needs_network = False
 
     scope: tuple[float, float] = (0.1, 0.8)
@@ -63,10 +63,6 @@ class ResizeMix(Method):
     def openmixup(cls) -> ResizeMix:
         """Return OpenMixup's reading: one box per batch, clipped at the border."""
         return cls(place="clipped")
-
-    @property
-    def cases(self) -> Mapping[str, float]:
-        return {"cut": 1.0}
 
     def draw(self, batch_size: int, rng: torch.Generator, progress: float = 0.0) -> Draw:
         perm = sample_perm(batch_size, rng)

@@ -6,7 +6,6 @@ saliency is the fine-grained one of ``ops/saliency.py``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,7 +17,7 @@ from alignmixup.mixers.base import Loss, Method
 from alignmixup.mixers.boxes import paste, share_mask, shown_share
 from alignmixup.mixers.checks import image_size
 from alignmixup.mixers.pixels import Scale, to_pixels
-from alignmixup.mixers.sampling import CLEAN, mixed_or_clean, sample_case, sample_perm, sample_share
+from alignmixup.mixers.sampling import sample_case, sample_perm, sample_share
 from alignmixup.ops.saliency import fine_grained_saliency, saliency_peak
 from alignmixup.registry import register_mixer
 
@@ -50,7 +49,7 @@ class SaliencyMix(Method):
         ```
     """
 
-    known_cases = ("cut", CLEAN)
+    case = "cut"
     needs_network = False
 
     alpha: float = 1.0
@@ -59,10 +58,6 @@ class SaliencyMix(Method):
     mean: Scale = None
     std: Scale = None
     loss: Loss = "ce"
-
-    @property
-    def cases(self) -> Mapping[str, float]:
-        return mixed_or_clean("cut", self.prob)
 
     def draw(self, batch_size: int, rng: torch.Generator, progress: float = 0.0) -> Draw:
         case = sample_case(self.cases, rng)

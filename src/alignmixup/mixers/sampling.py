@@ -23,11 +23,6 @@ def probabilities(weights: Mapping[str, float]) -> dict[str, float]:
     return {case: weight / total for case, weight in weights.items() if weight > 0}
 
 
-def mixed_or_clean(case: str, prob: float) -> dict[str, float]:
-    """Return the cases of a method that mixes a batch with this probability."""
-    return probabilities({case: prob, CLEAN: 1 - prob})
-
-
 def sample_case(weights: Mapping[str, float], rng: torch.Generator) -> str:
     """Draw one case; ``weights`` need not sum to one."""
     total = sum(weights.values())

@@ -10,7 +10,6 @@ that lam = 1 is the anchor.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -59,6 +58,7 @@ class SmoothMix(Method):
         ```
     """
 
+    case = "cut"
     needs_network = False
 
     strength: float = 1.0
@@ -77,10 +77,6 @@ class SmoothMix(Method):
         pixels.
         """
         return cls(labels="swapped")
-
-    @property
-    def cases(self) -> Mapping[str, float]:
-        return {"cut": 1.0}
 
     def draw(self, batch_size: int, rng: torch.Generator, progress: float = 0.0) -> Draw:
         perm = sample_perm(batch_size, rng)

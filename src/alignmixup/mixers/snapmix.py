@@ -10,7 +10,7 @@ anchor stays as it is, with the shares (1, 0).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -27,8 +27,6 @@ from alignmixup.mixers.boxes import BoxDraw, paste
 from alignmixup.mixers.checks import image_size, require
 from alignmixup.mixers.recursivemix import Bounds, box_bounds, inside
 from alignmixup.mixers.sampling import (
-    CLEAN,
-    mixed_or_clean,
     sample_case,
     sample_perm,
     sample_share,
@@ -76,7 +74,7 @@ class SnapMix(Method):
         ```
     """
 
-    known_cases = ("cut", CLEAN)
+    case = "cut"
 
     layer: str = "layer4"
     classifier: str = "head.linear"
@@ -104,10 +102,6 @@ class SnapMix(Method):
     def scratch(cls, layer: str = "layer4", classifier: str = "head.linear") -> SnapMix:
         """Return the settings for training from scratch."""
         return cls(layer, classifier, alpha=1.0, prob=0.5)
-
-    @property
-    def cases(self) -> Mapping[str, float]:
-        return mixed_or_clean("cut", self.prob)
 
     def tapped(self, net: nn.Module) -> Sequence[str]:
         return (self.layer,)

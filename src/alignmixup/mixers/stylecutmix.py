@@ -13,7 +13,6 @@ same distribution with anchor and partner swapped; here lam = 1 remains the anch
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -25,8 +24,6 @@ from alignmixup.contracts import Draw, Mixed
 from alignmixup.mixers.boxes import BoxDraw, paste, share_mask, shown_share
 from alignmixup.mixers.checks import check_alpha, image_size, require
 from alignmixup.mixers.sampling import (
-    CLEAN,
-    mixed_or_clean,
     sample_case,
     sample_perm,
     sample_share,
@@ -91,7 +88,7 @@ class StyleCutMix(StyleMixer):
         ```
     """
 
-    known_cases = ("cut", CLEAN)
+    case = "cut"
     needs_network = False
 
     alpha: float = 1.0
@@ -105,10 +102,6 @@ class StyleCutMix(StyleMixer):
         check_alpha(self.gamma_alpha)
         if not self.delta > 0:
             raise ValueError(f"delta must be positive, got {self.delta}")
-
-    @property
-    def cases(self) -> Mapping[str, float]:
-        return mixed_or_clean("cut", self.prob)
 
     def draw(self, batch_size: int, rng: torch.Generator, progress: float = 0.0) -> Draw:
         self.check_weights()

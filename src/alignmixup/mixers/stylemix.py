@@ -11,7 +11,6 @@ content in the label. Encoder f and decoder d are frozen, and no gradient flows 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 import torch
@@ -23,8 +22,6 @@ from alignmixup.mixers.base import Loss, Method
 from alignmixup.mixers.checks import image_size, require
 from alignmixup.mixers.pixels import Scale, from_pixels, to_pixels
 from alignmixup.mixers.sampling import (
-    CLEAN,
-    mixed_or_clean,
     sample_case,
     sample_perm,
     sample_share,
@@ -133,15 +130,11 @@ class StyleMix(StyleMixer):
         ```
     """
 
-    known_cases = ("style", CLEAN)
+    case = "style"
     needs_network = False
 
     alpha: float = 0.5
     prob: float = 0.2
-
-    @property
-    def cases(self) -> Mapping[str, float]:
-        return mixed_or_clean("style", self.prob)
 
     def draw(self, batch_size: int, rng: torch.Generator, progress: float = 0.0) -> Draw:
         self.check_weights()

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -76,6 +76,8 @@ class TokenMix(Method):
         ```
     """
 
+    case = "cut"
+
     grid: int = 14
     share: float = 4 / 7
     mask: Literal["blocks", "random"] = "blocks"
@@ -106,10 +108,6 @@ class TokenMix(Method):
         copied = copy.copy(self)
         object.__setattr__(copied, "_maps", maps)  # settings are frozen
         return copied
-
-    @property
-    def cases(self) -> Mapping[str, float]:
-        return {"cut": 1.0}
 
     def tapped(self, net: nn.Module) -> Sequence[str]:
         return attention_layers(net, self.attention) if self.score == "attention" else ()

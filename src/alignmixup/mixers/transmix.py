@@ -9,7 +9,7 @@ batch, one share per sample.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -25,8 +25,6 @@ from alignmixup.mixers.checks import image_size, require
 from alignmixup.mixers.input_mixup import InputMixup
 from alignmixup.mixers.oneof import OneOf
 from alignmixup.mixers.sampling import (
-    CLEAN,
-    mixed_or_clean,
     sample_case,
     sample_perm,
     sample_share,
@@ -64,7 +62,7 @@ class TransMix(Method):
         ```
     """
 
-    known_cases = ("cut", CLEAN)
+    case = "cut"
 
     attention: str = ""
     alpha: float = 1.0
@@ -87,10 +85,6 @@ class TransMix(Method):
         The configuration's key is misspelt, so that it had no effect.
         """
         return _switched(cls(attention), 0.8)
-
-    @property
-    def cases(self) -> Mapping[str, float]:
-        return mixed_or_clean("cut", self.prob)
 
     def tapped(self, net: nn.Module) -> Sequence[str]:
         return attention_layers(net, self.attention)
