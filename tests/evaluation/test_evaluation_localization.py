@@ -14,11 +14,7 @@ from alignmixup.datasets.shapes import shapes
 from alignmixup.evaluation.contours import level_boxes, mask_box
 from alignmixup.evaluation.heat import heat_maps
 from alignmixup.evaluation.iou import box_iou
-from alignmixup.evaluation.tasks.localization import (
-    LocalizationSettings,
-    localization,
-    localize,
-)
+from alignmixup.evaluation.tasks.localization import LocalizationSettings, localization, localize
 from alignmixup.models import NetSpec, build
 from alignmixup.models.wsol import ACoL
 

@@ -13,13 +13,7 @@ from torch import Tensor, nn
 import alignmixup as am
 from alignmixup.contracts import soft_cross_entropy
 from alignmixup.datasets import shapes
-from alignmixup.mixers.adautomix import (
-    AdAutoMix,
-    combined,
-    group_shares,
-    nearness,
-    with_anchors,
-)
+from alignmixup.mixers.adautomix import AdAutoMix, combined, group_shares, nearness, with_anchors
 from alignmixup.mixers.automix import AutoMix
 from alignmixup.mixers.learned import Learned
 from alignmixup.mixers.samix import SAMix

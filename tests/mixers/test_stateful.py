@@ -10,14 +10,7 @@ from torch import Tensor, nn
 
 from alignmixup import fusion
 from alignmixup.contracts import Mixer, fusing
-from alignmixup.mixers.stateful import (
-    NormUpdates,
-    follow,
-    make_teacher,
-    run,
-    run_and_keep,
-    run_to,
-)
+from alignmixup.mixers.stateful import NormUpdates, follow, make_teacher, run, run_and_keep, run_to
 from cases import ROWS, Row, TinyNet, images, labels, params
 
 STATEFUL = [row for row in ROWS if row.mixer.attach(TinyNet(), images(6)).module is not None]

@@ -15,13 +15,7 @@ from alignmixup.contracts import sigmoid_bce
 from alignmixup.mixers.attention import clean_attention
 from alignmixup.mixers.input_mixup import InputMixup
 from alignmixup.mixers.label_smoothing import LabelSmoothing
-from alignmixup.mixers.tokenmix import (
-    TokenDraw,
-    TokenMix,
-    block_mask,
-    shown_shares,
-    token_targets,
-)
+from alignmixup.mixers.tokenmix import TokenDraw, TokenMix, block_mask, shown_shares, token_targets
 from alignmixup.recipes.catalog import find_recipe
 from alignmixup.recipes.schema import Recipe
 from cases import NUM_CLASSES, TinyNet, draw_case, images, labels

@@ -31,13 +31,7 @@ from alignmixup.models.zoo import NetSpec, build
 from alignmixup.training import TrainSettings
 from alignmixup.training.distributed import wrapped
 from alignmixup.training.optim import make_optimizer
-from alignmixup.training.steps import (
-    CapturedStep,
-    PlainStep,
-    capture_stream,
-    make_step,
-    prepared,
-)
+from alignmixup.training.steps import CapturedStep, PlainStep, capture_stream, make_step, prepared
 from tiny_transformer import TinyTransformer
 
 pytestmark = pytest.mark.gpu

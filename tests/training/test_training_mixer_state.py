@@ -14,12 +14,7 @@ from alignmixup.datasets import DeviceLoader, shapes
 from alignmixup.mixers.input_mixup import InputMixup
 from alignmixup.mixers.nomix import NoMix
 from alignmixup.training import TrainSettings, fit
-from alignmixup.training.checkpoint import (
-    CHECKPOINT,
-    Checkpoint,
-    CheckpointWriter,
-    load_checkpoint,
-)
+from alignmixup.training.checkpoint import CHECKPOINT, Checkpoint, CheckpointWriter, load_checkpoint
 from alignmixup.training.ledger import LEDGER, read_ledger
 from alignmixup.training.loggers import scalars
 from alignmixup.training.optim import make_optimizer, set_learning_rate

@@ -16,13 +16,7 @@ from alignmixup.contracts import ImageSet
 from alignmixup.datasets import DeviceLoader, shapes
 from alignmixup.mixers.alignmixup import AlignMixup
 from alignmixup.mixers.nomix import NoMix
-from alignmixup.training import (
-    NonFiniteLoss,
-    Stopped,
-    TrainSettings,
-    fit,
-    summarize,
-)
+from alignmixup.training import NonFiniteLoss, Stopped, TrainSettings, fit, summarize
 from alignmixup.training.checkpoint import CHECKPOINT, Checkpoint, CheckpointWriter, load_checkpoint
 from alignmixup.training.ledger import LEDGER, read_ledger
 from alignmixup.training.losses import CHECK_EVERY, Losses

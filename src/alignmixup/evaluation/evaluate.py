@@ -20,13 +20,7 @@ from torch import Tensor, nn
 
 from alignmixup.contracts import ImageSet, Result, Skipped
 from alignmixup.datasets.folder import FileSet
-from alignmixup.evaluation.forward import (
-    ALONE,
-    Batches,
-    Normalization,
-    PixelBatches,
-    Pixels,
-)
+from alignmixup.evaluation.forward import ALONE, Batches, Normalization, PixelBatches, Pixels
 from alignmixup.evaluation.outliers import Outliers, find_outliers, sources_for
 from alignmixup.evaluation.subject import EvalImages, eval_images, import_plugins_of, open_subject
 from alignmixup.evaluation.task_options import (

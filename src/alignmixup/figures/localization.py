@@ -17,15 +17,7 @@ from alignmixup.experiments.built_in import localizer
 from alignmixup.experiments.load import load_run
 from alignmixup.figures.by_name import register_figure
 from alignmixup.figures.sources import Source, floats, run_source, shown
-from alignmixup.figures.style import (
-    ORANGE,
-    SKY,
-    Figure,
-    Image,
-    picture_grid,
-    save,
-    write_title,
-)
+from alignmixup.figures.style import ORANGE, SKY, Figure, Image, picture_grid, save, write_title
 from alignmixup.models.zoo import default_tap
 
 NUM_PICTURES, COLUMNS = 8, 4

@@ -15,12 +15,7 @@ from alignmixup.contracts import Draw
 from alignmixup.mixers.base import ImageMethod, Loss
 from alignmixup.mixers.boxes import BoxDraw, paste, share_mask, shown_share
 from alignmixup.mixers.checks import image_size, require
-from alignmixup.mixers.sampling import (
-    sample_case,
-    sample_perm,
-    sample_share,
-    sample_unit,
-)
+from alignmixup.mixers.sampling import sample_case, sample_perm, sample_share, sample_unit
 from alignmixup.registry import register_mixer
 
 

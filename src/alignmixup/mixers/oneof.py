@@ -28,13 +28,7 @@ from alignmixup.mixers.cutmix import CutMix
 from alignmixup.mixers.input_mixup import InputMixup
 from alignmixup.mixers.label_smoothing import check_smoothing, smoothed
 from alignmixup.mixers.nomix import NoMix
-from alignmixup.mixers.per_sample import (
-    Mode,
-    apply_each,
-    check_mode,
-    mixing_share,
-    sample_each,
-)
+from alignmixup.mixers.per_sample import Mode, apply_each, check_mode, mixing_share, sample_each
 from alignmixup.mixers.sampling import CLEAN, clean_draw, probabilities, sample_case
 from alignmixup.mixers.wrapper import check_mixers
 from alignmixup.registry import register_mixer

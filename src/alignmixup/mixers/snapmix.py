@@ -26,12 +26,7 @@ from alignmixup.mixers.base import Loss, Method
 from alignmixup.mixers.boxes import BoxDraw, paste
 from alignmixup.mixers.checks import image_size, require
 from alignmixup.mixers.recursivemix import Bounds, box_bounds, inside
-from alignmixup.mixers.sampling import (
-    sample_case,
-    sample_perm,
-    sample_share,
-    sample_unit,
-)
+from alignmixup.mixers.sampling import sample_case, sample_perm, sample_share, sample_unit
 from alignmixup.ops.blend import check_logits, without_autocast
 from alignmixup.registry import register_mixer
 

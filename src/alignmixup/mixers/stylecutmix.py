@@ -23,12 +23,7 @@ from torch import Tensor, nn
 from alignmixup.contracts import Draw, Mixed
 from alignmixup.mixers.boxes import BoxDraw, paste, share_mask, shown_share
 from alignmixup.mixers.checks import check_alpha, image_size, require
-from alignmixup.mixers.sampling import (
-    sample_case,
-    sample_perm,
-    sample_share,
-    sample_unit,
-)
+from alignmixup.mixers.sampling import sample_case, sample_perm, sample_share, sample_unit
 from alignmixup.mixers.stylemix import StyleMixer
 from alignmixup.ops.adain import AdaIN, adain, style_statistics
 from alignmixup.ops.blend import blend

@@ -21,12 +21,7 @@ from alignmixup.contracts import Draw, Mixed
 from alignmixup.mixers.base import Loss, Method
 from alignmixup.mixers.checks import image_size, require
 from alignmixup.mixers.pixels import Scale, from_pixels, to_pixels
-from alignmixup.mixers.sampling import (
-    sample_case,
-    sample_perm,
-    sample_share,
-    sample_unit,
-)
+from alignmixup.mixers.sampling import sample_case, sample_perm, sample_share, sample_unit
 from alignmixup.ops.adain import AdaIN, adain, find_weights, load_adain, style_statistics
 from alignmixup.registry import register_mixer
 

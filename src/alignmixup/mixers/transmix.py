@@ -24,12 +24,7 @@ from alignmixup.mixers.boxes import BoxDraw, paste_partner, share_mask
 from alignmixup.mixers.checks import image_size, require
 from alignmixup.mixers.input_mixup import InputMixup
 from alignmixup.mixers.oneof import OneOf
-from alignmixup.mixers.sampling import (
-    sample_case,
-    sample_perm,
-    sample_share,
-    sample_unit,
-)
+from alignmixup.mixers.sampling import sample_case, sample_perm, sample_share, sample_unit
 from alignmixup.registry import register_mixer
 
 
