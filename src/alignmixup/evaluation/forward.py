@@ -151,22 +151,16 @@ def collect_logits(
     Each process of ``team`` passes the batches of its share; all get the logits of all images, in
     the order of the whole set.
     """
-    own = own_logits(model, batches, normalized_by, amp_dtype, team)
+    own = own_logits(Forward(model, normalized_by, amp_dtype), batches, team)
     return Predictions(_join(own.logits, team), team.join_rows(own.labels))
 
 
-def own_logits(
-    model: nn.Module,
-    batches: Batches,
-    normalized_by: Normalization | None = None,
-    amp_dtype: torch.dtype | None = None,
-    team: Team = ALONE,
-) -> Predictions:
+def own_logits(forward: Forward, batches: Batches, team: Team) -> Predictions:
     """The same for the images of this process, which may have none where there are several."""
-    forward, device = Forward(model, normalized_by, amp_dtype), model_device(model)
+    device = model_device(forward.model)
     logits, labels = [], []
-    with team.agreed(), evaluating(model), torch.no_grad():
-        for x, y in labeled_pixels(batches, normalized_by, device, team):
+    with team.agreed(), evaluating(forward.model), torch.no_grad():
+        for x, y in labeled_pixels(batches, forward.normalized_by, device, team):
             logits.append(forward(x))
             labels.append(y)
         if not logits:

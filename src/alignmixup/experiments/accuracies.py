@@ -11,6 +11,7 @@ from torch import nn
 from alignmixup.contracts import ImageSet, Result
 from alignmixup.datasets.folder import FileSet
 from alignmixup.device import compute_for
+from alignmixup.evaluation.forward import Forward
 from alignmixup.evaluation.shares import share_of
 from alignmixup.evaluation.tasks.accuracy import count_hits
 from alignmixup.experiments.batches import eval_batches
@@ -42,7 +43,7 @@ class Evaluator:
         self._amp = torch.bfloat16 if precision == "bf16" else None
 
     def __call__(self, net: nn.Module) -> dict[str, float]:
-        hits = count_hits(net, self._batches, amp_dtype=self._amp, team=self._team)
+        hits = count_hits(Forward(net, amp_dtype=self._amp), self._batches, self._team)
         whole = hits.percentages()
         return {name: value for name, value in whole.items() if name in ("top1", "top5")}
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -143,27 +143,14 @@ def train_small_adain(
     rng = torch.Generator().manual_seed(seed)
     net = small_adain(width, rng).to(device)
     sampler = _Sampler(images, min(batch_size, len(images)), rng, device)
-    half, tell = steps // 2, on_step or (lambda done, total: None)
-    _train(
-        net,
-        list(net.parameters()),
-        sampler,
-        half,
-        _reconstruction_loss,
-        RECONSTRUCTION_RATE,
-        lambda done: tell(done, steps),
-    )
+    half, tell = range(steps // 2), on_step or (lambda done, total: None)
+    for step in _train(net, net, sampler, half, _reconstruction_loss, RECONSTRUCTION_RATE):
+        tell(step + 1, steps)
     net.encoder.requires_grad_(requires_grad=False)
     _normalize_encoder(net, sampler())
-    _train(
-        net,
-        list(net.decoder.parameters()),
-        sampler,
-        steps - half,
-        _style_loss,
-        STYLE_RATE,
-        lambda done: tell(half + done, steps),
-    )
+    rest = range(len(half), steps)
+    for step in _train(net, net.decoder, sampler, rest, _style_loss, STYLE_RATE):
+        tell(step + 1, steps)
     return net.eval().requires_grad_(requires_grad=False)
 
 
@@ -190,22 +177,22 @@ def _size(images: Tensor) -> tuple[int, int]:
 
 def _train(
     net: AdaIN,
-    parameters: list[nn.Parameter],
+    part: nn.Module,
     sampler: _Sampler,
-    steps: int,
+    steps: range,
     loss_of: Callable[[AdaIN, Tensor], Tensor],
     rate: float,
-    tell: Callable[[int], None],
-) -> None:
-    optimizer = torch.optim.Adam(parameters, lr=rate)
+) -> Iterator[int]:
+    """Take the steps, which train ``part`` of the network; yield each when it is done."""
+    optimizer = torch.optim.Adam(part.parameters(), lr=rate)
     # Down to a tenth, so that the last steps are not noisy.
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps, rate / 10)
-    for step in range(steps):
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, len(steps), rate / 10)
+    for step in steps:
         optimizer.zero_grad(set_to_none=True)
         loss_of(net, sampler()).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         schedule.step()
-        tell(step + 1)
+        yield step
 
 
 def _reconstruct(net: AdaIN, features: Tensor, like: Tensor) -> Tensor:

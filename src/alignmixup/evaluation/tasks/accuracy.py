@@ -15,6 +15,7 @@ from alignmixup.contracts import Result
 from alignmixup.evaluation.forward import (
     ALONE,
     Batches,
+    Forward,
     Normalization,
     Predictions,
     amp_name,
@@ -34,7 +35,7 @@ def accuracy(
     team: Team = ALONE,
 ) -> list[Result]:
     """Return ``top1``, ``top1_error`` and, for five or more classes, ``top5``, in percent."""
-    hits = count_hits(model, batches, normalized_by=normalized_by, amp_dtype=amp_dtype, team=team)
+    hits = count_hits(Forward(model, normalized_by, amp_dtype), batches, team)
     settings = {
         "num_images": hits.num_images,
         "num_classes": hits.num_classes,
@@ -62,16 +63,9 @@ class Hits:
         return values
 
 
-def count_hits(
-    model: nn.Module,
-    batches: Batches,
-    *,
-    normalized_by: Normalization | None = None,
-    amp_dtype: torch.dtype | None = None,
-    team: Team = ALONE,
-) -> Hits:
+def count_hits(forward: Forward, batches: Batches, team: Team = ALONE) -> Hits:
     """Count the images that a model labels right, in the shares of all processes of ``team``."""
-    own = own_logits(model, batches, normalized_by, amp_dtype, team)
+    own = own_logits(forward, batches, team)
     hits = _hits(own) if len(own.labels) else Hits(0, 0, 0, 0)
     counts = (hits.num_images, hits.top1, hits.top5)
     num_images, top1, top5 = team.total(counts, own.labels.device)
