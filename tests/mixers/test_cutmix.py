@@ -8,24 +8,17 @@ import math
 import pytest
 import torch
 from hypothesis import given, strategies as st
-from torch import Tensor, nn
+from torch import Tensor
 
 from alignmixup.contracts import Mixed
 from alignmixup.mixers.boxes import BoxDraw
 from alignmixup.mixers.cutmix import CutMix
 from alignmixup.mixers.cutout import Cutout
+from cases import Recorder
 from learning import check_it_teaches
 
 # Shares k / 64 and centers k / 64: exact in float32, so both sides round the same way.
 sixty_fourths = st.integers(0, 63).map(lambda k: k / 64)
-
-
-class Recorder(nn.Module):
-    """A network that keeps what it is shown."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.seen = x
-        return x.flatten(2).mean(2)
 
 
 def cutmix_box(lam: float, center: tuple[float, float], size: tuple[int, int]) -> list[list[bool]]:

@@ -7,7 +7,7 @@ import pytest
 import scipy.stats
 import torch
 from hypothesis import given, strategies as st
-from torch import Tensor, nn
+from torch import Tensor
 
 from alignmixup.mixers.fmix import (
     FMix,
@@ -18,16 +18,9 @@ from alignmixup.mixers.fmix import (
     released_spectrum,
     soft_largest,
 )
+from cases import Recorder
 
 SIZES = [(32, 32), (16, 16), (7, 9), (5, 12), (12, 5), (1, 1), (2, 3)]
-
-
-class Recorder(nn.Module):
-    """A network that keeps what it is shown."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.seen = x
-        return x.flatten(2).mean(2)
 
 
 def noise_of(seed: int) -> Tensor:

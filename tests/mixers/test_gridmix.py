@@ -12,18 +12,10 @@ from torch import Tensor, nn
 
 from alignmixup.contracts import soft_cross_entropy
 from alignmixup.mixers.gridmix import CellsDraw, GridMix, HolesDraw, cell_means, cells, holes
-from cases import TinyNet, images, labels
+from cases import Recorder, TinyNet, images, labels
 
 sixty_fourths = st.integers(0, 63).map(lambda k: k / 64)
 numbers = st.tuples(*[sixty_fourths] * 5)
-
-
-class Recorder(nn.Module):
-    """A network that keeps what it is shown."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.seen = x
-        return x.flatten(2).mean(2)
 
 
 def crop_of(numbers: tuple[float, ...], size: tuple[int, int]) -> tuple[int, ...]:
@@ -128,30 +120,19 @@ def attached(mixer: GridMix, net: nn.Module) -> GridMix:
     return mixer.attach(net, images(6))
 
 
-class Colors(nn.Module):
-    """A network whose last map is the image."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer4 = nn.Identity()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer4(x).flatten(2).mean(2)
-
-
 @pytest.mark.parametrize("num_own", [0, 3, 9])
 def test_a_cell_is_asked_for_the_image_it_is_from(num_own: int) -> None:
     """A head that reads colors off has no loss: cells are neither transposed nor exchanged."""
     x = torch.eye(3)[:, :, None, None].expand(3, 3, 12, 12).contiguous()
     order = torch.tensor([1, 2, 5, 0, 8, 4, 3, 7, 6])
     draw = CellsDraw("cut", torch.tensor([1, 2, 0]), torch.tensor(num_own / 9), order)
-    mixer = GridMix("cells", num_cells=3, local_weight=2.0).attach(Colors(), x)
+    mixer = GridMix("cells", num_cells=3, local_weight=2.0).attach(Recorder(), x)
     with torch.no_grad():
         mixer.module.head.weight.copy_(100 * torch.eye(3))
         mixer.module.head.bias.zero_()
-    mixed = mixer.apply(Colors(), x, torch.arange(3), draw)
+    mixed = mixer.apply(Recorder(), x, torch.arange(3), draw)
     assert mixed.extra["local"] < 1e-6
-    wrong = mixer.apply(Colors(), x, torch.tensor([1, 2, 0]), draw)
+    wrong = mixer.apply(Recorder(), x, torch.tensor([1, 2, 0]), draw)
     assert wrong.extra["local"] > 50
 
 

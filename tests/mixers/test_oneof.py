@@ -26,17 +26,8 @@ from alignmixup.mixers.oneof import OneOf
 from alignmixup.recipes.catalog import find_recipe
 from alignmixup.recipes.schema import Recipe
 from alignmixup.registry import imported_plugins, register_mixer
-from cases import NUM_CLASSES, TinyNet, draw_case, images, labels
+from cases import NUM_CLASSES, PixelRecorder, TinyNet, draw_case, images, labels
 from torchvision_schemas import define_torchvision_schemas
-
-
-class Recorder(nn.Module):
-    """A network that keeps what it is shown."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.seen = x
-        return x.flatten(1)[:, :NUM_CLASSES]
-
 
 # ---- timm ----------------------------------------------------------------------------------------
 
@@ -74,7 +65,7 @@ def test_it_is_timms_mixup(case: str, timm_mixup) -> None:
         # Sides of an even number of pixels: for an odd one timm's box is a pixel larger than that
         # of CutMix's authors.
         draw = dataclasses.replace(draw, lam=torch.tensor(1 - (k / 16) ** 2))
-        net = Recorder()
+        net = PixelRecorder()
         mixed = mixer.apply(net, x, y, draw)
         their_images, their_targets = timm_mixup(draw, x, y)
         if case == "CutMix/cut":
@@ -127,7 +118,7 @@ def test_after_until_nothing_is_mixed_and_labels_stay_smooth() -> None:
         "CutMix/cut",
     }
     assert {mixer.draw(4, rng, p).case for p in (0.75, 0.9, 0.999)} == {"clean"}
-    net = Recorder()
+    net = PixelRecorder()
     mixed = mixer.apply(net, images(4), labels(4), mixer.draw(4, rng, 0.8))
     assert torch.equal(net.seen, images(4))
     expected = 0.9 * torch.eye(NUM_CLASSES)[labels(4)] + 0.1 / NUM_CLASSES

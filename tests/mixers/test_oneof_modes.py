@@ -17,19 +17,11 @@ from alignmixup.mixers.label_smoothing import LabelSmoothing
 from alignmixup.mixers.oneof import OneOf
 from alignmixup.mixers.per_sample import ChoiceDraw
 from alignmixup.mixers.resizemix import ResizeMix
-from cases import NUM_CLASSES, TinyNet, images, labels
+from cases import NUM_CLASSES, PixelRecorder, TinyNet, images, labels
 from torchvision_schemas import define_torchvision_schemas
 
 MIXERS = (InputMixup(alpha=0.8), CutMix(alpha=1.0, prob=1.0))
 both_modes = pytest.mark.parametrize("mode", ["pair", "elem"])
-
-
-class Recorder(nn.Module):
-    """A network that keeps what it is shown."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.seen = x
-        return x.flatten(1)[:, :NUM_CLASSES]
 
 
 def rng(seed: int = 0) -> torch.Generator:
@@ -75,7 +67,7 @@ def test_it_is_timms_mixup(mode: str, timm_mixup) -> None:
         if seed % 2:
             side[::7] = 0
         draw = dataclasses.replace(draw, lam=1 - side * side)
-        net = Recorder()
+        net = PixelRecorder()
         mixed = mixer.apply(net, x, y, draw)
         theirs, their_targets = timm_mixup(mode, draw, x, y)
         torch.testing.assert_close(net.seen, theirs, atol=1e-6, rtol=1e-6)
@@ -105,10 +97,10 @@ def test_each_sample_is_that_of_its_own_method(mode: str) -> None:
     mixer = OneOf(MIXERS, mode=mode)
     draw = mixer.draw(9, rng(1))
     assert set(draw.method.tolist()) == {0, 1}
-    net, x, y = Recorder(), images(9), labels(9)
+    net, x, y = PixelRecorder(), images(9), labels(9)
     mixed = mixer.apply(net, x, y, draw)
     for number, single in enumerate(MIXERS):
-        alone = Recorder()
+        alone = PixelRecorder()
         targets = single.apply(
             alone, x, y, dataclasses.replace(draw, case=next(iter(single.cases)))
         )
@@ -131,7 +123,7 @@ def test_pairs_are_mutual_and_have_one_draw(pairing: str, batch_size: int) -> No
     if pairing == "reverse":
         assert torch.equal(perm, torch.arange(batch_size).flip(0))
     # Both images of a pair together hold both originals: what one shows, the other does not.
-    net, x = Recorder(), images(batch_size)
+    net, x = PixelRecorder(), images(batch_size)
     mixer.apply(net, x, labels(batch_size), draw)
     torch.testing.assert_close(net.seen + net.seen[perm], x + x[perm])
 
@@ -176,7 +168,7 @@ def test_after_until_and_without_weight_nothing_is_mixed(mode: str) -> None:
     assert mixer.draw(4, rng(), 0.5).case == "clean"
     never = OneOf(MIXERS, mode=mode, prob=0.0)
     assert never.cases == {"clean": 1.0}
-    net = Recorder()
+    net = PixelRecorder()
     never(net, images(4), labels(4), rng())
     assert torch.equal(net.seen, images(4))
 

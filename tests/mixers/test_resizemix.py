@@ -8,22 +8,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given, strategies as st
-from torch import Tensor, nn
+from torch import Tensor
 
 from alignmixup.mixers.boxes import BoxDraw
 from alignmixup.mixers.resizemix import ResizeMix
+from cases import Recorder
 
 # Sides k / 64 of the box and centers k / 64: exact in float32, also after 1 - tau^2 and back.
 sixty_fourths = st.integers(0, 63).map(lambda k: k / 64)
 sizes = st.tuples(st.integers(4, 20), st.integers(4, 20))
-
-
-class Recorder(nn.Module):
-    """A network that keeps what it is shown."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.seen = x
-        return x.flatten(2).mean(2)
 
 
 def mix(mixer: ResizeMix, x: Tensor, tau: float, center: Tensor) -> tuple[Tensor, Tensor]:

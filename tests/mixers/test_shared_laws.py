@@ -20,7 +20,18 @@ from alignmixup.mixers.samix import SAMix
 from alignmixup.mixers.snapmix import SnapMix
 from alignmixup.mixers.tokenmix import TokenMix
 from alignmixup.mixers.transmix import TransMix
-from cases import NUM_CLASSES, ROWS, VARIANTS, Row, TinyNet, case_params, draw_case, images, labels
+from cases import (
+    NUM_CLASSES,
+    ROWS,
+    VARIANTS,
+    Recorder,
+    Row,
+    TinyNet,
+    case_params,
+    draw_case,
+    images,
+    labels,
+)
 from tiny_transformer import TinyTransformer
 
 # One box for the batch, at the peak of the first partner.
@@ -133,18 +144,6 @@ def test_a_value_on_the_host_is_found() -> None:
         InputMixup().apply(Waits(), x, y, draw)
     with pytest.raises(RuntimeError, match="meta tensors"), OnDevice():
         float(x.sum())
-
-
-class Recorder(nn.Module):
-    """A network that keeps what it is shown, and gives the mean color as logits."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer4 = nn.Identity()
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.seen = x
-        return self.layer4(x).flatten(2).mean(2)
 
 
 by_area = [

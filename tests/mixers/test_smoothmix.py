@@ -7,20 +7,12 @@ import math
 import pytest
 import torch
 from hypothesis import given, strategies as st
-from torch import Tensor, nn
 
 from alignmixup.mixers.smoothmix import SmoothDraw, SmoothMix, gaussian
+from cases import Recorder
 
 sixty_fourths = st.integers(0, 63).map(lambda k: k / 64)
 sizes = st.tuples(st.integers(2, 12), st.integers(2, 12))
-
-
-class Recorder(nn.Module):
-    """A network that keeps what it is shown."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.seen = x
-        return x.flatten(2).mean(2)
 
 
 def draw_of(spread: float, row: float, column: float, strength: float = 1.0) -> SmoothDraw:
