@@ -1,5 +1,6 @@
 """Every public name has a docstring that fits its signature, with an example that runs."""
 
+import dataclasses
 import inspect
 import re
 import textwrap
@@ -9,6 +10,7 @@ import torch
 
 import alignmixup as am
 from alignmixup.models import PreActResNet18
+from alignmixup.registry import MIXERS
 from torchvision_schemas import define_torchvision_schemas
 
 SECTION = r"^{}:\n((?:(?: {{4}}.*)?\n)*)"
@@ -52,6 +54,14 @@ def test_docstring_fits_the_signature(name):
     assert listed == expected, f"{name}: Args must be the parameters, in order"
     if inspect.isfunction(getattr(am, name)):
         assert section(doc, "Returns"), f"{name}: say what it returns"
+
+
+@pytest.mark.parametrize("mixer", MIXERS.values(), ids=MIXERS)
+def test_a_setting_is_described_by_its_class_or_a_base_class(mixer):
+    """``alignmixup train RECIPE --help`` looks nowhere else."""
+    docs = [inspect.cleandoc(c.__doc__ or "") + "\n" for c in mixer.__mro__]
+    described = {name for doc in docs for name in arguments(doc)}
+    assert {field.name for field in dataclasses.fields(mixer)} <= described
 
 
 @pytest.mark.parametrize("name", am.__all__)

@@ -52,7 +52,15 @@ class LearnedDraw(Draw):
 
 @dataclass(frozen=True)
 class PairLearned(Learned):
-    """AutoMix and SAMix: everything but the block and the loss of the mask."""
+    """AutoMix and SAMix: everything but the block and the loss of the mask.
+
+    Args:
+        mask_weight: Weight of the loss that keeps the mean of the mask near ``lam``.
+        mask_margin: Distance from ``lam`` that costs nothing.
+        mask_decay: Let this weight fall to 0 by a cosine.
+        block_prob: Probability that a step trains the block.
+        pretrained: Folder of a run of this method whose block makes the masks; empty: a new one.
+    """
 
     case = "mask"
 

@@ -77,7 +77,21 @@ class FrozenLearner(nn.Module):
 
 @dataclass(frozen=True)
 class Learned(Stateful):
-    """Base class of the methods that learn to mix; AutoMix describes the settings."""
+    """Base class of the methods that learn to mix.
+
+    Args:
+        layer: Layer of the teacher that the block reads: maps, or tokens of a square grid.
+        alpha: ``lam`` is drawn from Beta(alpha, alpha).
+        switch: Where the smaller share is at most this, the network gets input mixup.
+        ema: Momentum of the teacher at the start and at the end of training.
+        ema_hold: Share of training in which it stays at the first; then it follows a cosine.
+        block_lr: Learning rate of the block; None: the network's.
+        block_min_lr: Where that ends; None: as the network's.
+        block_momentum: Momentum of the block; None: the network's.
+        loss: ``"ce"``, ``"bce"`` of the softmax, or ``"sigmoid_bce"`` for multi-label targets.
+        heads: 2 gives network and teacher a second linear layer, for mixed images.
+        classifier: Name of the network's linear layer, for two heads.
+    """
 
     layer: str = "layer3"
     alpha: float = 2.0
