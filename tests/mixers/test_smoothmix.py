@@ -92,12 +92,12 @@ def test_the_label_belongs_to_the_pixels_and_the_preset_swaps_it() -> None:
 
 
 def test_the_mean_of_the_gaussian() -> None:
-    """0.42 on average, from 0.12 to 0.73, as the rolls of a double grid give."""
+    """0.43 on average, from 0.12 to 0.73, as the rolls of a double grid give."""
     rng, means = torch.Generator().manual_seed(0), []
     for _ in range(500):
         draw = SmoothMix().draw(2, rng)
         means.append(float(gaussian(draw.center, draw.spread, (32, 32)).mean()))
-    assert sum(means) / len(means) == pytest.approx(0.42, abs=0.03)
+    assert sum(means) / len(means) == pytest.approx(0.43, abs=0.03)
     assert 0.1 < min(means) < 0.2
     assert 0.65 < max(means) < 0.75
 
