@@ -783,3 +783,12 @@ def test_equal_mixers_have_equal_hashes(row: Row) -> None:
     same = dataclasses.replace(row.mixer)
     assert same == row.mixer
     assert hash(same) == hash(row.mixer)
+
+
+def test_a_setting_of_a_subclass_does_not_change_its_cases() -> None:
+    @dataclasses.dataclass(frozen=True)
+    class Fewer(InputMixup):
+        prob: float = 0.5
+
+    assert Fewer().cases == {"input": 1.0}
+    assert list(Fewer().known_cases) == ["input"]

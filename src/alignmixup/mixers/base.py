@@ -41,8 +41,10 @@ LOSSES: dict[str, Criterion] = {
 class Method(Mixer):
     """Base class of the built-in mixers: ``apply`` validates the batch, ``_mix`` mixes it."""
 
-    # The case that mixes; a method with a ``prob`` also has CLEAN. "" if ``cases`` is overridden.
+    # The case that mixes, unless ``cases`` is overridden, and whether it has only the probability
+    # ``prob``: all other batches are then CLEAN.
     case: ClassVar[str] = ""
+    has_clean: ClassVar[bool] = False
 
     loss: Loss
 
@@ -68,13 +70,13 @@ class Method(Mixer):
 
     @property
     def cases(self) -> Mapping[str, float]:
-        prob = getattr(self, "prob", 1.0)
+        prob = getattr(self, "prob", 1.0) if self.has_clean else 1.0
         return probabilities({self.case: prob, CLEAN: 1 - prob})
 
     @property
     def known_cases(self) -> Collection[str]:
         """Cases that ``apply`` accepts; ``cases`` has those of positive probability."""
-        return (self.case, CLEAN) if self.case and hasattr(self, "prob") else self.cases
+        return (self.case, CLEAN) if self.has_clean else self.cases
 
     def apply(self, net: nn.Module, x: Tensor, y: Tensor, draw: Draw) -> Mixed:
         check_batch(x, y, draw)

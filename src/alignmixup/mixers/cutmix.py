@@ -44,6 +44,7 @@ class CutMix(ImageMethod):
     """
 
     case = "cut"
+    has_clean = True
 
     alpha: float = 1.0
     prob: float = 0.5

@@ -50,6 +50,7 @@ class SaliencyMix(Method):
     """
 
     case = "cut"
+    has_clean = True
     needs_network = False
 
     alpha: float = 1.0

@@ -70,6 +70,7 @@ class SnapMix(Method):
     """
 
     case = "cut"
+    has_clean = True
 
     layer: str = "layer4"
     classifier: str = "head.linear"

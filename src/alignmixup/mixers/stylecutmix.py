@@ -84,6 +84,7 @@ class StyleCutMix(StyleMixer):
     """
 
     case = "cut"
+    has_clean = True
     needs_network = False
 
     alpha: float = 1.0

@@ -126,6 +126,7 @@ class StyleMix(StyleMixer):
     """
 
     case = "style"
+    has_clean = True
     needs_network = False
 
     alpha: float = 0.5

@@ -58,6 +58,7 @@ class TransMix(Method):
     """
 
     case = "cut"
+    has_clean = True
 
     attention: str = ""
     alpha: float = 1.0
