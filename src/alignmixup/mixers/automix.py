@@ -33,7 +33,7 @@ from alignmixup.mixers.learned import (
     with_share,
 )
 from alignmixup.mixers.sampling import sample_perm, sample_share, sample_unit
-from alignmixup.mixers.stateful import make_teacher, run, run_to
+from alignmixup.mixers.stateful import make_teacher, read_layer, run
 from alignmixup.ops.blend import check_logits, mixed_targets, without_autocast
 from alignmixup.registry import register_mixer
 
@@ -109,7 +109,8 @@ class PairLearned(Learned):
             state.follow(net, draw.ema_share)
         reader = state.teacher if isinstance(state, Learner) else state.encoder
         with torch.no_grad():
-            h = self._maps(reader, run_to(reader, x, self.layer))
+            with self._tap(reader, None, stays=True):
+                h = self._maps(reader, read_layer(reader, x, self.layer))
             mask = self.mask(h, draw.perm, draw.lam, image_size(x))
             mask = shown_mask(mask, draw.lam, draw.rescales, self.switch)
         with self._tap(net, None):
@@ -133,7 +134,7 @@ class PairLearned(Learned):
         targets = mixed_targets(y, perm, lam, logits.shape[1], self.is_multi_label)
         penalty = self._penalty(mask, lam, draw.mask_weight)
         loss = self._block_criterion(logits, targets)
-        return {"block": draw.trains_block * loss, "mask": draw.trains_block * penalty}
+        return {"block": draw.trains_block * loss, "mask": penalty}
 
     @property
     def _block_criterion(self) -> Criterion:
@@ -216,7 +217,8 @@ class AutoMix(PairLearned):
         mask_weight: Weight of the loss that keeps the mean of the mask near ``lam``.
         mask_margin: Distance from ``lam`` that costs nothing.
         mask_decay: Let this weight fall to 0 by a cosine.
-        block_prob: Probability that a step trains the block.
+        block_prob: Probability that a step trains the block by the teacher's loss; that of the mask
+            is in every step.
         pretrained: Folder of a run of this method whose block and teacher make the masks; they are
             frozen, and nothing but the network is trained. Empty: a new block is trained.
         lam_channel: Append ``lam`` to the maps as a channel.
@@ -265,6 +267,7 @@ class AutoMix(PairLearned):
             ema_hold=0.25,
             block_lr=1e-3,
             block_min_lr=1e-4,
+            mask_decay=True,
             block_prob=0.8,
             lam_channel=True,
         )

@@ -9,6 +9,7 @@ mask loss = w (max(0, |mean m - lam| - margin) - 2 Var m)
 from __future__ import annotations
 
 import functools
+from collections import OrderedDict
 from dataclasses import dataclass
 
 import torch
@@ -35,7 +36,7 @@ class SAMix(PairLearned):
 
     Args:
         curve: k above, at least 1 (1.25 on CIFAR): how ``lam`` scales the maps; None: g = lam.
-        dropout: Dropout in the values of the block.
+        dropout: Dropout of the values of the block.
         rescale_prob: Probability that the network's mask is rescaled to the mean ``lam``.
         global_eta: Weight of a global loss of the block, in which the two classes of a sample
             compete with all others but not with each other. 0 is the released code, whose weight of
@@ -148,13 +149,10 @@ class SAMixBlock(nn.Module):
         super().__init__()
         width = max(num_channels // 2, 1)
         self.query, self.key = (conv1x1(2 * num_channels, width) for _ in range(2))
-        self.value = nn.Sequential(
-            conv1x1(num_channels, width, bias=False),
-            nn.BatchNorm2d(width),
-            nn.ELU(),
-            nn.Dropout(dropout),
-            conv1x1(width, 1, bias=False),
-        )
+        first, last = conv1x1(num_channels, width, bias=False), conv1x1(width, 1, bias=False)
+        # Dropout was the fourth once: its name stays free, so that old checkpoints load.
+        parts = {"0": first, "1": nn.BatchNorm2d(width), "2": nn.ELU(), "4": last}
+        self.value = nn.Sequential(OrderedDict(parts, dropout=nn.Dropout(dropout)))
 
     def forward(self, h: Tensor, other: Tensor) -> Tensor:
         both = torch.cat([h, other], dim=1)

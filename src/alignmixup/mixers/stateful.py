@@ -107,6 +107,19 @@ def run_to(net: nn.Module, x: Tensor, layer: str) -> Tensor:
     return peeked.output
 
 
+def read_layer(net: nn.Module, x: Tensor, layer: str) -> Tensor:
+    """Return the output of ``layer``; what follows it runs where it has statistics to update."""
+    if tracking_norms(net):
+        return run_and_keep(net, x, layer)[0]
+    return run_to(net, x, layer)
+
+
+def tracking_norms(net: nn.Module) -> list[_NormBase]:
+    """Return the normalizations whose running statistics a pass updates."""
+    norms = [m for m in net.modules() if isinstance(m, _NormBase)]
+    return [m for m in norms if m.training and m.track_running_stats]
+
+
 def _stop(output: Tensor, peeked: Peeked) -> Tensor:
     peeked.output = output
     raise _Reached
@@ -138,8 +151,7 @@ class NormUpdates:
     """
 
     def __init__(self, net: nn.Module) -> None:
-        norms = [m for m in net.modules() if isinstance(m, _NormBase) and m.training]
-        kept = [(m, m.momentum) for m in norms if m.track_running_stats and m.momentum is not None]
+        kept = [(m, m.momentum) for m in tracking_norms(net) if m.momentum is not None]
         # A backward pass keeps them without need, and would find them changed but for ``data``.
         self._statistics = [
             (statistic.data, 1 - momentum)

@@ -61,7 +61,6 @@ METHODS: dict[tuple[str, str], Callable[[], Mixer]] = {
         block_lr=1e-3,
         block_min_lr=1e-4,
         block_prob=0.8,
-        mask_decay=False,
     ),
 }
 
