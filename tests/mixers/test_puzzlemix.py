@@ -444,6 +444,22 @@ def test_adversarial_noise_is_bounded_and_goes_where_the_coins_say() -> None:
             assert noise.abs().mean() > 0.07  # a step of eps + 2/255 from there, cut off at eps
 
 
+def test_adversarial_noise_starts_from_what_the_network_saw() -> None:
+    """Where the start leaves [0, 1] and is cut off, the step is made from the cut-off noise."""
+    mixer = PuzzleMix(grids=(2,), adv_prob=1.0, adv_eps=0.1, use_transport=False)
+    x, y, net = images(6).round(), labels(6), Watched(TinyNet().eval())  # black and white
+    draw = with_lam(draw_case(mixer, "2+adv", 6), 1.0)
+    draw = dataclasses.replace(draw, strength=torch.tensor(1.0), coins=torch.tensor([1.0, 0.0]))
+    mixer.apply(net, x, y, draw)
+    start, mixed = net.seen
+    seen = start.detach().requires_grad_()
+    (gradient,) = torch.autograd.grad(F.cross_entropy(TinyNet().eval()(seen), y), seen)
+    noise = (start - x + (0.1 + 2 / 255) * gradient.sign()).clamp(-0.1, 0.1)
+    is_sure = gradient.abs() > 1e-3 * gradient.abs().max()  # the sign of others may be rounding
+    assert is_sure.float().mean() > 0.9
+    torch.testing.assert_close(mixed[is_sure], (x + noise).clamp(0, 1)[is_sure])
+
+
 def test_adversarial_noise_raises_the_loss() -> None:
     mixer = PuzzleMix(grids=(2,), adv_prob=1.0, adv_eps=0.05, use_transport=False)
     x, y, net = images(64), labels(64), TinyNet().eval()

@@ -177,7 +177,8 @@ class PuzzleMix(Method):
         noise, seen = None, x
         if draw.case.endswith(ADVERSARIAL):
             noise = _uniform_noise(require(draw, PuzzleDraw, self).seed, x, self.adv_eps)
-            seen = from_pixels((pixels + noise).clamp(0, 1), self.mean, self.std)
+            disturbed = (pixels + noise).clamp(0, 1)
+            noise, seen = disturbed - pixels, from_pixels(disturbed, self.mean, self.std)
         saliency = gradient_saliency(
             net, seen, y, clean_lam=self.clean_lam, loss=self.loss, std=self.saliency_std
         )
