@@ -92,6 +92,9 @@ def test_statistics_of_half_precision_and_of_one_position() -> None:
 # ---- networks ------------------------------------------------------------------------------------
 
 
+PUBLISHED = ("vgg_normalised.pth", "decoder.pth")
+
+
 def reference_files(folder: Path) -> dict[str, Tensor]:
     """Random weights under the names of pytorch-AdaIN's two files, and in one dictionary."""
     shapes = {name: t.shape for name, t in reference_adain().state_dict().items()}
@@ -101,9 +104,9 @@ def reference_files(folder: Path) -> dict[str, Tensor]:
         else torch.randn(shape, generator=generator(i)) * 0.1
         for i, (name, shape) in enumerate(shapes.items())
     }
-    for prefix, stem in (("encoder.", "vgg_normalized"), ("decoder.", "decoder")):
+    for prefix, stem in (("encoder.", "vgg_normalised"), ("decoder.", "decoder")):
         mine = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
-        if stem == "vgg_normalized":
+        if stem == "vgg_normalised":
             mine["32.weight"] = torch.zeros(1)  # relu4_2 and what follows: not used
         torch.save(mine, folder / f"{stem}.pth")
     return tensors
@@ -143,7 +146,7 @@ def test_reference_files_make_the_reference_network(tmp_path: Path) -> None:
     assert layers[-1].shape[2:] == (28, 28)  # images of any size are seen at 224
 
     found = find_weights(str(tmp_path))
-    both = (tmp_path / "vgg_normalized.pth").read_bytes() + (tmp_path / "decoder.pth").read_bytes()
+    both = b"".join((tmp_path / name).read_bytes() for name in PUBLISHED)
     assert (found.kind, found.sha256) == ("reference", hashlib.sha256(both).hexdigest())
 
     one_file = tmp_path / "one.safetensors"
@@ -225,6 +228,31 @@ def test_a_checksum_is_checked(weights: str) -> None:
         load_adain(weights, sha256="0" * 64)
 
 
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("vgg_normalised.pth", "decoder.pth"),  # pytorch-AdaIN
+        ("vgg_normalised.pth", "decoder.pth.tar"),  # StyleMix
+        ("vgg_normalized.pth", "decoder.pth"),
+    ],
+)
+def test_the_published_files_are_found_by_their_names(
+    tmp_path: Path, names: tuple[str, str]
+) -> None:
+    reference_files(tmp_path)
+    encoder, decoder = ((tmp_path / name).read_bytes() for name in PUBLISHED)
+    folder = tmp_path / "models"
+    folder.mkdir()
+    for name, content in zip(names, (encoder, decoder), strict=True):
+        (folder / name).write_bytes(content)
+    found = find_weights(str(folder))
+    assert (found.kind, found.sha256) == (
+        "reference",
+        hashlib.sha256(encoder + decoder).hexdigest(),
+    )
+    assert load_adain(str(folder)).kind == "reference"
+
+
 def test_what_is_no_weights_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"needs the weights .* `alignmixup adain` .* with vgg"):
         find_weights("")
@@ -261,7 +289,7 @@ def test_a_network_in_the_place_of_its_tensors_is_named(tmp_path: Path) -> None:
 
 def test_half_precision_weights_become_float32(tmp_path: Path) -> None:
     tensors = reference_files(tmp_path)
-    for stem in ("vgg_normalized", "decoder"):
+    for stem in ("vgg_normalised", "decoder"):
         kept = torch.load(tmp_path / f"{stem}.pth", weights_only=True)
         torch.save({k: v.half() for k, v in kept.items()}, tmp_path / f"{stem}.pth")
     net = load_adain(str(tmp_path))

@@ -28,7 +28,7 @@ class Adain:
     out: Path
     """The .safetensors file to write."""
     weights: str = ""
-    """Weights to use without training: a folder of vgg_normalized and decoder, or a file that this
+    """Weights to use without training: a folder of vgg_normalised and decoder, or a file that this
     command wrote. The class distances of the data set are added."""
     steps: int = 4000
     """Steps of the training."""

@@ -3,7 +3,7 @@
     adain(f, g) = std(g) (f - mean(f)) / std(f) + mean(g)      per-channel statistics over space
 
 There are two kinds of weights. "reference": VGG-19 up to relu4_1, its filters scaled to mean
-activation one, and the mirrored decoder, as in the files ``vgg_normalized.pth`` and ``decoder.pth``
+activation one, and the mirrored decoder, as in the files ``vgg_normalised.pth`` and ``decoder.pth``
 of the pytorch-AdaIN project. "small": three convolutions each in encoder and decoder, trained by
 ``training/adain_fit.py`` on any image set at its own resolution. Both are frozen and take images in
 [0, 1].
@@ -12,7 +12,7 @@ of the pytorch-AdaIN project. "small": three convolutions each in encoder and de
 
 * a ``.safetensors`` file written by ``save_adain`` (tensors ``encoder.N.*``, ``decoder.N.*`` and
   optionally ``class_distances``; the kind is in the metadata), or
-* a folder with ``vgg_normalized`` and ``decoder``, each ``.pth`` or ``.safetensors``: key ``N.*``
+* a folder with ``vgg_normalised`` and ``decoder``, each ``.pth`` or ``.safetensors``: key ``N.*``
   of a file becomes ``encoder.N.*`` or ``decoder.N.*``; layers after relu4_1 are ignored.
 """
 
@@ -38,6 +38,9 @@ METADATA_KEY = "alignmixup-adain"
 REFERENCE_SIZE = 224
 REFERENCE_TAPS = (3, 10, 17, 30)  # relu1_1, relu2_1, relu3_1, relu4_1
 SMALL_TAPS = (1, 3, 5)
+# pytorch-AdaIN spells the encoder with an s; StyleMix has the decoder as ".pth.tar".
+ENCODER_FILES, DECODER_FILES = ("vgg_normalised", "vgg_normalized"), ("decoder",)
+SUFFIXES = (".safetensors", ".pth", ".pth.tar")
 SMALLEST = 3  # reflection padding needs two pixels after halving
 
 
@@ -226,18 +229,18 @@ def _files(weights: str | Path) -> list[Path]:
     if not weights:
         raise ValueError(
             "style mixing needs the weights of an AdaIN network: pass a file of `alignmixup "
-            "adain` (fit_adain), or a folder with vgg_normalized.pth and decoder.pth"
+            "adain` (fit_adain), or a folder with vgg_normalised.pth and decoder.pth"
         )
     path = Path(weights)
     if path.is_dir():
-        return [_one_of(path, stem) for stem in ("vgg_normalized", "decoder")]
+        return [_one_of(path, stems) for stems in (ENCODER_FILES, DECODER_FILES)]
     if not path.is_file():
         raise FileNotFoundError(f"no AdaIN weights at '{path}'; train them with fit_adain")
     return [path]
 
 
-def _one_of(folder: Path, stem: str) -> Path:
-    candidates = [folder / f"{stem}{suffix}" for suffix in (".safetensors", ".pth")]
+def _one_of(folder: Path, stems: tuple[str, ...]) -> Path:
+    candidates = [folder / f"{stem}{suffix}" for stem in stems for suffix in SUFFIXES]
     for path in candidates:
         if path.is_file():
             return path
@@ -248,7 +251,7 @@ def _metadata(path: Path) -> dict[str, str]:
     if path.suffix != ".safetensors":
         raise ValueError(
             f"{path} is not a .safetensors file; for the reference weights pass the folder of "
-            "vgg_normalized.pth and decoder.pth"
+            "vgg_normalised.pth and decoder.pth"
         )
     try:
         with safe_open(path, framework="pt") as file:
