@@ -4,7 +4,7 @@ For a row with the mixed classes M = {k : t_k > 0}, at least two of them, and lo
 
     L = CE(z, t) + eta sum_{i in M} w_i [log(exp z_i + sum_{k not in M} exp z_k) - z_i]
 
-w_i is t_i, as in the released configurations, or 1, as in the paper.
+w_i is t_i, as in the released templates, or 1, as in the paper.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Decoupled(Wrapper):
         mixer: The method that mixes. Put label smoothing inside: ``Decoupled(LabelSmoothing(m))``.
         eta: Weight of the added term.
         weight: ``"label"`` weighs the term of a class by its share of the label, as the released
-            configurations do; ``"one"`` counts all alike, as the paper does.
+            templates do; ``"one"`` counts all alike, as the paper does.
 
     Raises:
         ValueError: If a setting is out of range.

@@ -104,7 +104,7 @@ class GridMix(Stateful):
         """Return OpenMixup's settings on CIFAR: holes with alpha = 0.2.
 
         Its defect is not repeated: there, and in the author's code, a crop that is larger than the
-        image loses holes.
+        image loses holes or shows them at the opposite side.
         """
         return cls(alpha=0.2)
 
