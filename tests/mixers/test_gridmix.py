@@ -40,7 +40,7 @@ def test_holes_are_slices_of_the_crop(
     """The author's loops: a mask of the crop, hole by hole, laid into the image.
 
     Where the crop is larger than the image, what lies outside is cut off. In the author's code a
-    negative offset is read from the end of the image, and the holes vanish.
+    negative offset is read from the end of the image: holes vanish, or show at the opposite side.
     """
     left, top, across, down, pitch = crop_of(numbers, size)
     hole = min(max(int(pitch * math.sqrt(1 - lam)), 1), pitch - 1)

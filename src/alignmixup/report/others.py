@@ -37,6 +37,9 @@ SOURCES: Mapping[str, Source] = {
         "github.com/Westlake-AI/Awesome-Mixup and the authors' repositories",
         "that of each paper",
     ),
+    "adautomix": Source(
+        "AdAutoMix", "github.com/JinXins/Adversarial-AutoMixup", "that of OpenMixup"
+    ),
     "resizemix": Source("ResizeMix", "github.com/JayQine/ResizeMix", "its own"),
     "tokenmix": Source("TokenMix", "github.com/Sense-X/TokenMix", "its own"),
     "snapmix": Source("SnapMix", "github.com/Shaoli-Huang/SnapMix", "its own"),
@@ -74,10 +77,11 @@ NOTES: Mapping[tuple[str, str], str] = {
     ("openmixup", "gridmix"): "holes",
     ("openmixup", "attentivemix"): "guided by a frozen ImageNet network",
     ("openmixup", "transmix"): "one label weight per batch",
-    ("openmixup", "tokenmix"): "one label weight per batch, swapped",
+    ("openmixup", "tokenmix"): "by the authors' code",
+    ("openmixup", "comixup"): "by the authors' code",
     ("openmixup", "automix"): "best of several heads",
     ("openmixup", "samix"): "best of several heads",
-    ("openmixup", "adautomix"): "best of several heads",
+    ("adautomix", "adautomix"): "the teacher",
 }
 
 
@@ -107,25 +111,24 @@ _TABLES = {
     "openmixup": """
 data          cifar10 cifar10 cifar100 cifar100 cifar100 tiny   imagenet imagenet imagenet
 network       r18     r18     r18      r18      deit-s   r18    r50      r50      deit-s
-epochs        200     800     200      800      --       400    100      300      300
-baseline      94.87   95.50   76.42    78.04    --       61.68  76.83    77.35    75.66
-input         95.70   96.62   78.52    79.12    --       63.86  77.12    78.44    77.72
-cutmix        96.11   96.68   79.45    78.17    --       65.53  77.17    78.69    80.13
-manifold      96.04   96.71   79.18    80.35    --       --     --       --       --
-saliencymix   96.05   96.20   79.75    79.12    --       --     --       --       --
-puzzlemix     96.42   97.10   79.96    81.13    --       --     --       --       --
-comixup       --      --      80.01    81.17    --       --     --       --       --
+epochs        200     800     200      800      200      400    100      300      300
+baseline      94.87   95.50   76.42    78.04    65.81    61.68  76.83    77.35    75.66
+input         95.70   96.62   78.52    79.12    69.98    63.86  77.12    78.44    77.72
+cutmix        96.11   96.68   79.45    78.17    74.12    65.53  77.17    78.69    80.13
+manifold      96.04   96.71   79.18    80.35    --       64.15  77.01    78.21    --
+saliencymix   96.05   96.20   79.75    79.12    69.78    64.60  77.14    78.46    --
+puzzlemix     96.42   97.10   79.96    81.13    73.60    65.81  77.54    78.86    --
+comixup       --      --      80.01    81.17    --       65.92  77.60    --       --
 oneof         --      --      --       --       75.92    --     77.27    --       79.80
-resizemix     96.16   96.76   79.56    80.01    --       63.74  77.42    78.91    78.61
-fmix          96.17   96.18   78.91    79.69    --       63.47  77.19    78.51    77.37
-smoothmix     95.29   96.17   77.90    78.69    --       66.65  --       --       --
-gridmix       95.89   96.56   78.23    78.72    --       65.14  77.04    78.50    --
-attentivemix  96.21   96.63   79.62    78.91    --       64.85  77.28    --       80.32
+resizemix     96.16   96.76   79.56    80.01    68.45    63.74  77.42    78.91    78.61
+fmix          96.17   96.18   78.91    79.69    70.41    63.47  77.19    78.51    77.37
+smoothmix     95.29   96.17   77.90    78.69    67.54    66.65  --       --       --
+gridmix       95.89   96.56   78.23    78.72    68.86    65.14  77.04    78.50    --
+attentivemix  96.21   96.63   79.62    78.91    75.98    64.85  77.28    --       80.32
 transmix      --      --      --       --       76.17    --     --       --       80.68
 tokenmix      --      --      --       --       --       --     --       --       80.80
-automix       96.59   97.34   80.12    82.04    --       67.33  77.91    79.25    80.78
-samix         96.67   97.50   81.21    82.30    --       68.89  78.14    79.39    80.94
-adautomix     --      --      81.55    82.32    --       69.19  78.04    --       --
+automix       96.59   97.34   80.12    82.04    76.24    67.33  77.91    79.25    80.78
+samix         96.67   97.50   81.21    82.30    77.94    68.89  78.14    79.39    80.94
 """,
     "awesome-mixup": """
 data          cifar10 cifar100 cifar100 imagenet
@@ -135,6 +138,12 @@ smoothmix     --      --       --       77.66
 recursivemix  --      81.36    --       79.20
 adautomix     97.55   --       --       --
 multimix      --      --       81.82    78.81
+""",
+    "adautomix": """
+data          cifar100 cifar100 tiny   imagenet
+network       r18      r18      r18    r50
+epochs        200      800      400    100
+adautomix     81.55    82.32    69.19  78.04
 """,
     "resizemix": """
 data          imagenet cifar10  cifar100
