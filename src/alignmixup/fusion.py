@@ -9,6 +9,7 @@ from contextvars import ContextVar
 from typing import Any, ParamSpec, TypeVar
 
 import torch
+from torch import nn
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -39,6 +40,8 @@ def fusible(function: Callable[P, R], *, combines: bool = False) -> Callable[P, 
                 function, dynamic=False, options={"combo_kernels": True} if together else None
             )
         compiled: Callable[P, R] = _compiled[function]
+        if not any(isinstance(arg, nn.Module) for arg in args):
+            return compiled(*args, **kwargs)
         # Otherwise a module with hooks would run by what was compiled for one without.
         with torch._dynamo.config.patch(skip_nnmodule_hook_guards=False):
             return compiled(*args, **kwargs)
