@@ -3,6 +3,7 @@
 import math
 import multiprocessing
 import os
+import signal
 import time
 
 import numpy as np
@@ -75,6 +76,25 @@ def test_a_loader_left_early_ends_its_workers_at_once(files, monkeypatch):
     del loader, batches
     assert time.monotonic() - began < 4
     assert not worker.is_alive()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_all_processes_leaves_the_workers_to_the_loader(files, number, monkeypatch):
+    """A terminal and Slurm send it to the workers too; training needs batches until it saves."""
+    expected = batches_of(StreamLoader(files, 2, 16, seed=5))
+
+    def slow(path):
+        time.sleep(0.02)
+        return open_image(path)
+
+    monkeypatch.setattr(stream, "open_image", slow)
+    before = set(multiprocessing.active_children())
+    loader = StreamLoader(files, 2, 16, seed=5, num_workers=2)
+    batches = loader.epoch(0)
+    found = [next(batches)]
+    for worker in set(multiprocessing.active_children()) - before:
+        os.kill(worker.pid, number)
+    assert_same([*found, *batches], expected)
 
 
 def test_an_epoch_left_early_does_not_leak_into_the_next(files):

@@ -303,6 +303,18 @@ def test_ctrl_c_is_acknowledged_at_once_and_a_second_one_raises(capsys):
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_process_leaves_signals_to_the_one_that_trains(capfd):
+    with stop_signals() as caught:
+        child = os.fork()
+        if not child:
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGINT):
+                os.kill(os.getpid(), number)
+            os._exit(len(caught))
+        assert os.waitpid(child, 0)[1] == 0
+    assert capfd.readouterr().err == ""
+
+
 class Impatient(NoMix):
     """Sends Ctrl-C when it is asked for its cases: before the first step."""
 

@@ -29,10 +29,14 @@ def stop_signals(message: str = STOPPING, *, quiet: bool = False) -> Iterator[li
 
     SIGTERM after Ctrl-C does not raise: Ctrl-C on a terminal reaches all processes of a sweep,
     which then also sends SIGTERM to its own. A third Ctrl-C ends the process without cleaning up.
+    A process that is forked in the block, to decode images, leaves them to this one.
     """
     caught: list[int] = []
+    owner = os.getpid()
 
     def catch(number: int, frame: FrameType | None) -> None:
+        if os.getpid() != owner:
+            return
         if number == signal.SIGINT and number in caught:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             raise KeyboardInterrupt

@@ -10,10 +10,12 @@ from __future__ import annotations
 import math
 import multiprocessing
 import os
+import signal
 import warnings
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -151,6 +153,7 @@ class StreamLoader:
             collate_fn=_collate,
             pin_memory=is_gpu(self.device),
             persistent_workers=num_workers > 0,
+            worker_init_fn=partial(_leave_signals, self._is_closed),
         )
         self._closing: weakref.finalize[Any, Any] | None = None
 
@@ -179,6 +182,16 @@ class StreamLoader:
             if problem not in self._named:
                 self._named.add(problem)
                 warnings.warn(f"{problem}; skipped, another one takes its place", stacklevel=3)
+
+
+def _leave_signals(is_closed: Any, _worker: int) -> None:
+    """In a worker, leave Ctrl-C and SIGTERM to the main process: it needs batches until it saves.
+
+    A terminal and Slurm send them to all processes. torch ends a worker by SIGTERM, too, but only
+    after the loader is closed.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0) if is_closed.value else None)
 
 
 def _all_of(batches: Iterator[Any]) -> Iterator[Any]:
