@@ -193,6 +193,36 @@ def test_a_damaged_shard_is_named_and_fatal_or_skipped(out, how, num_workers):
     assert differ in {"missing": (5,), "cut": (4, 5), "flipped": (1,)}[how]
 
 
+@pytest.mark.parametrize("is_listed", [True, False], ids=["with its index", "without"])
+def test_a_shard_that_is_missing_from_the_start_is_named(out, is_listed):
+    problem = damage(out, "missing")
+    if not is_listed:
+        (out / "train-000003.json").unlink()
+    (found,) = datasets.check(f"shards:{out}")
+    assert found.startswith(problem)
+    if is_listed:  # its images are known, so that others can take their places
+        assert len(scan_shards(str(out), "train")) == NUM_TRAIN
+
+
+def test_a_folder_may_have_any_name(folder, tmp_path):
+    source, out = datasets.find(f"folder:{folder}@16"), tmp_path / "a [1] {b} *"
+    write_shards(source, out)
+    assert len(datasets.find(f"shards:{out}").scan(None, "train")) == NUM_TRAIN
+
+
+def test_shards_of_an_interrupted_write_are_not_part_of_the_next(folder, tmp_path):
+    source, out = datasets.find(f"folder:{folder}@16"), tmp_path / "s"
+
+    def interrupt(shard):
+        if shard.name == "train-000005.tar":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_shards(source, out, images_per_shard=5, on_shard=interrupt)
+    with pytest.raises(ValueError, match=r"train-000000\.tar exists already: delete the"):
+        write_shards(source, out, images_per_shard=20)
+
+
 def test_check_names_what_is_damaged(out):
     assert datasets.check(f"shards:{out}") == []
     problem = damage(out, "flipped")

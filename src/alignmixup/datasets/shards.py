@@ -3,7 +3,7 @@
     OUT/train-000000.tar   00000017.jpg, 00000017.cls (the label), 00000018.jpg, ...
     OUT/train-000000.json  where each image is in it, its label and its CRC-32
     OUT/val-000000.tar     the test split
-    OUT/dataset.json       class names, image size, normalization; written last
+    OUT/dataset.json       class names, image size, normalization, numbers of shards; written last
 
 ``write_shards`` writes them, the training images in random order, each as the bytes of its file.
 Shards of others need no JSON: their tar headers are read, and classes are named by their numbers.
@@ -16,7 +16,7 @@ import io
 import json
 import os
 import tarfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,22 +54,29 @@ def write_shards(
     written.
 
     Raises:
-        ValueError: The folder has shards already.
+        ValueError: The folder has shards already, if only those of a write that was interrupted.
     """
     if images_per_shard < 1:
         raise ValueError(f"images_per_shard must be at least 1, got {images_per_shard}")
     out = Path(out)
     if (out / ABOUT).exists():
         raise ValueError(f"{out} has the shards of a data set already; choose another folder")
+    if old := [path for split in SPLITS for path in _matches(str(out), split)]:
+        raise ValueError(
+            f"{min(old)} exists already: delete the shards of a write that was interrupted, or "
+            "choose another folder"
+        )
     make_folder(out)
+    num_shards = dict.fromkeys(SPLITS, 0)
     for split in SPLITS:
         images = (source.scan or source.function)(root, split)
         order = torch.arange(len(images))
         if split == "train":  # files are listed by class, and a window of shards needs all of them
             order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
         for number, rows in enumerate(torch.split(order, images_per_shard)):
-            shard = out / f"{PREFIXES[split][0]}-{number:06}.tar"
+            shard = out / _name(split, number)
             _write_shard(shard, images, rows.tolist())
+            num_shards[split] += 1
             if on_shard is not None:
                 on_shard(shard)
     about = {
@@ -78,6 +85,7 @@ def write_shards(
         "image_size": source.image_size,
         "mean": images.mean,
         "std": images.std,
+        "num_shards": num_shards,
     }
     write_text(out / ABOUT, json.dumps(about, indent=2))
     return out
@@ -91,7 +99,7 @@ def scan_shards(pattern: str, split: str) -> FileSet:
     """
     check_split(split)
     about = _about(pattern)
-    shards = _find(pattern, split)
+    shards = sorted({*_find(pattern, split), *_listed(pattern, split, about)})
     rows = [(shard, row) for shard in shards for row in _index(shard)]
     if not rows:
         raise ValueError(f"{shards[0]} has no image (KEY.jpg, with its label in KEY.cls)")
@@ -164,18 +172,44 @@ def _add(tar: tarfile.TarFile, name: str, data: bytes) -> int:
     return int(tar.offset) - -(-len(data) // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
 
 
+def _name(split: str, number: int) -> str:
+    return f"{PREFIXES[split][0]}-{number:06}.tar"
+
+
 def _find(pattern: str, split: str) -> list[str]:
-    full = os.path.join(pattern, "{split}-*.tar") if os.path.isdir(pattern) else pattern
-    if "{split}" not in full:
+    if not os.path.isdir(pattern) and "{split}" not in pattern:
         raise ValueError(
             f"{pattern} is no folder and has no {{split}} in it: write shards:FOLDER, or "
             "shards:PATH-{split}-*.tar, where {split} stands for train and val"
         )
-    tried = [full.replace("{split}", prefix) for prefix in PREFIXES[split]]
-    for path in tried:
-        if found := sorted(glob.glob(path)):
-            return found
-    raise FileNotFoundError(f"no file matches {' or '.join(tried)}; check the path of the shards")
+    if found := _matches(pattern, split):
+        return found
+    tried = " or ".join(os.path.join(*place) for place in _places(pattern, split))
+    raise FileNotFoundError(f"no file matches {tried}; check the path of the shards")
+
+
+def _matches(pattern: str, split: str) -> list[str]:
+    """The files of a split, with the first of its prefixes that any have."""
+    for folder, name in _places(pattern, split):
+        if found := glob.glob(name, root_dir=folder or None):
+            return [os.path.join(folder, each) for each in found]
+    return []
+
+
+def _places(pattern: str, split: str) -> list[tuple[str, str]]:
+    """The folder, which may have any name, and the pattern for each prefix of a split."""
+    is_folder = os.path.isdir(pattern)
+    folder, name = (pattern, "{split}-*.tar") if is_folder else ("", pattern)
+    return [(folder, name.replace("{split}", prefix)) for prefix in PREFIXES[split]]
+
+
+def _listed(pattern: str, split: str, about: Mapping[str, Any]) -> Iterator[str]:
+    """The shards that a folder was written with: one that is missing is named where it is read."""
+    number = about.get("num_shards", {}).get(split, 0) if os.path.isdir(pattern) else 0
+    for shard in (os.path.join(pattern, _name(split, i)) for i in range(number)):
+        if not os.path.exists(shard) and not _index_path(Path(shard)).exists():
+            raise FileNotFoundError(f"{shard} is missing, which {ABOUT} counts: copy it again")
+        yield shard
 
 
 def _index(shard: str) -> list[_Row]:
@@ -246,9 +280,14 @@ def _about(pattern: str) -> dict[str, Any]:
         statistics = {key: tuple(map(float, about[key])) for key in ("mean", "std")}
         if any(len(channels) != 3 for channels in statistics.values()):
             raise ValueError("mean and std must have three numbers")
-        size = int(about["image_size"])
-        return {"class_names": list(about["class_names"]), "image_size": size, **statistics}
-    except (ValueError, LookupError, TypeError, OverflowError) as error:
+        return {
+            "class_names": list(about["class_names"]),
+            "image_size": int(about["image_size"]),
+            # Older versions have written none.
+            "num_shards": {split: int(n) for split, n in about.get("num_shards", {}).items()},
+            **statistics,
+        }
+    except (ValueError, LookupError, TypeError, OverflowError, AttributeError) as error:
         raise ValueError(f"{path} is damaged ({error}): write the shards again") from None
 
 
