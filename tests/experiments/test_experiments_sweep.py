@@ -10,6 +10,7 @@ import time
 import pytest
 
 from alignmixup.experiments import sweep as sweeps
+from alignmixup.experiments.launchers import Local
 from alignmixup.experiments.sweep import recipes_of, sweep
 from alignmixup.recipes.catalog import find_recipe
 from alignmixup.recipes.schema import on_data
@@ -41,12 +42,32 @@ def folder_of(dataset, rest):
     return f"{data}-r18-{rest}"
 
 
-def test_a_recipe_is_trained_and_scored(tmp_path, pictures):
+def test_a_recipe_is_trained_and_scored_and_then_skipped(tmp_path, pictures, monkeypatch):
     name = "cifar10-r18-alignmixup-fast"
-    (job,) = sweep([name], tmp_path, changes=SMALL, dataset=pictures, tasks=["accuracy"])
+    options = {"changes": SMALL, "dataset": pictures, "tasks": ["accuracy"]}
+    (job,) = sweep([name], tmp_path, **options)
     assert job.state == "done"
     lines = (job.folder / "results.jsonl").read_text().splitlines()
     assert {"top1_last", "top1"} <= {json.loads(line)["metric"] for line in lines}
+    # Again: a job of a GPU, or the decoding of a data set, would find nothing to do.
+    started = []
+    monkeypatch.setattr(Local, "start", lambda self, call: started.append(call) or Ended())
+    seen = []
+    (again,) = sweep([name], tmp_path, **options, on_change=seen.append)
+    assert (again.state, [each.state for each in seen], started) == ("done", ["done"], [])
+    # With anything left to do, or other settings, a process decides.
+    sweep([name], tmp_path, **{**options, "tasks": ["accuracy", "calibration"]})
+    sweep([name], tmp_path, **{**options, "changes": {**SMALL, "train.lr": 0.5}})
+    assert len(started) == 2
+
+
+class Ended:
+    """A process that has ended without doing anything."""
+
+    exitcode = 0
+
+    def is_alive(self):
+        return False
 
 
 @pytest.mark.slow

@@ -27,7 +27,7 @@ from alignmixup.checking import check_kind
 from alignmixup.experiments.launchers import Call, Handle, Launcher, make_launcher
 from alignmixup.experiments.plugins import open_recipe, plugins_of
 from alignmixup.experiments.run import train
-from alignmixup.experiments.run_folder import FolderInUse, alone_in, write_json
+from alignmixup.experiments.run_folder import FolderInUse, alone_in, check_folder, write_json
 from alignmixup.experiments.scoring import evaluate, task_names
 from alignmixup.files import make_folder
 from alignmixup.recipes.catalog import matching_recipes
@@ -187,6 +187,9 @@ class _Crew:
 
     def _start(self, number: int) -> None:
         job = self.jobs[number]
+        if _is_done(job, self.shared):
+            self._change(number, "done")
+            return
         # As plain values: a class of a plugin is known there once the plugin is imported.
         args = (job.recipe.to_json(), job.folder, astuple(self.shared), plugins_of(job.recipe))
         self.running[number] = self.launcher.start(Call(f"{__name__}:{_do.__name__}", args))
@@ -290,6 +293,19 @@ def _outcome(job: Job, shared: _Shared, exit_code: int | None) -> str:
     # Ctrl-C on a terminal reaches a run that has not begun to train, too.
     if exit_code not in (0, -signal.SIGTERM, -signal.SIGINT):
         return f"failed: exit code {exit_code}"
-    is_trained = (job.folder / LEDGER).exists() and summarize(job.folder).is_complete
     is_scored = set(shared.tasks) <= set(_scored(job))
-    return "done" if is_trained and is_scored else "stopped"
+    return "done" if _is_trained(job) and is_scored else "stopped"
+
+
+def _is_done(job: Job, shared: _Shared) -> bool:
+    """Whether a process would find nothing to do; not where it would find something wrong."""
+    recipe = replace(job.recipe, train=job.recipe.train.fitted())
+    try:
+        check_folder(job.folder, recipe)
+        return _is_trained(job) and not _unscored(job, shared)
+    except (ValueError, OSError):
+        return False
+
+
+def _is_trained(job: Job) -> bool:
+    return (job.folder / LEDGER).exists() and summarize(job.folder).is_complete
