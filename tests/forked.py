@@ -66,11 +66,12 @@ class Forked:
         return self.out.read_text().splitlines()
 
 
-def start_team(program: str, *args: object, size: int = 2) -> list[Forked]:
-    """Start the processes of a team as torchrun would."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+def start_team(program: str, *args: object, size: int = 2, port: int | None = None) -> list[Forked]:
+    """Start the processes of a team as torchrun would; ``port`` is that of its store."""
+    if port is None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
     common = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     common["OMP_NUM_THREADS"] = "1"
     places = [{**common, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(size)]

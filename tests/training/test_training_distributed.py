@@ -7,6 +7,7 @@ import time
 import pytest
 import torch
 from torch import nn
+from torch.distributed import TCPStore
 
 from alignmixup.datasets import shapes
 from alignmixup.evaluation.shares import share_of
@@ -202,6 +203,35 @@ def test_a_signal_to_one_process_stops_them_all_and_the_run_goes_on(tmp_path):
 
 def test_evaluation_by_two_processes_is_that_of_one_and_the_group_ends_after_the_networks():
     assert finish(start_team(EVALUATION)) == ["equal False"] * 2
+
+
+RESTARTED = """
+import os
+import time
+import torch
+from alignmixup.training import join_team
+
+attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+time.sleep(0.3 * attempt * int(os.environ["RANK"]))
+team, device = join_team(torch.device("cpu"))
+try:
+    with team.agreed():
+        if not attempt:
+            raise ValueError("no memory")
+        team.wait()
+    print("agreed", flush=True)
+except ValueError as error:
+    print(error, flush=True)
+"""
+
+
+def test_processes_that_torchrun_restarts_read_nothing_of_those_before_them(monkeypatch):
+    """Its store lives on, with their addresses and errors in it."""
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    for attempt, said in enumerate(["no memory", "agreed"]):
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(attempt))
+        assert finish(start_team(RESTARTED, port=store.port)) == [said] * 2
 
 
 @pytest.mark.slow

@@ -21,6 +21,7 @@ from typing import Any, TypeVar, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
 from alignmixup.device import is_gpu, own_gpu
@@ -250,8 +251,13 @@ def join_team(device: torch.device) -> tuple[Team, torch.device]:
     device = own_gpu(device)
     if not dist.is_initialized():
         backend = "nccl" if is_gpu(device) else "gloo"
-        dist.init_process_group(backend, timeout=timedelta(seconds=watch.PATIENCE))
-        watch.start_watch(dist.get_rank(), size)
+        limit = timedelta(seconds=watch.PATIENCE)
+        store, rank, size = next(rendezvous("env://", timeout=limit))
+        store.set_timeout(limit)
+        # torchrun has one store for all attempts: old addresses and errors must not be read again.
+        store = dist.PrefixStore(watch.attempt(), store)  # type: ignore[attr-defined]
+        dist.init_process_group(backend, timeout=limit, store=store, rank=rank, world_size=size)
+        watch.start_watch(rank, size)
         atexit.register(leave_team)
     return Team(dist.get_rank(), dist.get_world_size()), device
 

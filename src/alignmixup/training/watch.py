@@ -150,8 +150,12 @@ def start_watch(rank: int, size: int) -> None:
         timeout=timedelta(seconds=LIMIT),
         wait_for_workers=False,
     )
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    _watches.append(Watch(PrefixStore(f"watch{attempt}", store), rank, size))
+    _watches.append(Watch(PrefixStore(f"watch/{attempt()}", store), rank, size))
+
+
+def attempt() -> str:
+    """Return a name of this start of the processes, which torchrun may start again."""
+    return f"attempt{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
 
 
 def is_of_communication(error: BaseException) -> bool:
