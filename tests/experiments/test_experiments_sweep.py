@@ -197,6 +197,10 @@ def test_bad_orders_are_refused_before_anything_starts(tmp_path, monkeypatch):
         sweep(["cifar10-r18-baseline"], tmp_path, changes={"train.seed": 3})
     with pytest.raises(ValueError, match=r"would train in .*shapes-r18-baseline-seed0"):
         sweep(["cifar10-r18-baseline", "cifar100-r18-baseline"], tmp_path, dataset="shapes")
+    with monkeypatch.context() as torchrun:
+        torchrun.setenv("WORLD_SIZE", "2")  # each process would train all of them
+        with pytest.raises(ValueError, match="is one of 2 processes of torchrun"):
+            sweep(["cifar10-r18-baseline"], tmp_path)
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "file").write_text("mine")
     with pytest.raises(FileExistsError, match="file"):

@@ -33,6 +33,7 @@ from alignmixup.files import make_folder
 from alignmixup.recipes.catalog import matching_recipes
 from alignmixup.recipes.schema import Recipe, changed, on_data
 from alignmixup.registry import import_plugin
+from alignmixup.training.distributed import num_launched
 from alignmixup.training.ledger import LEDGER
 from alignmixup.training.signals import Stopped, stop_signals
 from alignmixup.training.summary import summarize
@@ -147,6 +148,11 @@ def _check(names: Sequence[str], seeds: Sequence[int], workers: int) -> None:
         raise ValueError(f"workers must be at least 1, got {workers}")
     if not seeds:
         raise ValueError("a sweep needs at least one seed; pass seeds=[0] (--seeds 0)")
+    if (size := num_launched()) > 1:
+        raise ValueError(
+            f"this is one of {size} processes of torchrun, and each would train all runs: start "
+            "the sweep without torchrun, or train one recipe with it"
+        )
 
 
 def _check_folders(names: Sequence[str], jobs: Sequence[Job]) -> None:

@@ -243,10 +243,14 @@ def is_wrapped(net: nn.Module) -> bool:
     return any(isinstance(module, DistributedDataParallel) for module in net.modules())
 
 
+def num_launched() -> int:
+    """Return the number of processes that torchrun has started together; 1 without it."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
 def join_team(device: torch.device) -> tuple[Team, torch.device]:
     """Return the processes that torchrun started, if it did, and the device of this one."""
-    size = int(os.environ.get("WORLD_SIZE", "1"))
-    if size == 1:
+    if num_launched() == 1:
         return Team(), device
     device = own_gpu(device)
     if not dist.is_initialized():
