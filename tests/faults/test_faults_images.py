@@ -1,9 +1,11 @@
 """Image files: other formats, absurd sizes, files that vanish or are damaged in mid-epoch."""
 
+import fcntl
 import os
 import re
 import signal
 import struct
+import time
 import zlib
 from contextlib import suppress
 from io import BytesIO
@@ -238,3 +240,47 @@ def die(paths):
 def test_a_dead_worker_that_decodes_into_memory_ends_the_load(files):
     with pytest.raises(RuntimeError, match="a process that decodes images has died"):
         list(decode._map_blocks(die, files.paths, 2))
+
+
+DECODING = """
+import fcntl
+import multiprocessing
+import sys
+import time
+from alignmixup.datasets.folder import scan_folder
+from alignmixup.datasets.loading import decode, stream
+
+
+def slow(path):
+    print("decoding", flush=True)
+    time.sleep(60)
+
+
+multiprocessing.set_start_method("fork", force=True)  # as in a program that is not forked
+decode.BLOCK, decode.open_image, stream.open_image = 1, slow, slow
+files, lock = scan_folder(sys.argv[1], "train"), open(sys.argv[2], "w")
+fcntl.flock(lock, fcntl.LOCK_EX)
+if sys.argv[3] == "memory":
+    decode.decode_files(files.paths, 16, num_workers=2)
+next(stream.StreamLoader(files, 2, 16, seed=0, num_workers=2).epoch(0))
+"""
+
+
+@pytest.mark.parametrize("how", ["memory", "streamed"])
+def test_decoding_processes_end_with_the_one_that_is_killed(tmp_path, how):
+    """They hold the lock of its run, too: the same command would be refused."""
+    make_pictures(tmp_path / "pictures")
+    lock = tmp_path / "lock"
+    process = Forked(DECODING, [str(tmp_path / "pictures"), str(lock), how], os.environ)
+    process.wait_for("decoding")
+    process.send_signal(signal.SIGKILL)
+    deadline = time.monotonic() + 20
+    with lock.open("w") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                assert time.monotonic() < deadline, "a decoding process is still there"
+                time.sleep(0.1)
+    process.fail()

@@ -11,13 +11,15 @@ import io
 import math
 import os
 import sys
+import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from functools import partial
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -145,6 +147,8 @@ def center_square(
 PARALLEL_FROM = 4000
 BLOCK = 250
 
+PARENT_PERIOD = 0.5  # seconds between two looks of a decoding process at its parent
+
 DEAD_WORKER = "a process that decodes images has died: look for its reason, memory first; run again"
 
 
@@ -195,11 +199,28 @@ def _map_blocks(
     if num_workers <= 1 or sys.platform != "linux":
         yield from map(work, blocks)
         return
-    with ProcessPoolExecutor(num_workers, mp_context=get_context("fork")) as pool:
+    fork = get_context("fork")
+    with ProcessPoolExecutor(num_workers, mp_context=fork, initializer=end_with_parent) as pool:
         try:
             yield from pool.map(work, blocks)
         except BrokenProcessPool:
             raise RuntimeError(DEAD_WORKER) from None
+
+
+def end_with_parent() -> None:
+    """End this process once the one that forked it has ended, however that was.
+
+    It would wait for work without end, and hold the lock of the run, which a fork inherits.
+    """
+    parent = parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        while os.getppid() == parent.pid:
+            time.sleep(PARENT_PERIOD)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _decode_block(paths: Sequence[str], image_size: int, fraction: float) -> np.ndarray:

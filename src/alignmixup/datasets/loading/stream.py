@@ -30,6 +30,7 @@ from alignmixup.datasets.loading.decode import (
     DEAD_WORKER,
     PARALLEL_FROM,
     available_cores,
+    end_with_parent,
     open_image,
     reduce_scale,
     to_rgb,
@@ -153,7 +154,7 @@ class StreamLoader:
             collate_fn=_collate,
             pin_memory=is_gpu(self.device),
             persistent_workers=num_workers > 0,
-            worker_init_fn=partial(_leave_signals, self._is_closed),
+            worker_init_fn=partial(_start_worker, self._is_closed),
         )
         self._closing: weakref.finalize[Any, Any] | None = None
 
@@ -184,14 +185,15 @@ class StreamLoader:
                 warnings.warn(f"{problem}; skipped, another one takes its place", stacklevel=3)
 
 
-def _leave_signals(is_closed: Any, _worker: int) -> None:
-    """In a worker, leave Ctrl-C and SIGTERM to the main process: it needs batches until it saves.
+def _start_worker(is_closed: Any, _worker: int) -> None:
+    """Leave Ctrl-C and SIGTERM to the main process, which needs batches until it saves.
 
     A terminal and Slurm send them to all processes. torch ends a worker by SIGTERM, too, but only
     after the loader is closed.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0) if is_closed.value else None)
+    end_with_parent()
 
 
 def _all_of(batches: Iterator[Any]) -> Iterator[Any]:
