@@ -12,7 +12,6 @@ import math
 import os
 import sys
 import threading
-import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -147,8 +146,6 @@ def center_square(
 PARALLEL_FROM = 4000
 BLOCK = 250
 
-PARENT_PERIOD = 0.5  # seconds between two looks of a decoding process at its parent
-
 DEAD_WORKER = "a process that decodes images has died: look for its reason, memory first; run again"
 
 
@@ -208,7 +205,7 @@ def _map_blocks(
 
 
 def end_with_parent() -> None:
-    """End this process once the one that forked it has ended, however that was.
+    """End this process once the one that started it has ended, however that was.
 
     It would wait for work without end, and hold the lock of the run, which a fork inherits.
     """
@@ -216,8 +213,7 @@ def end_with_parent() -> None:
     assert parent is not None
 
     def watch() -> None:
-        while os.getppid() == parent.pid:
-            time.sleep(PARENT_PERIOD)
+        parent.join()
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
