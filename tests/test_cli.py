@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 from rich.table import Table
 
-from alignmixup.cli import main
+from alignmixup.cli import main, program
 from alignmixup.cli.parsing import take_plugins, take_settings, typed_settings
 from alignmixup.cli.printing import print_table
 from alignmixup.cli.program import COMMANDS, _place_in_user_code
@@ -21,6 +21,7 @@ from alignmixup.contracts import RecipeKey, Result
 from alignmixup.experiments.scoring import task_names
 from alignmixup.recipes.catalog import find_recipe
 from alignmixup.recipes.schema import changed
+from alignmixup.training import Stopped
 from picture_folder import make_pictures
 
 KEY = RecipeKey("cifar10", "r18", "alignmixup")
@@ -300,6 +301,23 @@ def test_ctrl_c_while_commands_are_imported_is_no_trace(monkeypatch):
     monkeypatch.delitem(sys.modules, "alignmixup.cli.program")
     monkeypatch.setattr(sys, "meta_path", [Interrupt(), *sys.meta_path])
     assert main(["--version"]) == 130
+
+
+@pytest.mark.parametrize(
+    ("stop", "expected"),
+    [
+        (KeyboardInterrupt(), (130, "alignmixup: interrupted\n")),
+        (Stopped(signal.SIGTERM, "saved in runs/a"), (143, "alignmixup: saved in runs/a\n")),
+        (Stopped(signal.SIGTERM), (143, "")),  # of several processes, rank 0 has the message
+    ],
+)
+def test_a_stopped_command_says_what_was_saved_once(capsys, monkeypatch, stop, expected):
+    def stopped():
+        raise stop
+
+    monkeypatch.setattr(program, "_parse", lambda args: stopped)
+    status, _, err = call(capsys, "doctor")
+    assert (status, err) == expected
 
 
 def test_ctrl_c_while_torch_is_imported_ends_the_command(tmp_path):

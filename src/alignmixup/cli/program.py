@@ -119,8 +119,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             _import(plugins)
             _parse(args)()
     except KeyboardInterrupt as stop:
-        print(f"{PROGRAM}: {stop}" if str(stop) else INTERRUPTED, file=sys.stderr)
-        return 128 + int(getattr(stop, "number", signal.SIGINT))
+        # ``Stopped`` has a number; with several processes its message is rank 0's.
+        number = getattr(stop, "number", None)
+        if str(stop) or number is None:
+            print(f"{PROGRAM}: {stop}" if str(stop) else INTERRUPTED, file=sys.stderr)
+        return 128 + int(number or signal.SIGINT)
     except BrokenPipeError:  # whoever read our output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
