@@ -244,3 +244,5 @@ def test_a_failure_of_many_lines_is_told_in_one(tmp_path):
     assert sweeps._outcome(job, order, -signal.SIGINT) == "stopped"
     sweeps._log(job.folder).unlink()
     assert sweeps._outcome(job, order, 1) == "failed: exit code 1"
+    killed = sweeps._outcome(job, order, -signal.SIGKILL)
+    assert killed == "failed: killed by SIGKILL; look for the reason, memory first, and run again"

@@ -298,7 +298,10 @@ def _outcome(job: Job, shared: _Shared, exit_code: int | None) -> str:
             return reasons[-1]
     # Ctrl-C on a terminal reaches a run that has not begun to train, too.
     if exit_code not in (0, -signal.SIGTERM, -signal.SIGINT):
-        return f"failed: exit code {exit_code}"
+        if exit_code is None or exit_code > 0:
+            return f"failed: exit code {exit_code}"
+        name = signal.Signals(-exit_code).name
+        return f"failed: killed by {name}; look for the reason, memory first, and run again"
     is_scored = set(shared.tasks) <= set(_scored(job))
     return "done" if _is_trained(job) and is_scored else "stopped"
 
