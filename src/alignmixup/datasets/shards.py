@@ -59,6 +59,7 @@ def write_shards(
     if images_per_shard < 1:
         raise ValueError(f"images_per_shard must be at least 1, got {images_per_shard}")
     out = Path(out)
+    make_folder(out)
     if (out / ABOUT).exists():
         raise ValueError(f"{out} has the shards of a data set already; choose another folder")
     if old := [path for split in SPLITS for path in _matches(str(out), split)]:
@@ -66,7 +67,6 @@ def write_shards(
             f"{min(old)} exists already: delete the shards of a write that was interrupted, or "
             "choose another folder"
         )
-    make_folder(out)
     num_shards = dict.fromkeys(SPLITS, 0)
     for split in SPLITS:
         images = (source.scan or source.function)(root, split)
