@@ -10,9 +10,11 @@ import triton.language as tl
 
 from alignmixup.ops.triton.common import NEG, safe_steps
 from alignmixup.ops.triton.exchange import (
+    ROW_AXIS,
     column_indices,
     column_scalings,
     exchange,
+    per_column,
     per_row,
     row_lse,
     row_minima,
@@ -35,24 +37,26 @@ def _held_kernel(
     i = rank * SHARE + tl.arange(0, BLOCK_N)
     j = column_indices(M, WIDTH)
     rows = (tl.arange(0, BLOCK_N) < SHARE) & (i < n)
-    inside = per_row(rows) & (j < m)[None, :, :]
+    inside = per_row(rows) & per_column(j < m)
     number = rank * 0 + 1  # of the next exchange
     sample = group.to(tl.int64)
     while sample < batch:
-        offsets = sample * (n * m) + per_row(i) * m + j[None, :, :]
+        offsets = sample * (n * m) + per_row(i) * m + per_column(j)
         at = T_ptr + offsets
         C = tl.load(costs_ptr + offsets, mask=inside, other=0.0)
         for part in tl.static_range(1, PARTS):
             C += tl.load(costs_ptr + part * stride_part + offsets, mask=inside, other=0.0)
         if not ONCE:
             C -= per_row(row_minima(C, inside))
-        least = tl.min(tl.where(inside, C, -NEG), axis=0)
+        least = tl.min(tl.where(inside, C, -NEG), axis=ROW_AXIS)
         least = exchange(least, j, m, slots, number, rank, GROUP, M, PACK, "min")
-        T = tl.where(inside, (C - least[None, :, :]) * -scale, NEG)
+        T = tl.where(inside, (C - per_column(least)) * -scale, NEG)
         if ONCE:
             K = tl.exp2(T)
-            sums = exchange(tl.sum(K, axis=0), j, m, slots, number + 1, rank, GROUP, M, PACK, "sum")
-            P = K / (m * sums + tl.where(j < m, 0.0, 1.0))[None, :, :]
+            sums = exchange(
+                tl.sum(K, axis=ROW_AXIS), j, m, slots, number + 1, rank, GROUP, M, PACK, "sum"
+            )
+            P = K / per_column(m * sums + tl.where(j < m, 0.0, 1.0))
             number += 2
             used = 0
         else:
@@ -66,7 +70,7 @@ def _held_kernel(
             )  # fmt: skip
             tl.debug_barrier()  # threads read what others have written
             T = tl.load(at, mask=inside, other=NEG)
-            P = per_row(a) * tl.exp2(T) * b[None, :, :]
+            P = per_row(a) * tl.exp2(T) * per_column(b)
         tl.debug_barrier()
         tl.store(at, P, mask=inside)
         tl.store(used_ptr + sample, used, mask=rank == 0)
@@ -81,9 +85,9 @@ def _log_step(
     """T after a log-domain iteration from the column scalings v; two exchanges."""
     u = tl.where(rows, -tl.log2(tl.cast(n, tl.float32)) - row_lse(T, v), 0.0)
     T += per_row(u)
-    top = tl.max(T, axis=0)
-    total = tl.sum(tl.exp2(T - top[None, :, :]), axis=0)
-    return T + column_scalings(top, total, j, slots, number, rank, m, GROUP, M, PACK)[None, :, :]
+    top = tl.max(T, axis=ROW_AXIS)
+    total = tl.sum(tl.exp2(T - per_column(top)), axis=ROW_AXIS)
+    return T + per_column(column_scalings(top, total, j, slots, number, rank, m, GROUP, M, PACK))
 
 
 @triton.jit
@@ -103,7 +107,7 @@ def _steps(
     while remaining > 0:
         tl.debug_barrier()
         T = tl.load(at, mask=inside, other=NEG)
-        T += per_row(tl.log2(a)) + tl.log2(b)[None, :, :]
+        T += per_row(tl.log2(a)) + per_column(tl.log2(b))
         tl.debug_barrier()
         tl.store(at, T, mask=inside)
         a = row_pad * 0 + 1
@@ -125,7 +129,7 @@ def _steps(
                     a, b = _linear_step(
                         K, sums, col_pad, j, slots, number, rank, n, m, GROUP, M, PACK
                     )
-                    sums = row_sums(K * b[None, :, :]) + row_pad
+                    sums = row_sums(K * per_column(b)) + row_pad
                     error = tl.sum(tl.abs(a * sums - 1 / n), axis=0)
                     _, _, error = row_range(0.0, 0.0, error, slots, number + 1, rank, GROUP, M)
                     number += 2
@@ -135,7 +139,7 @@ def _steps(
             else:
                 a, b = _linear_step(K, sums, col_pad, j, slots, number, rank, n, m, GROUP, M, PACK)
                 for step in range(1, steps):
-                    sums = row_sums(K * b[None, :, :]) + row_pad
+                    sums = row_sums(K * per_column(b)) + row_pad
                     a, b = _linear_step(
                         K, sums, col_pad, j, slots, number + step, rank, n, m, GROUP, M, PACK
                     )
@@ -159,6 +163,6 @@ def _linear_step(
 ):  # fmt: skip
     """a = (1/n) / sums and b = (1/m) / (K' a); one exchange."""
     a = (1 / n) / sums
-    total = tl.sum(K * per_row(a), axis=0)
+    total = tl.sum(K * per_row(a), axis=ROW_AXIS)
     total = exchange(total, j, m, slots, number, rank, GROUP, M, PACK, "sum")
     return a, (1 / m) / (total + col_pad)

@@ -10,9 +10,11 @@ import triton.language as tl
 
 from alignmixup.ops.triton.common import NEG, safe_steps
 from alignmixup.ops.triton.exchange import (
+    ROW_AXIS,
     column_indices,
     column_scalings,
     exchange,
+    per_column,
     per_row,
     row_lse,
     row_minima,
@@ -71,8 +73,8 @@ def _streamed_kernel(
 def _block(base, start, end, j, m: tl.constexpr, BLOCK_N: tl.constexpr):
     """Rows of a block and their mask, pointers to its entries and their mask."""
     i = start + tl.arange(0, BLOCK_N)
-    inside = per_row(i < end) & (j < m)[None, :, :]
-    return i, i < end, base + per_row(i) * m + j[None, :, :], inside
+    inside = per_row(i < end) & per_column(j < m)
+    return i, i < end, base + per_row(i) * m + per_column(j), inside
 
 
 @triton.jit
@@ -91,7 +93,7 @@ def _minima_pass(
         if not ONCE:
             C -= per_row(row_minima(C, inside))
         tl.store(at, C, mask=inside)
-        least = tl.minimum(least, tl.min(tl.where(inside, C, -NEG), axis=0))
+        least = tl.minimum(least, tl.min(tl.where(inside, C, -NEG), axis=ROW_AXIS))
     tl.debug_barrier()  # threads read what others have written
     return least
 
@@ -103,9 +105,9 @@ def _softmax_pass(base, first, end, least, scale, j, m: tl.constexpr, BLOCK_N: t
     for start in range(first, end, BLOCK_N):
         _, _, at, inside = _block(base, start, end, j, m, BLOCK_N)
         C = tl.load(at, mask=inside, other=0.0)
-        T = tl.where(inside, (C - least[None, :, :]) * -scale, NEG)
+        T = tl.where(inside, (C - per_column(least)) * -scale, NEG)
         tl.store(at, T, mask=inside)
-        sums += tl.sum(tl.exp2(T), axis=0)
+        sums += tl.sum(tl.exp2(T), axis=ROW_AXIS)
     tl.debug_barrier()
     return sums
 
@@ -125,14 +127,14 @@ def _log_pass(
         _, rows, at, inside = _block(base, start, end, j, m, BLOCK_N)
         T = tl.load(at, mask=inside, other=NEG)
         if FIRST:
-            T = tl.where(inside, (T - least[None, :, :]) * -scale, NEG)
+            T = tl.where(inside, (T - per_column(least)) * -scale, NEG)
         u = tl.where(rows, -tl.log2(tl.cast(n, tl.float32)) - row_lse(T, v), 0.0)
         T += per_row(u)
         tl.store(at, T, mask=inside)
         # Running sums over rows, relative to the running maximum.
-        new_top = tl.maximum(top, tl.max(T, axis=0))
+        new_top = tl.maximum(top, tl.max(T, axis=ROW_AXIS))
         total *= tl.exp2(top - new_top)
-        total += tl.sum(tl.exp2(T - new_top[None, :, :]), axis=0)
+        total += tl.sum(tl.exp2(T - per_column(new_top)), axis=ROW_AXIS)
         top = new_top
     tl.debug_barrier()
     return top, total
@@ -211,7 +213,7 @@ def _absorb_pass(
     Return these, the least and largest row sum of K, and the distance of its rows from uniform.
     """
     # Reduced once at the end.
-    sums = tl.zeros([BLOCK_N, j.shape[0], j.shape[1]], tl.float32)
+    sums = per_row(tl.zeros([BLOCK_N], tl.float32)) + per_column(j * 0.0)
     low = 1.0 / n
     high = 1.0 / n
     error = 0.0
@@ -219,7 +221,7 @@ def _absorb_pass(
         i, rows, at, inside = _block(base, start, end, j, m, BLOCK_N)
         a = tl.where(at_one > 0, 1.0, tl.load(a_ptr + i, mask=rows, other=1.0))
         T = tl.load(at, mask=inside, other=NEG)
-        T += per_row(tl.log2(a)) + v[None, :, :]
+        T += per_row(tl.log2(a)) + per_column(v)
         tl.store(at, T, mask=inside)
         K = tl.exp2(T)
         own = row_sums(K) + tl.where(rows, 0.0, 1 / n)
@@ -231,7 +233,7 @@ def _absorb_pass(
         tl.store(new_a_ptr + i, a, mask=rows)
         sums += K * per_row(a)
     tl.debug_barrier()
-    return tl.sum(sums, axis=0), low, high, error
+    return tl.sum(sums, axis=ROW_AXIS), low, high, error
 
 
 @triton.jit
@@ -243,12 +245,12 @@ def _linear_pass(
 
     Return the own sums K' a, and the previous distance of the rows from uniform.
     """
-    sums = tl.zeros([BLOCK_N, j.shape[0], j.shape[1]], tl.float32)
+    sums = per_row(tl.zeros([BLOCK_N], tl.float32)) + per_column(j * 0.0)
     error = 0.0
     for start in tl.range(first, end, BLOCK_N, num_stages=STAGES):
         i, rows, at, inside = _block(base, start, end, j, m, BLOCK_N)
         K = tl.exp2(tl.load(at, mask=inside, other=NEG))
-        own = row_sums(K * b[None, :, :]) + tl.where(rows, 0.0, 1 / n)
+        own = row_sums(K * per_column(b)) + tl.where(rows, 0.0, 1 / n)
         if HAS_TOL:
             a = tl.load(a_ptr + i, mask=rows, other=1.0)
             error += tl.sum(tl.abs(a * own - 1 / n), axis=0)
@@ -257,7 +259,7 @@ def _linear_pass(
             tl.store(new_a_ptr + i, a, mask=rows)
         sums += K * per_row(a)
     tl.debug_barrier()
-    return tl.sum(sums, axis=0), error
+    return tl.sum(sums, axis=ROW_AXIS), error
 
 
 @triton.jit
@@ -267,6 +269,6 @@ def _plan_pass(
     """P = a exp2(T + v) b."""
     for start in range(first, end, BLOCK_N):
         i, rows, at, inside = _block(base, start, end, j, m, BLOCK_N)
-        T = tl.load(at, mask=inside, other=NEG) + v[None, :, :]
+        T = tl.load(at, mask=inside, other=NEG) + per_column(v)
         a = tl.where(at_one > 0, 1.0, tl.load(a_ptr + i, mask=rows, other=1.0))
-        tl.store(at, per_row(a) * tl.exp2(T) * b[None, :, :], mask=inside)
+        tl.store(at, per_row(a) * tl.exp2(T) * per_column(b), mask=inside)
