@@ -10,6 +10,7 @@ what it would launch.
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 import time
 
@@ -19,7 +20,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
-from alignmixup.ops.triton import align, auction, gridcut, joint, norm_relu
+from alignmixup.ops.triton import align, auction, exchange, gridcut, joint, norm_relu
 
 TYPES = {
     torch.float32: "fp32",
@@ -37,7 +38,7 @@ def compile_launch(kernel, *args, grid, warmup=False, **options):
     values = inspect.signature(kernel.fn).bind(
         *args, **{name: options.pop(name) for name in list(options) if name in kernel.arg_names}
     )
-    signature, constants = {}, {}
+    signature, constants, hints = {}, {}, {}
     for place, parameter in enumerate(kernel.params):
         value = values.arguments[parameter.name]
         if parameter.is_constexpr or value is None:
@@ -45,6 +46,7 @@ def compile_launch(kernel, *args, grid, warmup=False, **options):
             constants[(place,)] = value
         elif isinstance(value, torch.Tensor):
             signature[parameter.name] = "*" + TYPES[value.dtype]
+            hints[(place,)] = [["tt.divisibility", 16]]  # as torch allocates
         else:
             signature[parameter.name] = "i32" if isinstance(value, int) else "fp32"
     key = f"{kernel.fn.__name__} {signature} {constants} {options}"
@@ -52,14 +54,23 @@ def compile_launch(kernel, *args, grid, warmup=False, **options):
         return
     begin = time.perf_counter()
     try:
-        source = ASTSource(kernel, signature, constexprs=constants)
-        triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
-        compiled[key] = ""
+        source = ASTSource(kernel, signature, constexprs=constants, attrs=hints)
+        binary = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+        compiled[key] = shared_slices(binary.asm["ttgir"])
     except Exception as error:
         compiled[key] = f"{error} {error.__cause__ or ''}"
+    if compiled[key]:
         print(f"FAILED {key}\n{compiled[key]}", flush=True)
     else:
         print(f"{kernel.fn.__name__} in {time.perf_counter() - begin:.1f} s", flush=True)
+
+
+def shared_slices(layouts: str) -> str:
+    """Name a tile whose slices are shared by threads: slow, and it depends on Triton's version."""
+    for threads in re.findall(r"threadsPerWarp = \[(\d+), (\d+), (\d+)\]", layouts):
+        if int(threads[exchange.SLICE_AXIS.value]) > 1:
+            return f"slices are shared by threads: {threads}, see ops/triton/exchange.py"
+    return ""
 
 
 def align_mix(n: int, c: int, dtype: torch.dtype, keep_partner: bool = False) -> None:
