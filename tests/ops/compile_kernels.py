@@ -49,6 +49,8 @@ def compile_launch(kernel, *args, grid, warmup=False, **options):
             hints[(place,)] = [["tt.divisibility", 16]]  # as torch allocates
         else:
             signature[parameter.name] = "i32" if isinstance(value, int) else "fp32"
+            if isinstance(value, int) and value % 16 == 0 and not parameter.do_not_specialize:
+                hints[(place,)] = [["tt.divisibility", 16]]
     key = f"{kernel.fn.__name__} {signature} {constants} {options}"
     if key in compiled:
         return
@@ -56,7 +58,8 @@ def compile_launch(kernel, *args, grid, warmup=False, **options):
     try:
         source = ASTSource(kernel, signature, constexprs=constants, attrs=hints)
         binary = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
-        compiled[key] = shared_slices(binary.asm["ttgir"])
+        has_slices = "WIDTH" in kernel.arg_names
+        compiled[key] = shared_slices(binary.asm["ttgir"]) if has_slices else ""
     except Exception as error:
         compiled[key] = f"{error} {error.__cause__ or ''}"
     if compiled[key]:
@@ -81,10 +84,11 @@ def align_mix(n: int, c: int, dtype: torch.dtype, keep_partner: bool = False) ->
 
 
 def norm_and_relu() -> None:
-    x = torch.zeros(8, 64, 4, 4, dtype=torch.bfloat16).to(memory_format=torch.channels_last)
     vectors = [torch.zeros(64) for _ in range(4)]
-    norm_relu.forward(x, *vectors[:2], 1e-5, phases=norm_relu.BOTH)
-    norm_relu.backward(x, x, *vectors, 1e-5, phases=norm_relu.BOTH)
+    for b in (8, 256):  # programs of one block of rows, which is kept, and of four
+        x = torch.zeros(b, 64, 4, 4, dtype=torch.bfloat16).to(memory_format=torch.channels_last)
+        norm_relu.forward(x, *vectors[:2], 1e-5, phases=norm_relu.BOTH)
+        norm_relu.backward(x, x, *vectors, 1e-5, phases=norm_relu.BOTH)
 
 
 def blocks() -> None:

@@ -284,4 +284,4 @@ def test_barriers_are_left_as_they_were() -> None:
     torch.cuda.synchronize()
     assert all(torch.equal(a, b) for a, b in zip(first, captured, strict=True))
     barriers, _ = _triton_norm_relu._barriers(given[0].device)
-    assert not barriers.any()
+    assert not (barriers & 0x7FFFFFFF).any()  # the highest bit tells one round from the next

@@ -23,23 +23,34 @@ SLICE = 64  # channels of a program: 128 bytes of a row in bf16
 MAX_SLICES = 32
 BLOCK_ROWS = 256
 NUM_WARPS = 8
-# Barriers for the programs of a launch, used in turn. A launch resets its barrier to zero, so two
-# launches could share one only if they were this many launches apart.
+# Barriers for the programs of a launch, used in turn: launches that run side by side must not share
+# one.
 NUM_BARRIERS = 4096
 
 
 @triton.jit
-def _synchronize(barrier, num_programs):
-    """A barrier over all programs: their earlier stores are visible afterwards."""
+def _synchronize(barrier, num_programs, rank):
+    """A barrier over all programs: their earlier stores are visible afterwards.
+
+    A round adds 2^31 in all, so it flips the highest bit and leaves the others zero for the next.
+    """
     tl.debug_barrier()
-    tl.atomic_add(barrier, 1, sem="release")
-    while tl.atomic_add(barrier, 0, sem="acquire") < num_programs:
-        pass
+    share = tl.where(rank == 0, 2147483647 - (num_programs - 2), 1)
+    before = tl.atomic_add(barrier, share, sem="release")
+    tl.inline_asm_elementwise(
+        """
+        {
+        .reg .pred is_waiting;
+        POLL:
+        ld.acquire.gpu.global.b32 $0, [$1];
+        xor.b32 $0, $0, $2;
+        setp.ge.s32 is_waiting, $0, 0;
+        @is_waiting bra POLL;
+        }
+        """,
+        "=&r,l,r", [barrier, before], dtype=tl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
     tl.debug_barrier()
-    # The last program resets the barrier for the next launch.
-    if tl.atomic_add(barrier + 1, 1, sem="acq_rel") == num_programs - 1:
-        tl.atomic_xchg(barrier + 1, 0)
-        tl.atomic_xchg(barrier, 0)
 
 
 @triton.jit
@@ -120,7 +131,7 @@ def _forward_kernel(
             square += _folded(x * x, FOLD)
         _store_sums(sums_ptr, total, square, group, channels, inside, c)
     if PHASES == 3:
-        _synchronize(barrier_ptr + 2 * tl.program_id(1), num_groups)
+        _synchronize(barrier_ptr + tl.program_id(1), num_groups, group)
     if PHASES & 2:
         total, square = _all_sums(sums_ptr, channels, inside, c, num_groups, GROUPS)
         shift = total / num_rows
@@ -171,7 +182,7 @@ def _backward_kernel(
             product += _folded(g * x, FOLD)
         _store_sums(sums_ptr, total, product, group, channels, inside, c)
     if PHASES == 3:
-        _synchronize(barrier_ptr + 2 * tl.program_id(1), num_groups)
+        _synchronize(barrier_ptr + tl.program_id(1), num_groups, group)
     if PHASES & 2:
         total, product = _all_sums(sums_ptr, channels, inside, c, num_groups, GROUPS)
         if group == 0:
@@ -199,7 +210,7 @@ def _num_processors(device: torch.device) -> int:
 @functools.cache
 def _barriers(device: torch.device) -> tuple[Tensor, "itertools.cycle[int]"]:
     """Barriers, and the cycle of their indices."""
-    zeros = torch.zeros(NUM_BARRIERS, 2 * MAX_SLICES, dtype=torch.int32, device=device)
+    zeros = torch.zeros(NUM_BARRIERS, MAX_SLICES, dtype=torch.int32, device=device)
     return zeros, itertools.cycle(range(NUM_BARRIERS))
 
 
