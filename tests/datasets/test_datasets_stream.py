@@ -21,7 +21,7 @@ from alignmixup.datasets.loading.decode import (
     open_image,
     reduce_scale,
 )
-from alignmixup.datasets.loading.stream import _choose_box, _View
+from alignmixup.datasets.loading.view import View, choose_box
 from torchvision_schemas import define_torchvision_schemas
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
@@ -205,7 +205,7 @@ def test_training_windows_are_windows_of_the_resized_image(files, transforms, sq
 def test_every_window_lies_inside_and_has_the_scale_asked_for(
     width, height, image_size, more, squash, shares
 ):
-    view = _View(image_size, (0.08, 1.0), image_size + more, squash)
+    view = View(image_size, (0.08, 1.0), image_size + more, squash)
     left, top, right, bottom = view.window(width, height, shares)
     assert 0 <= left < right <= width
     assert 0 <= top < bottom <= height
@@ -228,7 +228,7 @@ def test_random_parts_have_the_law_of_torchvisions(transforms):
         torch.manual_seed(0)
         for _ in range(3000):
             shares = torch.rand(10, 4, generator=rng, dtype=torch.float64).tolist()
-            left, top, right, bottom = _choose_box(400, 300, (0.08, 1.0), shares)
+            left, top, right, bottom = choose_box(400, 300, (0.08, 1.0), shares)
             ours.append((top, left, bottom - top, right - left))
             get = transforms.RandomResizedCrop.get_params
             theirs.append(get(image, scale=(0.08, 1.0), ratio=(3 / 4, 4 / 3)))
@@ -277,7 +277,7 @@ def test_workers_change_no_colors_and_no_windows(files):
     shares=st.lists(st.tuples(*[st.floats(0, 0.999)] * 4), min_size=1, max_size=10),
 )
 def test_every_box_lies_inside_and_has_an_allowed_shape(width, height, shares):
-    left, top, right, bottom = _choose_box(width, height, (0.08, 1.0), shares)
+    left, top, right, bottom = choose_box(width, height, (0.08, 1.0), shares)
     assert 0 <= left < right <= width
     assert 0 <= top < bottom <= height
     w, h = right - left, bottom - top
@@ -291,7 +291,7 @@ def test_boxes_have_the_areas_asked_for():
     areas = []
     for _ in range(500):
         shares = torch.rand(10, 4, generator=rng).tolist()
-        left, top, right, bottom = _choose_box(400, 300, (0.2, 0.6), shares)
+        left, top, right, bottom = choose_box(400, 300, (0.2, 0.6), shares)
         areas.append((right - left) * (bottom - top) / 120_000)
     assert min(areas) > 0.19
     assert max(areas) < 0.61

@@ -19,7 +19,7 @@ from alignmixup.contracts import ImageSet
 from alignmixup.datasets.folder import FileSet, decode_set, scan_folder
 from alignmixup.datasets.loading.decode import unreadable_files
 from alignmixup.datasets.loading.layout import SPLITS, check_split, data_root, find_folder
-from alignmixup.datasets.loading.stream import CENTER_FRACTION
+from alignmixup.datasets.loading.view import CENTER_FRACTION
 from alignmixup.registry import register_dataset
 
 FOLDERS = ("imagenet", "ILSVRC2012")

@@ -13,7 +13,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from alignmixup.datasets.loading.decode import center_square, read_rgb
-from alignmixup.datasets.loading.stream import shown_fraction
+from alignmixup.datasets.loading.view import shown_fraction
 from alignmixup.evaluation.forward import check_range
 from alignmixup.experiments.data_record import DataRecord
 from alignmixup.recipes.schema import DataSpec

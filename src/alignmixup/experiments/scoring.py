@@ -13,7 +13,7 @@ from torch import nn
 from alignmixup.contracts import ImageSet, RecipeKey
 from alignmixup.datasets.folder import BoxedFileSet, FileSet
 from alignmixup.datasets.loading.box_lists import boxes_in_view
-from alignmixup.datasets.loading.stream import shown_fraction
+from alignmixup.datasets.loading.view import shown_fraction
 from alignmixup.device import pick_device
 from alignmixup.evaluation.evaluate import evaluate
 from alignmixup.evaluation.forward import ALONE, Batches, model_device

@@ -7,7 +7,6 @@ workers or on the step where an epoch starts.
 
 from __future__ import annotations
 
-import math
 import multiprocessing
 import os
 import signal
@@ -16,7 +15,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -25,48 +24,26 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from alignmixup.datasets.folder import FileSet
-from alignmixup.datasets.loading.augment import change_colors, derive_seed, draw_colors, to_float
+from alignmixup.datasets.loading.augment import to_float
 from alignmixup.datasets.loading.decode import (
     DEAD_WORKER,
     PARALLEL_FROM,
     available_cores,
     end_with_parent,
     open_image,
-    reduce_scale,
-    to_rgb,
 )
 from alignmixup.datasets.loading.device_loader import Batch, check_start, count_steps
 from alignmixup.datasets.loading.order import EpochOrder, Key, shard_numbers
-from alignmixup.datasets.loading.rand_augment import (
-    Rgb,
-    augment,
-    check_augmentation,
-    draw_operations,
-    erase,
-)
+from alignmixup.datasets.loading.rand_augment import check_augmentation
+from alignmixup.datasets.loading.view import Chance, View
 from alignmixup.device import is_gpu
 
-if TYPE_CHECKING:
-    from PIL import Image
-
-ASPECT_RATIOS = (3 / 4, 4 / 3)
-
 ALL = slice(None)
-
-# The part of the shorter side that evaluation shows by default: 224 pixels of 256.
-CENTER_FRACTION = 0.875
 
 # In place of an unreadable file comes one of those behind it in the list; of an image in a shard,
 # one of those far behind it, in other shards. If none of these can be read either, no file is
 # damaged: the disk is gone.
 SUBSTITUTES = 10
-
-Box = tuple[float, float, float, float]
-
-
-def shown_fraction(image_size: int, resize: int | None) -> float:
-    """Return the part of the shorter side that is shown of an image resized to ``resize``."""
-    return CENTER_FRACTION if resize is None else image_size / resize
 
 
 class StreamLoader:
@@ -124,7 +101,9 @@ class StreamLoader:
     ) -> None:
         if on_error == "skip" and not is_train:
             raise ValueError("on_error='skip' is for training alone; to evaluate, use 'raise'")
-        view = _View(image_size, area, resize, squash, reduced)
+        colors = (file_set.mean, file_set.std)
+        chance = Chance(seed, flip, jitter, lighting, rand_augment, erasing, *colors)
+        view = View(image_size, area, resize, squash, reduced, chance if is_train else None)
         num_steps = count_steps(len(file_set), batch_size, drop_last)
         if num_workers is None:
             num_workers = available_cores() if len(file_set) >= PARALLEL_FROM else 0
@@ -139,16 +118,12 @@ class StreamLoader:
         self._order = EpochOrder(
             len(file_set), batch_size, num_steps, seed, is_train, share, shards, repeats
         )
-        chance = None
-        if is_train:
-            colors = (file_set.mean, file_set.std)
-            chance = _Chance(seed, flip, jitter, lighting, rand_augment, erasing, *colors)
         self._named: set[str] = set()  # files that were skipped
         # Shared with the workers, who would otherwise finish their batch before they end.
         self._is_closed = multiprocessing.RawValue("b", 0)
         num_substitutes = SUBSTITUTES if on_error == "skip" else 0
         self._loader: DataLoader[Any] = DataLoader(
-            _Files(file_set, view, chance, num_substitutes, self._is_closed),
+            _Files(file_set, view, num_substitutes, self._is_closed),
             batch_sampler=self._order,
             num_workers=num_workers,
             collate_fn=_collate,
@@ -208,74 +183,6 @@ def _all_of(batches: Iterator[Any]) -> Iterator[Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class _View:
-    """Which part of an image is shown, and at what size."""
-
-    image_size: int
-    area: tuple[float, float]
-    resize: int | None
-    squash: bool
-    reduced: bool = False
-
-    def __post_init__(self) -> None:
-        if self.image_size < 1:
-            raise ValueError(f"image_size must be at least 1, got {self.image_size}")
-        if not 0 < self.area[0] <= self.area[1] <= 1:
-            raise ValueError(f"area must hold 0 < low <= high <= 1, got {self.area}")
-        if self.resize is not None and self.resize < self.image_size:
-            raise ValueError(
-                f"resize must be at least image_size ({self.image_size}), got {self.resize}"
-            )
-
-    def window(self, width: int, height: int, shares: tuple[float, float] | None) -> Box:
-        """Return the window in pixels of the image: at the center, or placed by ``shares``.
-
-        Resizing only the window gives the same pixels as resizing the image and cropping it.
-        ``shares`` in [0, 1) choose whole pixels of the resized image with equal probability.
-        """
-        fraction = shown_fraction(self.image_size, self.resize)
-        shorter = min(width, height)
-        corner = []
-        for axis, side in enumerate((width, height)):
-            shown = (side if self.squash else shorter) * fraction
-            start = (side - shown) / 2
-            if shares is not None:
-                pixel = shown / self.image_size
-                # The epsilon keeps a whole number of pixels from being rounded down.
-                slack = int(side / pixel + 1e-6) - self.image_size
-                start = int((slack + 1) * shares[axis]) * pixel
-            corner.append((start, min(start + shown, side)))
-        (left, right), (top, bottom) = corner
-        return left, top, right, bottom
-
-
-@dataclass(frozen=True, slots=True)
-class _Chance:
-    """The random changes of a training image, besides its window."""
-
-    seed: int
-    flip: bool
-    jitter: float
-    lighting: float
-    rand_augment: float
-    erasing: float
-    mean: Rgb
-    std: Rgb
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.jitter <= 1:
-            raise ValueError(f"jitter must lie in [0, 1], got {self.jitter}")
-        if not self.lighting >= 0:
-            raise ValueError(f"lighting must not be negative, got {self.lighting}")
-
-    def generator(self, purpose: str, key: Key) -> torch.Generator:
-        """Return the source of randomness of an image for one purpose."""
-        copy = (key.copy,) if key.copy else ()
-        seed = derive_seed(purpose, self.seed, key.epoch, key.index, *copy)
-        return torch.Generator().manual_seed(seed)
-
-
-@dataclass(frozen=True, slots=True)
 class _Item:
     """A decoded image, or None; and what was wrong with the files before it."""
 
@@ -290,20 +197,12 @@ class _Files(Dataset[_Item]):
     An exception raised in a worker would reach the user with the traceback of the worker.
     """
 
-    def __init__(
-        self,
-        file_set: FileSet,
-        view: _View,
-        chance: _Chance | None,
-        num_substitutes: int,
-        is_closed: Any,
-    ) -> None:
+    def __init__(self, file_set: FileSet, view: View, num_substitutes: int, is_closed: Any) -> None:
         # One block of bytes: touching the reference counts of a million strings would copy them
         # into every worker.
         self.paths = np.array([os.fsencode(path) for path in file_set.paths])
         self.labels = file_set.labels
         self.view = view
-        self.chance = chance
         self.is_closed = is_closed
         self.num_substitutes = min(num_substitutes, len(file_set) - 1)
         is_sharded = shard_numbers(file_set.paths[:1]) is not None
@@ -316,81 +215,13 @@ class _Files(Dataset[_Item]):
         for turn in range(1 + self.num_substitutes):
             index = (key.index + turn * self.stride) % len(self.paths)
             try:
-                shown = self._shown(os.fsdecode(self.paths[index]), Key(key.epoch, index, key.copy))
+                with open_image(os.fsdecode(self.paths[index])) as image:
+                    shown = self.view.show(image, Key(key.epoch, index, key.copy))
             except (ValueError, OSError) as error:
                 problems.append(str(error))
             else:
                 return _Item(shown, self.labels[index], tuple(problems))
         return _Item(None, self.labels[key.index], tuple(problems))
-
-    def _shown(self, path: str, key: Key) -> UInt8[Tensor, "s s 3"]:
-        with open_image(path) as image:
-            if self.chance is None:
-                return _shown(image, self.view, self.view.window(*image.size, None))
-            return _random_part(image, self.view, self.chance, key)
-
-
-def _random_part(
-    image: Image.Image, view: _View, chance: _Chance, key: Key
-) -> UInt8[Tensor, "s s 3"]:
-    """Return a random part of the image as a square, maybe mirrored, and changed."""
-    rng = chance.generator("image", key)
-    shares = torch.rand(_ATTEMPTS, 4, generator=rng, dtype=torch.float64).tolist()
-    is_mirrored = bool(torch.randint(0, 2, (), generator=rng)) and chance.flip
-    if view.resize is None:
-        box = _choose_box(image.width, image.height, view.area, shares)
-    else:
-        box = view.window(image.width, image.height, (shares[0][2], shares[0][3]))
-    part = _shown(image, view, box)
-    if is_mirrored:
-        part = part.flip(1)
-    if chance.jitter or chance.lighting:
-        part = change_colors(part, draw_colors(chance.jitter, chance.lighting, rng))
-    if chance.rand_augment:
-        operations = draw_operations(chance.rand_augment, chance.generator("operations", key))
-        part = augment(part, operations, chance.mean)
-    if chance.erasing:
-        rng = chance.generator("erasing", key)
-        if float(torch.rand((), generator=rng)) < chance.erasing:
-            part = erase(part, chance.mean, chance.std, rng)
-    return part
-
-
-def _shown(image: Image.Image, view: _View, box: Box) -> UInt8[Tensor, "s s 3"]:
-    """Decode an opened image and return the box in it, resized."""
-    from PIL import Image
-
-    size, (width, height) = (view.image_size, view.image_size), image.size
-    if view.reduced:
-        reduce_scale(image, box, view.image_size)
-        x, y = image.width / width, image.height / height
-        box = (box[0] * x, box[1] * y, box[2] * x, box[3] * y)
-    rgb = to_rgb(image)
-    return torch.from_numpy(np.array(rgb.resize(size, Image.Resampling.BILINEAR, box=box)))
-
-
-_ATTEMPTS = 10
-
-
-def _choose_box(
-    width: int, height: int, area: tuple[float, float], shares: Sequence[Sequence[float]]
-) -> Box:
-    """Return the first box that fits, from four numbers in [0, 1): area, ratio, left, top.
-
-    If none fits (a very long image), the centered box nearest to the allowed ratios.
-    """
-    low, high = math.log(ASPECT_RATIOS[0]), math.log(ASPECT_RATIOS[1])
-    for area_share, ratio_share, left_share, top_share in shares:
-        surface = width * height * (area[0] + (area[1] - area[0]) * area_share)
-        ratio = math.exp(low + (high - low) * ratio_share)
-        w, h = round(math.sqrt(surface * ratio)), round(math.sqrt(surface / ratio))
-        if 0 < w <= width and 0 < h <= height:
-            left, top = int((width - w + 1) * left_share), int((height - h + 1) * top_share)
-            return left, top, left + w, top + h
-    w = min(width, round(height * ASPECT_RATIOS[1]))
-    h = min(height, round(width / ASPECT_RATIOS[0]))
-    left, top = (width - w) // 2, (height - h) // 2
-    return left, top, left + w, top + h
 
 
 # Images and labels, or None in their places; and messages.
