@@ -258,7 +258,7 @@ def _outliers(
     left_out: dict[str, str],
     team: Team,
 ) -> list[Outliers]:
-    """Find the sources before anything is measured, so that a misspelt one costs no time."""
+    """Find the sources before anything is measured, so that a misspelled one costs no time."""
     named = [name for name in names if name != "all"]
     every = [n for n in sources_for(images.name) if "all" in names and n not in named]
     found = []

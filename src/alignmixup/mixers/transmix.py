@@ -78,7 +78,7 @@ class TransMix(Method):
     def intended(cls, attention: str = "") -> OneOf:
         """Return the training of the authors' configuration: TransMix with probability 0.8.
 
-        The configuration's key is misspelt, so that it had no effect.
+        The configuration's key is misspelled, so that it had no effect.
         """
         return _switched(cls(attention), 0.8)
 
