@@ -4,6 +4,7 @@ Pages of the site are self-contained. In their shell blocks, ``bash`` commands a
 and ``sh`` commands, which would take hours or the network, only parsed.
 """
 
+import csv
 import gc
 import re
 import shlex
@@ -143,3 +144,28 @@ def test_the_site_lists_every_page():
     listed = set(re.findall(r"[\w/-]+\.md", config.partition("\nnav:")[2]))
     missing = {str(p.relative_to(ROOT / "docs")) for p in PAGES[1:]} - listed
     assert not missing, f"add to the navigation of mkdocs.yml: {sorted(missing)}"
+
+
+# The rows of the demo's page in order: variant and method.
+DEMO_ROWS = [
+    *(("demo", method) for method in ("baseline", "input", "alignmixup", "alignmixup-unaligned")),
+    *(("demo-crops", method) for method in ("baseline", "input")),
+    *(("demo-4000", method) for method in ("baseline", "input")),
+]
+
+
+def test_the_tables_of_the_demo_are_the_recorded_rows():
+    with (ROOT / "benchmarks/cpu_demo.csv").open(newline="", encoding="utf-8") as file:
+        rows = sorted(csv.DictReader(file), key=lambda row: int(row["seed"]))
+    page = (ROOT / "docs/guides/demo.md").read_text(encoding="utf-8")
+    number = r"\d+\.\d"
+    quoted = re.findall(rf"\| ({number}, {number}, {number}) (?=\|)", page)
+    columns = {"demo": ("accuracy", "ece", "fgsm_error", "auroc_unseen")}
+    recorded = [
+        ", ".join(
+            row[column] for row in rows if (row["variant"], row["method"]) == (variant, method)
+        )
+        for variant, method in DEMO_ROWS
+        for column in columns.get(variant, ("accuracy", "ece"))
+    ]
+    assert quoted == recorded

@@ -1,7 +1,7 @@
 """What the demo trains, and on what.
 
-Four of the built-in shapes, so few images that a network without mixing learns them by heart, and
-no other augmentation: with random crops as well there is little left for mixing to add.
+Four of the built-in shapes, so few images that a network without mixing memorizes them, and no
+other augmentation: with random crops as well there is little left for mixing to add.
 The head is flattened and features are mixed before the last stages, so that alignment reaches the
 logits (before a pooled head it would change nothing).
 """

@@ -60,7 +60,7 @@ def _measured(
     text = [
         "Three small networks, equal but for the mixing, learned four shapes from "
         f"{size.num_train:,} images in {size.epochs} epoch{'s' * (size.epochs != 1)}, on this "
-        "machine. So few images can be learned by heart, which is what mixing works against. There "
+        "machine. So few images can be memorized, which is what mixing works against. There "
         "was no other augmentation."
     ]
     if missing:
@@ -101,12 +101,12 @@ def _not_shown(size: Size) -> str:
         "features: that needs the same network with AlignMixup(aligned=False).",
         "Photographs and networks of usual size. The README and the documentation have what was "
         "measured on CIFAR and Tiny-ImageNet, beside the paper's figures.",
-        "Robustness in earnest: FGSM with 1/255 is a weak attack. 'alignmixup evaluate RUN --tasks "
-        "pgd strong_attack' is stronger.",
+        "Robustness to strong attacks: FGSM with 1/255 is a weak one. 'alignmixup evaluate RUN "
+        "--tasks pgd strong_attack' is stronger.",
         "Mixing beside other augmentation: there is none here. Random crops also work against "
-        "learning by heart, and may leave nothing for mixing to add.",
-        "Many images and few epochs, where there is little to learn by heart and mixing may cost "
-        "accuracy.",
+        "memorization, and may leave nothing for mixing to add.",
+        "Many images and few epochs, where little can be memorized: mixing may gain nothing and "
+        "cost calibration.",
     )
     return f"<ul>{''.join(f'<li>{html.escape(item)}</li>' for item in items)}</ul>"
 
