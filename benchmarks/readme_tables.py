@@ -168,6 +168,15 @@ TABLES: Mapping[str, Methods | Plateaus] = {
         method="alignmixup",
         variant="released",
     ),
+    "plateaus-cifar10": Plateaus(
+        log="authors-cifar10-r18.csv",
+        curve="cifar10-r18-alignmixup-released-seed{seed}.csv",
+        spans=((301, 500), (521, 600), (801, 1000), (1021, 1500), (1521, 2000)),
+        data="cifar10",
+        network="r18",
+        method="alignmixup",
+        variant="released",
+    ),
     "cifar10-300": Methods("cifar10", "r18", "fast", 300, trained={"net.block": "standard"}),
     "cifar100-300": Methods(
         "cifar100",
