@@ -132,10 +132,14 @@ RESUMED = """
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 import torch
 from torch import nn
 from alignmixup.datasets import DeviceLoader, shapes
+from alignmixup.evaluation.forward import Forward, PixelBatches
+from alignmixup.evaluation.shares import share_of
+from alignmixup.evaluation.tasks.accuracy import count_hits
 from alignmixup.mixers.input_mixup import InputMixup
 from alignmixup.training import Stopped, TrainSettings, fit, join_team
 
@@ -148,11 +152,19 @@ net = nn.Sequential(nn.AvgPool2d(8), nn.Flatten(), dropout, nn.Linear(48, 10))
 calls = []
 
 
+def batches():
+    images = share_of(shapes("test", 101), team)
+    for x, y in zip(images.images.split(1), images.labels.split(1)):
+        calls.append(1)
+        if len(calls) == stop_at and team.rank == team.size - 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        if stop_at and len(calls) > stop_at:
+            time.sleep(0.1)  # the other rank has not finished its share when this one stops
+        yield x / 255, y
+
+
 def evaluate(net):
-    calls.append(1)
-    if len(calls) == stop_at and team.rank == team.size - 1:
-        os.kill(os.getpid(), signal.SIGTERM)
-    return {"top1": 50.0}
+    return count_hits(Forward(net), PixelBatches(batches), team).percentages()
 
 
 loader = DeviceLoader(shapes("train", 64), 16, 0, device, drop_last=True)
@@ -165,6 +177,9 @@ except Stopped:
     pass
 print(float(net[3].weight.detach().double().norm()), flush=True)
 """
+
+
+IN_SECOND = 60  # a batch of the second evaluation, in rank 1
 
 
 def test_two_processes_train_as_one_does_and_one_of_them_keeps_the_book(tmp_path):
@@ -237,11 +252,19 @@ def test_processes_that_torchrun_restarts_read_nothing_of_those_before_them(monk
 @pytest.mark.slow
 def test_two_processes_resume_as_if_nothing_had_stopped_them(tmp_path):
     whole = start_team(RESUMED, tmp_path / "whole", 0, 1, "dropout", "share")
-    finish(start_team(RESUMED, tmp_path / "resumed", 2, 1, "dropout", "share"))
+    finish(start_team(RESUMED, tmp_path / "resumed", IN_SECOND, 1, "dropout", "share"))
+    facts = load_checkpoint(tmp_path / "resumed" / "checkpoint.safetensors").facts
+    assert (facts["epoch"], facts["step"]) == (1, 4)  # the evaluation was not finished
     finish(start_team(RESUMED, tmp_path / "resumed", 0, 1, "dropout", "share"))
     finish(whole)
     assert difference(tmp_path / "whole", tmp_path / "resumed") == 0
-    assert [event["event"] for event in events_of(tmp_path / "resumed")].count("resume") == 0
+    for expected, found in zip(
+        events_of(tmp_path / "whole"), events_of(tmp_path / "resumed"), strict=True
+    ):
+        assert found.pop("loss", 0) == pytest.approx(expected.pop("loss", 0), rel=1e-6)
+        for event in (expected, found):  # times differ
+            event.pop("seconds", None), event.pop("wall_seconds", None)
+        assert found == expected
 
 
 @pytest.mark.slow
@@ -251,13 +274,13 @@ def test_two_processes_resume_as_if_nothing_had_stopped_them(tmp_path):
 def test_another_number_of_processes_resumes_to_the_same_weights(tmp_path, partners, parts):
     """Two processes, then one, which takes two parts where partners are of the share."""
     whole = start_team(RESUMED, tmp_path / "whole", 0, parts, "none", partners, size=1)
-    finish(start_team(RESUMED, tmp_path / "resumed", 2, 1, "none", partners))
+    finish(start_team(RESUMED, tmp_path / "resumed", IN_SECOND, 1, "none", partners))
     finish(start_team(RESUMED, tmp_path / "resumed", 0, parts, "none", partners, size=1))
     finish(whole)
     assert difference(tmp_path / "whole", tmp_path / "resumed") < 1e-6
     (event,) = (e for e in events_of(tmp_path / "resumed") if e["event"] == "resume")
     assert (event["compute"]["processes"], event["compute"]["accumulate"]) == (1, parts)
-    assert event["epoch"] == 2
+    assert (event["epoch"], event["step"]) == (1, 4)
 
 
 def events_of(folder):

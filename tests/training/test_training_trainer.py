@@ -14,6 +14,8 @@ from torch import nn
 
 from alignmixup.contracts import ImageSet
 from alignmixup.datasets import DeviceLoader, shapes
+from alignmixup.evaluation.forward import Forward, PixelBatches
+from alignmixup.evaluation.tasks.accuracy import count_hits
 from alignmixup.mixers.alignmixup import AlignMixup
 from alignmixup.mixers.nomix import NoMix
 from alignmixup.training import NonFiniteLoss, Stopped, TrainSettings, fit, summarize
@@ -175,6 +177,41 @@ def test_a_signal_saves_and_ends_cleanly_and_the_run_goes_on(tmp_path, number):
     assert lines(tmp_path / "whole") == lines(tmp_path / "part")
 
 
+class Scoring:
+    """Scores four batches; sends SIGTERM while the nth of the run is read."""
+
+    def __init__(self, stop_at=0):
+        self.stop_at, self.num_read = stop_at, 0
+
+    def batches(self):
+        images = shapes("test", 40)
+        for x, y in zip(images.images.split(10), images.labels.split(10), strict=True):
+            self.num_read += 1
+            torch.rand(1)  # an evaluation may draw from torch's generator
+            if self.num_read == self.stop_at:
+                os.kill(os.getpid(), signal.SIGTERM)
+            yield x / 255, y
+
+    def __call__(self, net):
+        return {"top1": count_hits(Forward(net), PixelBatches(self.batches)).percentages()["top1"]}
+
+
+@pytest.mark.parametrize("epoch", [2, 3])
+def test_a_signal_during_an_evaluation_ends_it_and_the_resumed_run_repeats_it(tmp_path, epoch):
+    settings = dataclasses.replace(SETTINGS, warmup_epochs=1, ema=0.9)
+    whole = run(tmp_path / "whole", settings, evaluate=Scoring())
+    scoring = Scoring(stop_at=8 * epoch - 2)  # the network itself; its average is scored first
+    with pytest.raises(Stopped, match=rf"in epoch {epoch} of 3, saved in .*part; run again"):
+        run(tmp_path / "part", settings, evaluate=scoring)
+    assert scoring.num_read == scoring.stop_at
+    assert summarize(tmp_path / "part").epochs == epoch - 1
+    facts = load_checkpoint(tmp_path / "part" / CHECKPOINT).facts
+    assert (facts["epoch"], facts["step"]) == (epoch - 1, 5)
+    assert run(tmp_path / "part", settings, evaluate=Scoring()) == whole
+    assert same(weights(tmp_path / "whole"), weights(tmp_path / "part"))
+    assert lines(tmp_path / "whole") == lines(tmp_path / "part")
+
+
 class SignalMixer(AlignMixup):
     """Sends SIGTERM while drawing its nth step: a signal in the middle of an epoch."""
 
@@ -292,7 +329,7 @@ def test_ctrl_c_is_acknowledged_at_once_and_a_second_one_raises(capsys):
     with stop_signals() as caught:
         os.kill(os.getpid(), signal.SIGINT)
         assert capsys.readouterr().err.strip() == (
-            "stopping after this step or evaluation; press Ctrl-C again to quit now"
+            "stopping after this step or batch; press Ctrl-C again to quit now"
         )
         os.kill(os.getpid(), signal.SIGTERM)  # from a sweep that was interrupted as well
         assert caught == [signal.SIGINT, signal.SIGTERM]

@@ -20,6 +20,7 @@ from torch.distributed.distributed_c10d import _get_default_store
 
 from alignmixup.contracts import Skipped
 from alignmixup.training import watch
+from alignmixup.training.signals import EvaluationStopped
 from alignmixup.training.watch import (
     RankLost,
     is_of_all,
@@ -32,7 +33,13 @@ CHECK_PERIOD = 0.5  # seconds between two looks at the others, for a process tha
 LONGEST_PAUSE = 0.1  # seconds between two looks, for one that waits
 
 # An error is raised in all processes as the first of these types that fits; others as RuntimeError.
-KINDS: tuple[type[Exception], ...] = (Skipped, ValueError, OSError, RuntimeError)
+KINDS: tuple[type[BaseException], ...] = (
+    Skipped,
+    EvaluationStopped,
+    ValueError,
+    OSError,
+    RuntimeError,
+)
 
 _numbers = itertools.count()  # of blocks that are in no other
 _open: list[Block] = []  # those this process is in, innermost last
@@ -70,7 +77,7 @@ class Block:
             who = ", ".join(f"rank {rank} calls {call}" for rank, call in enumerate(calls))
             raise ValueError(f"{who}: all ranks must call the same methods of the team")
 
-    def failure(self) -> Exception | None:
+    def failure(self) -> BaseException | None:
         """Return the first error in this block of any process, as all raise it."""
         if not self._store.check(["failed"]):
             return None
@@ -83,7 +90,7 @@ class Block:
         self._seen = time.monotonic() if is_due else self._seen
         return is_due
 
-    def leave(self, error: Exception | None) -> None:
+    def leave(self, error: BaseException | None) -> None:
         """Wait until all have left the block; raise the error of all if there is one."""
         own = ""
         if error is None:
@@ -135,11 +142,12 @@ class Block:
 def agreed(rank: int, size: int) -> Iterator[None]:
     """Raise the same error in every process if this block raises in one; all must enter it."""
     meet("agreed")
-    block, error = Block(rank, size), None
+    block = Block(rank, size)
+    error: BaseException | None = None
     _open.append(block)
     try:
         yield
-    except Exception as raised:
+    except (Exception, EvaluationStopped) as raised:
         if isinstance(raised, RankLost) or is_of_communication(raised):
             raise
         error = raised
@@ -165,7 +173,7 @@ def check_others() -> None:
         raise error
 
 
-def _failure() -> Exception | None:
+def _failure() -> BaseException | None:
     return next((error for block in _open if (error := block.failure()) is not None), None)
 
 
@@ -181,7 +189,7 @@ def _pauses() -> Iterator[float]:
         time.sleep(min(0.001 + seconds / 10, LONGEST_PAUSE))
 
 
-def _described(error: Exception) -> tuple[int, str]:
+def _described(error: BaseException) -> tuple[int, str]:
     """Return the place of an error's type in ``KINDS``, and its text; a bug with its line."""
     for number, kind in enumerate(KINDS):
         if isinstance(error, kind):

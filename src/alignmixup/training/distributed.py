@@ -26,6 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from alignmixup.device import is_gpu, own_gpu
 from alignmixup.training import agreement, watch
+from alignmixup.training.signals import check_stopped
 
 T = TypeVar("T")
 
@@ -151,7 +152,11 @@ class Team:
         return nullcontext() if self.size == 1 else agreement.agreed(self.rank, self.size)
 
     def check_others(self) -> None:
-        """Raise if another process has failed in an ``agreed`` block; call it in long loops."""
+        """Raise if another process has failed in an ``agreed`` block; call it in long loops.
+
+        In the evaluation of an epoch it raises as well once a signal has come.
+        """
+        check_stopped(self.size)
         if self.size > 1:
             agreement.check_others()
 

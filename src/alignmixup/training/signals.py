@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-STOPPING = "stopping after this step or evaluation; press Ctrl-C again to quit now"
+STOPPING = "stopping after this step or batch; press Ctrl-C again to quit now"
 
 
 class Stopped(KeyboardInterrupt):
@@ -21,6 +21,34 @@ class Stopped(KeyboardInterrupt):
     def __init__(self, number: int, message: str = "") -> None:
         super().__init__(message)
         self.number = number
+
+
+class EvaluationStopped(KeyboardInterrupt):
+    """A signal has ended the evaluation of an epoch, which a resumed run repeats."""
+
+
+# The signals that the training in evaluation has caught, and the number of its processes.
+_evaluations: list[tuple[list[int], int]] = []
+
+
+@contextmanager
+def stopping_evaluation(caught: list[int], num_processes: int) -> Iterator[None]:
+    """Let ``check_stopped`` raise in this block once ``caught`` has a signal."""
+    _evaluations.append((caught, num_processes))
+    try:
+        yield
+    finally:
+        _evaluations.pop()
+
+
+def check_stopped(num_processes: int) -> None:
+    """Raise if a signal came during the evaluation of an epoch; call it between batches.
+
+    It does nothing in an evaluation that not all processes of the training share: one that left it
+    alone would leave the others waiting.
+    """
+    if any(caught and size == num_processes for caught, size in _evaluations):
+        raise EvaluationStopped("stopped by a signal")
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from alignmixup.training.distributed import Team
 from alignmixup.training.losses import Losses
 from alignmixup.training.optim import EMA, make_optimizer
 from alignmixup.training.settings import TrainSettings
+from alignmixup.training.signals import EvaluationStopped, stopping_evaluation
 from alignmixup.training.steps import Batches
 from alignmixup.training.sync_norm import sync_norms
 
@@ -97,21 +98,23 @@ class TrainState:
         self.epoch, self.step = self.epoch + 1, 0
         self.losses, self.seconds = Losses(self.device), 0.0
 
-    def generators(self, team: Team) -> dict[str, Tensor]:
-        """Return the states of torch's own generators in all processes, which call this together.
+    def of_all(self, team: Team) -> dict[str, Tensor]:
+        """Return what differs between processes, which call this together.
 
-        Those of rank r are ``rng.NAME`` for rank 0 and ``rng.NAME.r`` for the others.
+        These are the states of torch's own generators, ``rng.NAME`` for rank 0 and ``rng.NAME.r``
+        for the others, and the losses, whose mean over the processes is saved.
         """
-        return {
+        tensors = {
             f"rng.{name}.{rank}" if rank else f"rng.{name}": theirs
             for name, own in rng_state(self.device).items()
             for rank, theirs in enumerate(team.gather(own, self.device))
         }
+        if self.losses.values:
+            tensors["losses"] = team.mean(torch.stack(self.losses.values))
+        return tensors
 
-    def checkpoint(
-        self, facts: Mapping[str, object], generators: Mapping[str, Tensor]
-    ) -> Checkpoint:
-        """Return the state with ``facts`` added to its own."""
+    def checkpoint(self, facts: Mapping[str, object], of_all: Mapping[str, Tensor]) -> Checkpoint:
+        """Return the state with ``facts`` added to its own, and with what ``of_all`` returned."""
         tensors = {f"model.{k}": v for k, v in self.net.state_dict().items()}
         if self.ema is not None:
             tensors |= {f"ema.{k}": v for k, v in self.ema.net.state_dict().items()}
@@ -119,10 +122,8 @@ class TrainState:
         if (module := self.mixer_module) is not None:
             tensors |= {f"mixer.{k}": v for k, v in module.state_dict().items()}
             tensors |= optimizer_tensors(module, self.optimizer, "mixer_optimizer")
-        tensors |= generators
+        tensors |= of_all
         tensors["rng.draws"] = self.rng.get_state()
-        if self.losses.values:
-            tensors["losses"] = torch.stack(self.losses.values)
         position = {"epoch": self.epoch, "step": self.step, "cases": list(self.losses.cases)}
         return Checkpoint(tensors, {**position, "seconds": self.seconds, **facts})
 
@@ -164,10 +165,15 @@ class TrainState:
             load_state(module, state, path)
             load_optimizer(module, self.optimizer, checkpoint, "mixer_optimizer")
 
-    def scores(self, evaluate: Evaluate, team: Team) -> dict[str, dict[str, float]]:
+    def scores(
+        self, evaluate: Evaluate, team: Team, stop: list[int]
+    ) -> dict[str, dict[str, float]]:
         """Evaluate as ``test``; with EMA that is the average, and the network is ``test_raw``.
 
         The teacher of a mixer is ``test_teacher``. All processes call this together.
+
+        Raises:
+            EvaluationStopped: ``stop`` has a signal; the state is that before the evaluation.
         """
         nets = {"test": self.net}
         if self.ema is not None:
@@ -178,9 +184,14 @@ class TrainState:
         if (teacher := next(teachers, None)) is not None:
             nets["test_teacher"] = teacher
         scores = {}
-        for name, net in nets.items():
-            with team.state_of_rank_zero(net):
-                scores[name] = dict(evaluate(net))
+        generators = rng_state(self.device)  # an evaluation may draw from them
+        try:
+            for name, net in nets.items():
+                with team.state_of_rank_zero(net), stopping_evaluation(stop, team.size):
+                    scores[name] = dict(evaluate(net))
+        except EvaluationStopped:
+            set_rng_state(self.device, generators)
+            raise
         if "top1" not in scores["test"]:
             names = list(scores["test"])
             raise ValueError(f"evaluate must return 'top1', in percent; it returned {names}")

@@ -73,7 +73,9 @@ class Batches:
         return self.gather(*batch)[0]
 
     def of(self, epoch: int, start_step: int) -> Iterator[Batch]:
-        """Return the batches of an epoch from ``start_step`` on."""
+        """Return the batches of an epoch from ``start_step`` on; none if it was the last."""
+        if start_step == len(self):
+            return iter(())
         if not isinstance(self._loader, GatheringLoader):
             return self._loader.epoch(epoch, start_step)
         self.prepare(epoch)

@@ -37,7 +37,7 @@ from alignmixup.training.optim import EMA, learning_rate_share, mixer_parameters
 from alignmixup.training.progress import Estimate
 from alignmixup.training.resume import check_resumed, past_compute, resumed_settings
 from alignmixup.training.settings import TrainSettings
-from alignmixup.training.signals import Stopped, stop_signals
+from alignmixup.training.signals import EvaluationStopped, Stopped, stop_signals
 from alignmixup.training.state import Evaluate, TrainState, attached
 from alignmixup.training.steps import (
     Batches,
@@ -75,7 +75,8 @@ def fit(
         evaluate: Called with the network; returns at least ``top1``, in per cent. With
             ``settings.ema`` it is called with the average and with the network itself, and with
             the teacher of a mixer that has one. Every process calls it, with the weights and the
-            batch statistics of rank 0; what rank 0 returns is recorded.
+            batch statistics of rank 0; what rank 0 returns is recorded. A signal ends it between
+            two batches where it calls ``alignmixup.evaluate``, else it is completed.
         settings: How to train. A run may be resumed on another device; with precision "auto" it
             keeps its precision.
         out: Folder of the ledger and the checkpoint.
@@ -90,7 +91,8 @@ def fit(
         The accuracies of the run.
 
     Raises:
-        Stopped: Ctrl-C or SIGTERM has ended the run after a step, with a checkpoint.
+        Stopped: Ctrl-C or SIGTERM has ended the run after a step or within an evaluation, with a
+            checkpoint.
         NonFiniteLoss: Training has diverged.
         RankLost: Another process of ``team`` has ended; the message has its rank and the reason.
     """
@@ -157,6 +159,7 @@ class _Run:
         self.state.seed(settings.seed + team.rank)
         if has_checkpoint(self.path):
             self.state.restore(self.path, team.rank)
+            self._set_rate(self.state.step - 1)
         self.closed = time.perf_counter()
         skipped, measured = (2, 3) if self.device.type == "cpu" else (100, 300)
         self.estimate = Estimate(skipped, measured, partial(synchronize, self.device))
@@ -189,7 +192,8 @@ class _Run:
                 while state.epoch < epochs.stop and not self.team.any(bool(stop), self.device):
                     if not self._train_epoch(loggers, stop):
                         break
-                    self._close_epoch(evaluate, loggers)
+                    if not self._close_epoch(evaluate, loggers, stop):
+                        break
             finally:
                 loggers.finish()
                 self.writer.close()
@@ -232,8 +236,7 @@ class _Run:
         state.train_mode()
         begin = time.perf_counter()
         for batch in self.batches.of(state.epoch, state.step):
-            progress = state.epoch + state.step / steps
-            set_learning_rate(state.optimizer, learning_rate_share(self.settings, progress))
+            progress = self._set_rate(state.step)
             size = draw_size(batch, self.settings, self.team)
             draw = self.mixer.draw(size, state.rng, progress / self.settings.epochs)
             state.losses.add(self.take_step(batch, draw), draw.case)
@@ -255,6 +258,12 @@ class _Run:
         state.seconds += time.perf_counter() - begin
         return True
 
+    def _set_rate(self, step: int) -> float:
+        """Set the learning rate of a step of this epoch; return its place in the run, in epochs."""
+        progress = self.state.epoch + step / len(self.batches)
+        set_learning_rate(self.state.optimizer, learning_rate_share(self.settings, progress))
+        return progress
+
     def _is_stopping(self, stop: list[int], is_check: bool) -> bool:
         """Whether a signal came. Several processes agree on it, where they check losses anyway: one
         that stopped alone would leave the others waiting for its gradients."""
@@ -262,8 +271,12 @@ class _Run:
             return bool(stop)
         return is_check and self.team.any(bool(stop), self.device)
 
-    def _close_epoch(self, evaluate: Evaluate, loggers: Loggers) -> None:
-        """Evaluate if it is due, write the epoch into the ledger, and save."""
+    def _close_epoch(self, evaluate: Evaluate, loggers: Loggers, stop: list[int]) -> bool:
+        """Evaluate if it is due, write the epoch into the ledger, and save.
+
+        Return False if a signal ended the evaluation: saved is then the epoch without its line, and
+        the resumed run repeats the evaluation.
+        """
         state = self.state
         self._check_weights()
         epoch = state.epoch + 1
@@ -277,7 +290,11 @@ class _Run:
         }
         is_last = self.settings.epochs - epoch < 10
         if is_last or epoch % self.settings.eval_every == 0:
-            values |= state.scores(evaluate, self.team)
+            try:
+                values |= state.scores(evaluate, self.team, stop)
+            except EvaluationStopped:
+                self._save()
+                return False
         # From the previous line to this one, so with a checkpoint and an evaluation.
         now = time.perf_counter()
         values["wall_seconds"], self.closed = round(now - self.closed, 4), now
@@ -285,6 +302,7 @@ class _Run:
         loggers.log(scalars(values), epoch)
         state.end_epoch()
         self._save()
+        return True
 
     def _check_losses(self, bad: int | None) -> None:
         """Raise for the loss at the index ``bad`` of this epoch, if there is one."""
@@ -308,7 +326,7 @@ class _Run:
             )
 
     def _save(self) -> None:
-        generators = self.state.generators(self.team)
+        of_all = self.state.of_all(self.team)
         if self.team.is_rank_zero:
             facts = {"ledger_length": self.ledger.length, "compute": asdict(self.compute)}
-            self.writer.save(self.state.checkpoint(facts, generators))
+            self.writer.save(self.state.checkpoint(facts, of_all))

@@ -165,7 +165,7 @@ def is_of_communication(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and "gloo" in str(error).lower()
 
 
-def marked_of_all(error: Exception) -> Exception:
+def marked_of_all(error: BaseException) -> BaseException:
     """Return the error, marked as one that all processes raise: none needs to hear of it."""
     error.__dict__["is_of_all"] = True
     return error
