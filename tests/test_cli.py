@@ -18,6 +18,7 @@ from alignmixup.cli.parsing import take_plugins, take_settings, typed_settings
 from alignmixup.cli.printing import print_table
 from alignmixup.cli.program import COMMANDS, _place_in_user_code
 from alignmixup.contracts import RecipeKey, Result
+from alignmixup.experiments import sweep
 from alignmixup.experiments.scoring import task_names
 from alignmixup.recipes.catalog import find_recipe
 from alignmixup.recipes.schema import changed
@@ -383,6 +384,27 @@ def test_a_sweep_trains_by_pattern_with_settings_for_all(tmp_path, capsys):
     assert '"metric": "top1_last"' in results.read_text()
     assert main([*words, "--set", "train.epochs"]) == 1
     assert "--set takes NAME=VALUE" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("states", "status"),
+    [
+        (["done", "done"], 0),
+        (["stopped", "waiting"], 75),
+        (["done", "waiting"], 75),
+        (["failed: no data", "waiting"], 1),
+    ],
+)
+def test_a_sweep_with_runs_left_has_an_exit_status_of_its_own(
+    tmp_path, monkeypatch, capsys, states, status
+):
+    recipe = find_recipe("cifar10-r18-input-fast")
+    jobs = [sweep.Job(recipe, tmp_path, state) for state in states]
+    monkeypatch.setattr(sweep, "sweep", lambda *args, **options: jobs)
+    with pytest.raises(SystemExit) as exited:
+        sys.exit(main(["sweep", recipe.name, "--out", str(tmp_path), "--minutes", "60"]))
+    assert exited.value.code == status
+    assert ("run again to resume the rest" in capsys.readouterr().out) == (status == 75)
 
 
 def test_flags_before_the_recipe_do_not_train_another(tmp_path, capsys):

@@ -25,6 +25,8 @@ from alignmixup.cli.parsing import (
 if TYPE_CHECKING:
     from alignmixup.recipes.schema import Recipe
 
+UNFINISHED = 75  # EX_TEMPFAIL of sysexits.h: nothing is wrong, run the same command again
+
 
 @dataclass
 class Demo:
@@ -160,7 +162,10 @@ class Sweep:
     """Train several recipes at a time and evaluate them; the same command resumes.
 
     Settings for all of them are flags as in 'train': --train.epochs 200
-    --mixer.alpha 1.0. 'alignmixup report' makes a table of the runs."""
+    --mixer.alpha 1.0. 'alignmixup report' makes a table of the runs.
+
+    The exit status is 0 if all runs are done, 75 if some are left for the same
+    command, as after --minutes, and 1 if some failed or are in use."""
 
     patterns: Positional[tuple[str, ...]]
     """Names of recipes, patterns of names, or FILE.py:FUNCTION."""
@@ -179,7 +184,7 @@ class Sweep:
     limit: int | None = None
     """A trial on this many training images, and at most as many test images."""
     minutes: float | None = None
-    """Stop the runs after this many minutes; the same command resumes them."""
+    """Stop the runs after this many minutes, with exit status 75; the same command resumes them."""
     launcher: Literal["local", "slurm", "ray"] = "local"
     """Where they run: here, as jobs of Slurm (pip install 'alignmixup[slurm]') or as tasks of Ray
     (pip install 'alignmixup[ray]'). --out must be a folder that all machines see."""
@@ -218,6 +223,9 @@ class Sweep:
             raise RuntimeError("some runs failed; their logs are beside their folders")
         if any(job.state.startswith("in use") for job in undone):
             raise RuntimeError("another process trains some of the runs; run again when it is done")
+        if undone:
+            print("run again to resume the rest")
+            raise SystemExit(UNFINISHED)
 
 
 def parse_sweep(args: list[str]) -> Call:
