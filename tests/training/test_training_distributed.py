@@ -17,6 +17,7 @@ from alignmixup.recipes.schema import changed
 from alignmixup.training.checkpoint import load_checkpoint
 from alignmixup.training.distributed import Team
 from forked import finish, start_team
+from picture_folder import make_pictures
 
 LINEAR = """
 import sys
@@ -339,6 +340,33 @@ def test_every_test_image_is_in_one_share():
 
 def pixels_of(image):
     return image.numpy().tobytes()
+
+
+SHARED_SETS = """
+import sys
+import torch
+from alignmixup import datasets
+from alignmixup.experiments.data_record import Sets, checksum, load_sets
+from alignmixup.recipes.schema import DataSpec
+from alignmixup.training import join_team
+from alignmixup.training import distributed
+
+team, device = join_team(torch.device("cpu"))
+distributed.PART_BYTES = 10_000  # several parts, the last one smaller
+spec = DataSpec(sys.argv[1])
+expected = Sets(*(datasets.load(spec.name, split) for split in ("train", "test")))
+num_loaded, load = [], datasets.load
+datasets.load = lambda *args: num_loaded.append(args) or load(*args)
+found = load_sets(spec, None, team, device)
+for ours, theirs in ((found.train, expected.train), (found.test, expected.test)):
+    assert checksum(ours) == checksum(theirs)
+    assert ours.name == theirs.name and ours.class_names == theirs.class_names
+print(len(num_loaded), flush=True)
+"""
+
+
+def test_rank_zero_decodes_a_folder_for_all(tmp_path):
+    assert finish(start_team(SHARED_SETS, make_pictures(tmp_path / "pictures"))) == ["2", "0"]
 
 
 def test_too_few_images_to_share_are_refused(monkeypatch, tmp_path):

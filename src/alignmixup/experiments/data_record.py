@@ -6,8 +6,11 @@ It is the record "images" in RUN/run.json; a run begun by an older version has n
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast
+
+import torch
 
 from alignmixup import datasets
 from alignmixup.contracts import ImageSet
@@ -15,6 +18,7 @@ from alignmixup.datasets.folder import FileSet
 from alignmixup.datasets.loading.layout import PATH_PREFIXES
 from alignmixup.experiments.batches import load_split, side_of
 from alignmixup.recipes.schema import DataSpec
+from alignmixup.training.distributed import Team
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,36 @@ class Sets:
                     f"the images of both sets must have one size, got {train} for training and "
                     f"{test} for the test: resize one of them"
                 )
+
+
+def load_sets(spec: DataSpec, root: Path | str | None, team: Team, device: torch.device) -> Sets:
+    """Load both splits. Rank 0 decodes those in memory, and the others get its images.
+
+    A list of files is read by every process.
+    """
+
+    def load() -> Sets:
+        return Sets(*(load_split(spec, split, root) for split in ("train", "test")))  # type: ignore[arg-type]
+
+    if team.size == 1 or spec.stream:
+        with team.rank_zero_first():
+            return load()
+    with team.guarded():
+        own = load() if team.is_rank_zero else None
+        train, test = (own.train, own.test) if own is not None else (None, None)
+        return Sets(*(_from_rank_zero(images, team, device) for images in (train, test)))
+
+
+def _from_rank_zero(own: ImageSet | None, team: Team, device: torch.device) -> ImageSet:
+    """Return the set of rank 0 in every process: all but its pixels is pickled."""
+    about = own
+    if own is not None:
+        about = replace(own, images=own.images.new_zeros(1).expand(own.images.shape))
+    about = cast(ImageSet, team.from_rank_zero(about))
+    pixels = torch.empty(about.images.shape, dtype=torch.uint8)
+    pixels = pixels if own is None else own.images.contiguous()
+    team.share_bytes(pixels, device)
+    return replace(about, images=pixels)
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,8 @@ from alignmixup import datasets
 from alignmixup.device import pick_device
 from alignmixup.evaluation.effect import Effect, alignment_effect
 from alignmixup.experiments.accuracies import Evaluator, record_accuracy
-from alignmixup.experiments.batches import check_batch_size, load_split, shortened, train_batches
-from alignmixup.experiments.data_record import DataRecord, Sets, is_named
+from alignmixup.experiments.batches import check_batch_size, shortened, train_batches
+from alignmixup.experiments.data_record import DataRecord, Sets, is_named, load_sets
 from alignmixup.experiments.load import Run, load_run
 from alignmixup.experiments.networks import build_net, for_module, initialize
 from alignmixup.experiments.plugins import open_recipe, plugins_of
@@ -110,12 +110,10 @@ def train(
     record = check_folder(folder, recipe, extend=extend, init_from=source)
     recipe = record.recipe
     team, device = join_team(pick_device(recipe.train.device))
-    with team.rank_zero_first():  # rank 0 decodes, the others read what it has decoded
+    with team.guarded():
         if team.is_rank_zero:
             check_unused(folder)
-        given = sets or Sets(
-            *(load_split(recipe.data, split, data_root) for split in ("train", "test"))  # type: ignore[arg-type]
-        )
+    given = sets or load_sets(recipe.data, data_root, team, device)
     limit = recipe.data.limit
     used = Sets(shortened(given.train, limit), shortened(given.test, limit))
     check_batch_size(recipe.train, used.train)

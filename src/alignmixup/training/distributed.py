@@ -30,6 +30,7 @@ from alignmixup.training.signals import check_stopped
 
 T = TypeVar("T")
 
+PART_BYTES = 2**26  # of a tensor that rank 0 sends
 NEVER = 2**31 - 1  # passes between two that DistributedDataParallel times
 
 
@@ -142,6 +143,18 @@ class Team:
         agreement.meet(f"from_rank {rank}")
         dist.broadcast_object_list(box, src=rank)
         return value if self.rank == rank else cast(T, pickle.loads(box[0]))
+
+    def share_bytes(self, own: Tensor, device: torch.device) -> None:
+        """Give every process the bytes of rank 0's CPU tensor, in place of its own.
+
+        They are sent in parts, which on a GPU leave ``device``, that of the run, its memory.
+        """
+        for part in torch.split(own.view(-1), PART_BYTES):
+            moved = part.to(device)
+            agreement.meet("share_bytes")
+            dist.broadcast(moved, src=0)
+            if self.rank:
+                part.copy_(moved)
 
     def agreed(self) -> AbstractContextManager[None]:
         """Raise the same error in every process if this block raises in one; all must enter it.
