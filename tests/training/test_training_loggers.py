@@ -79,10 +79,12 @@ def test_a_logger_gets_the_settings_the_steps_and_the_values_of_the_ledger(tmp_p
     assert recorder.calls[-1] == ("finish",)
 
 
-def test_a_logger_that_cannot_start_is_an_error_before_the_first_step(tmp_path):
+@pytest.mark.parametrize("are_joined", [False, True])
+def test_a_logger_that_cannot_start_is_an_error_before_the_first_step(tmp_path, are_joined):
     first, bad = Recorder(), Recorder(fails="start")
-    with pytest.raises(RuntimeError, match="the logger Recorder cannot start: no space left"):
-        run(tmp_path, first, bad)
+    chosen = [Loggers([first, bad])] if are_joined else [first, bad]
+    with pytest.raises(RuntimeError, match=r"^the logger Recorder cannot start: no space left"):
+        run(tmp_path, *chosen)
     assert first.of("finish")
     assert not bad.of("finish")
     assert not first.of("step")

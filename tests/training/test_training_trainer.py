@@ -235,6 +235,35 @@ def test_a_signal_in_the_middle_of_an_epoch_loses_nothing(tmp_path):
     assert lines(tmp_path / "whole") == lines(tmp_path / "part")
 
 
+class Failing(AlignMixup):
+    """Fails at its seventh step, as with a compiler that Ctrl-C has ended."""
+
+    signals = ()
+
+    def apply(self, model, x, y, draw):
+        type(self).countdown -= 1
+        if type(self).countdown == 0:
+            for number in self.signals:
+                os.kill(os.getpid(), number)
+            raise RuntimeError("C++ compile error\nand many lines")
+        return super().apply(model, x, y, draw)
+
+
+def test_a_step_that_fails_by_ctrl_c_is_a_stop_and_any_other_an_error(tmp_path):
+    run(tmp_path / "whole")
+    Failing.countdown, Failing.signals = 7, (signal.SIGINT,)
+    said = r"by Ctrl-C .*\(RuntimeError: C\+\+ compile error\); run again"
+    with pytest.raises(Stopped, match=said) as stop:
+        run(tmp_path / "part", mixer=Failing("layer4", num_iters=10))
+    assert stop.value.number == signal.SIGINT
+    run(tmp_path / "part")
+    assert same(weights(tmp_path / "whole"), weights(tmp_path / "part"))
+    assert lines(tmp_path / "whole") == lines(tmp_path / "part")
+    Failing.countdown, Failing.signals = 7, ()
+    with pytest.raises(RuntimeError, match=r"\+\+ compile error"):
+        run(tmp_path / "failed", mixer=Failing("layer4", num_iters=10))
+
+
 # It trains to the end in a fork, then again and again in forks that are killed. A process that has
 # imported and never computed can be forked; threads of torch would not survive it.
 CHILD = """

@@ -92,6 +92,8 @@ class Loggers(Logger):
                 message = f"the logger {type(logger).__name__} cannot start: {error}"
                 if self._is_new:
                     self.finish()
+                    if isinstance(logger, Loggers):  # the error names the one inside
+                        raise
                     raise RuntimeError(message) from error
                 warnings.warn(message, stacklevel=2)  # in a later phase of the run
         self._is_new = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 
@@ -21,6 +21,30 @@ class Stopped(KeyboardInterrupt):
     def __init__(self, number: int, message: str = "") -> None:
         super().__init__(message)
         self.number = number
+
+
+def signal_name(number: int) -> str:
+    """Return what people call a signal."""
+    return "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+
+
+@contextmanager
+def step_under(caught: Sequence[int]) -> Iterator[None]:
+    """Raise ``Stopped`` for an error in this block, one step, if ``caught`` has a signal.
+
+    Ctrl-C on a terminal reaches the compilers that a step has started, too, and ends them.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not caught:
+            raise
+        what = next(iter(str(error).splitlines()), "")
+        raise Stopped(
+            caught[0],
+            f"stopped by {signal_name(caught[0])} within a step, which failed "
+            f"({type(error).__name__}: {what}); run again to continue from the last checkpoint",
+        ) from error
 
 
 class EvaluationStopped(KeyboardInterrupt):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -25,7 +24,7 @@ from alignmixup.training.distributed import Team
 from alignmixup.training.losses import Losses
 from alignmixup.training.optim import EMA, make_optimizer
 from alignmixup.training.settings import TrainSettings
-from alignmixup.training.signals import EvaluationStopped, stopping_evaluation
+from alignmixup.training.signals import EvaluationStopped, signal_name, stopping_evaluation
 from alignmixup.training.steps import Batches
 from alignmixup.training.sync_norm import sync_norms
 
@@ -199,7 +198,7 @@ class TrainState:
 
     def where_stopped(self, number: int, epochs: int, folder: Path) -> str:
         """Return which signal ended the run of ``epochs``, where, and how to resume it."""
-        by = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+        by = signal_name(number)
         if self.epoch == epochs:
             return f"{by} after the last epoch; the run in {folder} is complete"
         if not (self.epoch or self.step):

@@ -37,7 +37,7 @@ from alignmixup.training.optim import EMA, learning_rate_share, mixer_parameters
 from alignmixup.training.progress import Estimate
 from alignmixup.training.resume import check_resumed, past_compute, resumed_settings
 from alignmixup.training.settings import TrainSettings
-from alignmixup.training.signals import EvaluationStopped, Stopped, stop_signals
+from alignmixup.training.signals import EvaluationStopped, Stopped, step_under, stop_signals
 from alignmixup.training.state import Evaluate, TrainState, attached
 from alignmixup.training.steps import (
     Batches,
@@ -239,7 +239,9 @@ class _Run:
             progress = self._set_rate(state.step)
             size = draw_size(batch, self.settings, self.team)
             draw = self.mixer.draw(size, state.rng, progress / self.settings.epochs)
-            state.losses.add(self.take_step(batch, draw), draw.case)
+            with step_under(stop if self.team.size == 1 else ()):
+                loss = self.take_step(batch, draw)
+            state.losses.add(loss, draw.case)
             state.step += 1
             loggers.step()
             remaining = steps * (self.epochs.stop - state.epoch) - state.step
