@@ -33,7 +33,13 @@ from alignmixup.experiments.run_folder import (
 from alignmixup.files import replacing, write_text
 from alignmixup.ops.adain import save_adain, small_adain
 from alignmixup.report.render import Table, write_tables
-from alignmixup.training.checkpoint import CHECKPOINT, load_checkpoint, previous
+from alignmixup.training.checkpoint import (
+    CHECKPOINT,
+    Checkpoint,
+    CheckpointWriter,
+    load_checkpoint,
+    previous,
+)
 from alignmixup.training.ledger import LEDGER, Ledger, read_ledger
 
 resource = pytest.importorskip("resource")
@@ -271,22 +277,61 @@ def test_a_folder_that_vanishes_in_training_is_named(whole, tmp_path, monkeypatc
         train(tmp_path / "run")
 
 
-def test_a_folder_that_becomes_read_only_is_named(whole, tmp_path, monkeypatch):
-    """Root may write everywhere, so the error is simulated where files are opened."""
-    folder = tmp_path / "run"
-    shutil.copytree(whole, folder)
-    is_open = Path.open
+def make_read_only(folder, monkeypatch):
+    """Root may write everywhere, so the errors are simulated where files are opened or deleted."""
+    is_open, unlink = Path.open, Path.unlink
 
-    def refuse(self, mode="r", *args, **options):
-        if folder in self.parents and set(mode) & set("wa+"):
-            raise PermissionError(errno.EACCES, "Permission denied", str(self))
+    def refuse(path):
+        if folder in path.parents:
+            raise OSError(errno.EROFS, "Read-only file system", str(path))
+
+    def open_file(self, mode="r", *args, **options):
+        if set(mode) & set("wa+"):
+            refuse(self)
         return is_open(self, mode, *args, **options)
 
-    monkeypatch.setattr(Path, "open", refuse)
+    def unlink_file(self, *args, **options):
+        refuse(self)
+        unlink(self, *args, **options)
+
+    monkeypatch.setattr(Path, "open", open_file)
+    monkeypatch.setattr(Path, "unlink", unlink_file)
+
+
+def test_a_checkpoint_in_a_read_only_folder_is_named(tmp_path, monkeypatch):
+    make_read_only(tmp_path, monkeypatch)
+    writer = CheckpointWriter(tmp_path / CHECKPOINT)
+    writer.save(Checkpoint({"model.a": torch.zeros(2)}, {}))
+    with pytest.raises(OSError, match=r"cannot write the checkpoint .*: Read-only file system"):
+        writer.close()
+
+
+def test_a_run_in_a_read_only_folder_is_not_scored_in_vain(whole, tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    shutil.copytree(whole, folder)
+    make_read_only(folder, monkeypatch)
+    scored = []
+    with pytest.raises(OSError, match=r"cannot write .*results.jsonl: Read-only file system"):
+        am.evaluate(folder, shapes("test", 8), on_task=scored.append)
+    assert not scored
+
+
+def test_a_sweep_in_a_read_only_folder_starts_nothing_and_names_the_log(tmp_path, monkeypatch):
+    make_read_only(tmp_path, monkeypatch)
+    monkeypatch.setattr(sweeps.Call, "start", None)
+    (job,) = sweeps.sweep([NAME], tmp_path, changes=SMALL, tasks=["accuracy"])
+    assert job.state.startswith(f"failed: cannot write {tmp_path}")
+    assert job.state.endswith(".log: Read-only file system")
+
+
+def test_a_folder_that_becomes_read_only_is_named(whole, tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    shutil.copytree(whole, folder)
+    make_read_only(folder, monkeypatch)
     load = am.load_run(folder)  # reading needs no right to write
     assert load.epoch == 2
-    (folder / CHECKPOINT).unlink()
-    with pytest.raises(OSError, match=r"cannot write .*: Permission denied"):
+    os.remove(folder / CHECKPOINT)
+    with pytest.raises(OSError, match=r"cannot write .*: Read-only file system"):
         train(folder)
 
 

@@ -151,6 +151,8 @@ def evaluate(
         "team": team,
     }
     with team.guarded():
+        if subject.save and team.is_rank_zero:
+            subject.save([])  # or the error of a read-only folder, before anything is measured
         if any("outliers" in parameters_of(name) for name in names):
             needed["outliers"] = _outliers(shown, ood, seed, data_root, scores.left_out, team)
         for name in names:

@@ -29,7 +29,7 @@ from alignmixup.experiments.plugins import open_recipe, plugins_of
 from alignmixup.experiments.run import train
 from alignmixup.experiments.run_folder import FolderInUse, alone_in, check_folder, write_json
 from alignmixup.experiments.scoring import evaluate, task_names
-from alignmixup.files import make_folder
+from alignmixup.files import make_folder, writing
 from alignmixup.recipes.catalog import matching_recipes
 from alignmixup.recipes.schema import Recipe, changed, on_data
 from alignmixup.registry import import_plugin
@@ -195,6 +195,12 @@ class _Crew:
         job = self.jobs[number]
         if _is_done(job, self.shared):
             self._change(number, "done")
+            return
+        try:
+            with writing(_log(job.folder)):
+                _log(job.folder).open("ab").close()
+        except OSError as error:
+            self._change(number, f"failed: {error}")
             return
         # As plain values: a class of a plugin is known there once the plugin is imported.
         args = (job.recipe.to_json(), job.folder, astuple(self.shared), plugins_of(job.recipe))

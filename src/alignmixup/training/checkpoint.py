@@ -15,7 +15,7 @@ import os
 import warnings
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -108,7 +108,8 @@ class CheckpointWriter:
             os.replace(partial, self.path)
             self._is_whole = True
         except OSError as error:
-            partial.unlink(missing_ok=True)
+            with suppress(OSError):  # of a read-only folder
+                partial.unlink(missing_ok=True)
             size = sum(run.values.nbytes for run in runs)
             kept = has_checkpoint(self.path)
             before = "the one before it is intact" if kept else "there is none yet"
