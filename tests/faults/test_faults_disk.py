@@ -6,6 +6,7 @@ library. /dev/full gives the error of a full disk itself.
 
 import errno
 import importlib
+import io
 import json
 import multiprocessing
 import os
@@ -275,6 +276,17 @@ def test_a_folder_that_vanishes_in_training_is_named(whole, tmp_path, monkeypatc
     monkeypatch.setattr(accuracies.Evaluator, "__call__", vanish)
     with pytest.raises(OSError, match=r"cannot write .*run.*No such file"):
         train(tmp_path / "run")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
+@pytest.mark.filterwarnings("default:the logger")
+def test_a_log_on_a_full_disk_does_not_end_the_training(tmp_path, monkeypatch):
+    words = ["train", NAME, "--dataset", "shapes", "--limit", "32", "--out", str(tmp_path / "run")]
+    settings = [f"--{name.replace('_', '-')}={value}" for name, value in SMALL.items()]
+    with open("/dev/full", "wb", buffering=0) as full:
+        monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(full, write_through=True))
+        assert main([*words, *settings]) == 0
+    assert read_ledger(tmp_path / "run" / LEDGER)[-1]["epoch"] == 2
 
 
 def make_read_only(folder, monkeypatch):

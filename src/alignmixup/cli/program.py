@@ -14,6 +14,7 @@ import textwrap
 import traceback
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -177,13 +178,15 @@ def _sentence(error: Exception) -> str:
 def _say(message: Warning | str, *where: object, **line: object) -> None:
     """Print an error or a warning, without the line of code it comes from.
 
-    It is one line, which on a terminal is broken between words.
+    It is one line, which on a terminal is broken between words. It is lost where stderr cannot be
+    written: a warning ends no training because the disk of its log is full.
     """
     text = f"{PROGRAM}: {message}"
     if sys.stderr.isatty():
         width = shutil.get_terminal_size().columns
         text = "\n".join(textwrap.fill(line, width, **WHOLE_WORDS) for line in text.splitlines())
-    print(text, file=sys.stderr)
+    with suppress(OSError):
+        print(text, file=sys.stderr)
 
 
 def _import(plugins: Sequence[str]) -> None:
