@@ -78,7 +78,7 @@ def test_a_loader_left_early_ends_its_workers_at_once(files, monkeypatch):
     assert not worker.is_alive()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_to_all_processes_leaves_the_workers_to_the_loader(files, number, monkeypatch):
     """A terminal and Slurm send it to the workers too; training needs batches until it saves."""
     expected = batches_of(StreamLoader(files, 2, 16, seed=5))

@@ -162,7 +162,7 @@ class Interrupting:
         return {"top1": 10.0}
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_saves_and_ends_cleanly_and_the_run_goes_on(tmp_path, number):
     whole = run(tmp_path / "whole")
     with pytest.raises(Stopped, match=r"in epoch 2 of 3, saved in .*part; run again") as stop:
@@ -370,6 +370,24 @@ def test_ctrl_c_is_acknowledged_at_once_and_a_second_one_raises(capsys):
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_closed_terminal_is_a_signal_to_stop_unless_it_is_ignored(monkeypatch):
+    """Nothing can be printed then, and nohup has it ignored."""
+    closed = open(os.devnull)  # noqa: SIM115, not open for writing: OSError
+    monkeypatch.setattr(sys, "stderr", closed)
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with stop_signals() as caught:
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert not caught
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        with stop_signals() as caught:
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert caught == [signal.SIGHUP]
+    finally:
+        signal.signal(signal.SIGHUP, before)
+        closed.close()
+
+
 def test_a_forked_process_leaves_signals_to_the_one_that_trains(capfd):
     with stop_signals() as caught:
         child = os.fork()

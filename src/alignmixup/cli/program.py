@@ -20,7 +20,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from alignmixup.cli import INTERRUPTED
 from alignmixup.cli.bench import Bench
 from alignmixup.cli.detection import Detect
 from alignmixup.cli.doctor import Doctor
@@ -123,7 +122,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # ``Stopped`` has a number; with several processes its message is rank 0's.
         number = getattr(stop, "number", None)
         if str(stop) or number is None:
-            print(f"{PROGRAM}: {stop}" if str(stop) else INTERRUPTED, file=sys.stderr)
+            _say(str(stop) or "interrupted")
         return 128 + int(number or signal.SIGINT)
     except BrokenPipeError:  # whoever read our output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

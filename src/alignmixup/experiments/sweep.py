@@ -302,8 +302,8 @@ def _outcome(job: Job, shared: _Shared, exit_code: int | None) -> str:
         reasons = [line for line in lines if line.startswith("failed: ")]
         if reasons:
             return reasons[-1]
-    # Ctrl-C on a terminal reaches a run that has not begun to train, too.
-    if exit_code not in (0, -signal.SIGTERM, -signal.SIGINT):
+    # A terminal sends Ctrl-C, and SIGHUP (1) when it is closed, to runs that do not train yet, too.
+    if exit_code not in (0, -signal.SIGTERM, -signal.SIGINT, -1):
         if exit_code is None or exit_code > 0:
             return f"failed: exit code {exit_code}"
         name = signal.Signals(-exit_code).name

@@ -1,4 +1,7 @@
-"""Deferred handling of Ctrl-C and SIGTERM: training stops at its next safe point, and saves."""
+"""Deferred handling of Ctrl-C, SIGTERM and SIGHUP: training stops at its next safe point, saved.
+
+SIGHUP comes when the terminal is closed or its connection is lost; under nohup it is ignored.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 STOPPING = "stopping after this step or batch; press Ctrl-C again to quit now"
@@ -77,7 +80,7 @@ def check_stopped(num_processes: int) -> None:
 
 @contextmanager
 def stop_signals(message: str = STOPPING, *, quiet: bool = False) -> Iterator[list[int]]:
-    """Collect Ctrl-C and SIGTERM; the first one prints ``message``, a second Ctrl-C raises.
+    """Collect signals to stop; the first one prints ``message``, a second Ctrl-C raises.
 
     SIGTERM after Ctrl-C does not raise: Ctrl-C on a terminal reaches all processes of a sweep,
     which then also sends SIGTERM to its own. A third Ctrl-C ends the process without cleaning up.
@@ -96,8 +99,11 @@ def stop_signals(message: str = STOPPING, *, quiet: bool = False) -> Iterator[li
             _print(message)
         caught.append(number)
 
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
     try:
-        before = {n: signal.signal(n, catch) for n in (signal.SIGINT, signal.SIGTERM)}
+        before = {n: signal.signal(n, catch) for n in numbers}
     except ValueError:  # not the main thread, and only that may handle signals
         before = {}
     try:
@@ -108,8 +114,9 @@ def stop_signals(message: str = STOPPING, *, quiet: bool = False) -> Iterator[li
 
 
 def _print(message: str) -> None:
-    """Print from a signal handler, where the stream may be in the middle of a write."""
-    try:
-        print(f"\n{message}", file=sys.stderr, flush=True)
-    except RuntimeError:  # a reentrant call
-        os.write(2, f"\n{message}\n".encode())
+    """Print from a signal handler, where the stream may be in the middle of a write, or closed."""
+    with suppress(OSError):
+        try:
+            print(f"\n{message}", file=sys.stderr, flush=True)
+        except RuntimeError:  # a reentrant call
+            os.write(2, f"\n{message}\n".encode())

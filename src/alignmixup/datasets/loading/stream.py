@@ -161,12 +161,13 @@ class StreamLoader:
 
 
 def _start_worker(is_closed: Any, _worker: int) -> None:
-    """Leave Ctrl-C and SIGTERM to the main process, which needs batches until it saves.
+    """Leave signals to stop to the main process, which needs batches until it saves.
 
     A terminal and Slurm send them to all processes. torch ends a worker by SIGTERM, too, but only
     after the loader is closed.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for name in {"SIGINT", "SIGHUP"} & set(dir(signal)):
+        signal.signal(getattr(signal, name), signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0) if is_closed.value else None)
     end_with_parent()
 
