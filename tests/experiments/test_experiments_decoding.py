@@ -22,6 +22,7 @@ from alignmixup.experiments.painters import (
     reconstruction,
 )
 from alignmixup.experiments.run import Sets, train
+from alignmixup.experiments.run_folder import FolderInUse
 from alignmixup.mixers.alignmixup import AlignMixup
 from alignmixup.mixers.alignmixup_ae import AlignMixupAE, AlignMixupVAE
 from alignmixup.mixers.nomix import NoMix
@@ -64,6 +65,21 @@ def decoded(plain, sets):
     after = {p.name: p.read_bytes() for p in plain.iterdir()}
     assert {name: after[name] for name in before} == before, "the run itself was changed"
     return plain, measured
+
+
+def test_a_second_decoder_of_a_run_is_refused_while_the_first_is_trained(plain, sets, tmp_path):
+    folder = shutil.copytree(plain, tmp_path / "run")
+    refused = []
+
+    def train_another():
+        if not refused:
+            refused.append("now")
+            with pytest.raises(FolderInUse, match="another process is training in"):
+                train_decoder(folder, SMALL, sets=sets, quiet=True)
+
+    short = dataclasses.replace(SMALL, epochs=1)
+    train_decoder(folder, short, sets=sets, again=True, quiet=True, on_step=train_another)
+    assert refused
 
 
 def test_the_decoder_does_better_than_the_mean_image(decoded, sets):

@@ -36,7 +36,13 @@ from alignmixup.experiments.painters import (
     reconstruction,
 )
 from alignmixup.experiments.provenance import origin, provenance
-from alignmixup.experiments.run_folder import append_results, read_recipe, read_run, write_json
+from alignmixup.experiments.run_folder import (
+    alone_in,
+    append_results,
+    read_recipe,
+    read_run,
+    write_json,
+)
 from alignmixup.mixers.alignmixup import AlignMixup
 from alignmixup.mixers.alignmixup_ae import AlignMixupAE
 from alignmixup.models.autoencoder import AutoencodingClassifier
@@ -125,14 +131,15 @@ def train_decoder(
         return measured
     settings = dataclasses.replace(settings, layer=settings.layer or mixed_layer(opened))
     decoder = _layer_decoder(opened, settings, side_of(recipe.data, train_set))
-    try:
-        fit = _fit(decoder, opened, settings, train_set, again, quiet, on_step)
-    except OtherSettings as error:
-        raise ValueError(f"{error}, or --again to start afresh") from None
-    measured = reconstruction(decoder.eval(), test_batches)
-    _check_finite(measured, "train it --again with a lower --lr")
-    _describe(folder / DECODER, settings, fit, measured)
-    _record(opened, dataclasses.asdict(settings), measured)
+    with alone_in(folder):
+        try:
+            fit = _fit(decoder, opened, settings, train_set, again, quiet, on_step)
+        except OtherSettings as error:
+            raise ValueError(f"{error}, or --again to start afresh") from None
+        measured = reconstruction(decoder.eval(), test_batches)
+        _check_finite(measured, "train it --again with a lower --lr")
+        _describe(folder / DECODER, settings, fit, measured)
+        _record(opened, dataclasses.asdict(settings), measured)
     return measured
 
 
