@@ -8,7 +8,7 @@ entries on 16 warps, which have 128 registers per thread. T stays in memory, or 
 import triton
 import triton.language as tl
 
-from alignmixup.ops.triton.common import NEG, safe_steps
+from alignmixup.ops.triton.common import NEG, reciprocal, safe_steps
 from alignmixup.ops.triton.exchange import (
     ROW_AXIS,
     column_indices,
@@ -162,7 +162,7 @@ def _linear_step(
     GROUP: tl.constexpr, M: tl.constexpr, PACK: tl.constexpr,
 ):  # fmt: skip
     """a = (1/n) / sums and b = (1/m) / (K' a); one exchange."""
-    a = (1 / n) / sums
+    a = reciprocal(n * sums)
     total = tl.sum(K * per_row(a), axis=ROW_AXIS)
     total = exchange(total, j, m, slots, number, rank, GROUP, M, PACK, "sum")
-    return a, (1 / m) / (total + col_pad)
+    return a, reciprocal(m * (total + col_pad))

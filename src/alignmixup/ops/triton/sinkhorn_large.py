@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from alignmixup.ops.triton.common import LOG2_E, NEG, safe_steps
+from alignmixup.ops.triton.common import LOG2_E, NEG, reciprocal, safe_steps
 
 # Elements of S or K in registers at a time: 32 per thread, and as many sums, without spills.
 BLOCK = 8192
@@ -80,7 +80,7 @@ def _stream_kernel(
             at_one = 0
             taken = 1
             current = 1 - current
-            b = (1 / m) / (sums + col_pad)
+            b = reciprocal(m * (sums + col_pad))
             resting = 0
             while (taken < steps) & (resting == 0):
                 sums, error = _linear_pass(
@@ -91,7 +91,7 @@ def _stream_kernel(
                     resting = tl.where(error > tol, 0, 1)
                 if resting == 0:
                     current = 1 - current
-                    b = (1 / m) / (sums + col_pad)
+                    b = reciprocal(m * (sums + col_pad))
                     taken += 1
             used += taken
             remaining = tl.where(resting == 0, remaining - taken, 0)
@@ -196,7 +196,7 @@ def _absorb_pass(
         high = tl.maximum(high, tl.max(row_sums, axis=0))
         error += tl.sum(tl.abs(row_sums - 1 / n), axis=0)
         # The caller detects a zero sum and discards this step.
-        a = (1 / n) / tl.maximum(row_sums, 1e-30)
+        a = reciprocal(n * tl.maximum(row_sums, 1e-30))
         tl.store(new_a_ptr + i, a, mask=rows)
         sums += K * a[:, None]
     tl.debug_barrier()
@@ -222,7 +222,7 @@ def _linear_pass(
         if HAS_TOL:
             a = tl.load(a_ptr + i, mask=rows, other=1.0)
             error += tl.sum(tl.abs(a * row_sums - 1 / n), axis=0)
-        a = (1 / n) / row_sums
+        a = reciprocal(n * row_sums)
         if HAS_TOL or is_last:
             tl.store(new_a_ptr + i, a, mask=rows)
         sums += K * a[:, None]

@@ -8,7 +8,7 @@ float32: in half precision its entries, and with them the plan, would be off by 
 import triton
 import triton.language as tl
 
-from alignmixup.ops.triton.common import NEG, safe_steps
+from alignmixup.ops.triton.common import NEG, reciprocal, safe_steps
 from alignmixup.ops.triton.exchange import (
     ROW_AXIS,
     column_indices,
@@ -171,7 +171,7 @@ def _steps(
         if steps > 0:
             # The pass above was the first of them.
             sums = exchange(sums, j, m, slots, number, rank, GROUP, M, PACK, "sum")
-            b = (1 / m) / (sums + col_pad)
+            b = reciprocal(m * (sums + col_pad))
             number += 1
             at_one = at_one * 0
             current = 1 - current
@@ -188,7 +188,7 @@ def _steps(
                     resting = tl.where(error > tol, 0, 1)
                 if resting == 0:
                     sums = exchange(sums, j, m, slots, number, rank, GROUP, M, PACK, "sum")
-                    b = (1 / m) / (sums + col_pad)
+                    b = reciprocal(m * (sums + col_pad))
                     number += 1
                     current = 1 - current
                     taken += 1
@@ -229,7 +229,7 @@ def _absorb_pass(
         high = tl.maximum(high, tl.max(own, axis=0))
         error += tl.sum(tl.abs(own - 1 / n), axis=0)
         # The caller detects a zero sum and discards this step.
-        a = (1 / n) / tl.maximum(own, 1e-30)
+        a = reciprocal(n * tl.maximum(own, 1e-30))
         tl.store(new_a_ptr + i, a, mask=rows)
         sums += K * per_row(a)
     tl.debug_barrier()
@@ -254,7 +254,7 @@ def _linear_pass(
         if HAS_TOL:
             a = tl.load(a_ptr + i, mask=rows, other=1.0)
             error += tl.sum(tl.abs(a * own - 1 / n), axis=0)
-        a = (1 / n) / own
+        a = reciprocal(n * own)
         if HAS_TOL or is_last:
             tl.store(new_a_ptr + i, a, mask=rows)
         sums += K * per_row(a)
