@@ -87,7 +87,14 @@ def test_a_signal_to_all_processes_leaves_the_workers_to_the_loader(files, numbe
         time.sleep(0.02)
         return open_image(path)
 
+    start = stream._start_worker
+
+    def late(is_closed, worker):
+        time.sleep(0.2 * worker)  # the second one has yet to start when the signal comes
+        start(is_closed, worker)
+
     monkeypatch.setattr(stream, "open_image", slow)
+    monkeypatch.setattr(stream, "_start_worker", late)
     before = set(multiprocessing.active_children())
     loader = StreamLoader(files, 2, 16, seed=5, num_workers=2)
     batches = loader.epoch(0)

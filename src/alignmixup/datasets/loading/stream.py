@@ -13,6 +13,7 @@ import signal
 import warnings
 import weakref
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -141,7 +142,8 @@ class StreamLoader:
         """Yield the batches of one epoch, from ``start_step`` on; one epoch at a time."""
         check_start(start_step, len(self))
         self._order.epoch, self._order.start_step = epoch, start_step
-        batches = iter(self._loader)
+        with _signals_held():
+            batches = iter(self._loader)
         if self._closing is None:  # at exit it runs before torch waits for the workers
             self._closing = weakref.finalize(self, setattr, self._is_closed, "value", 1)
         for images, labels, problems in _all_of(batches):
@@ -160,15 +162,34 @@ class StreamLoader:
                 warnings.warn(f"{problem}; skipped, another one takes its place", stacklevel=3)
 
 
+STOPS = [getattr(signal, n) for n in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, n)]
+
+
+@contextmanager
+def _signals_held() -> Iterator[None]:
+    """Hold back signals to stop: a worker that is started here would end by one before it can
+    leave it to the main process."""
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _start_worker(is_closed: Any, _worker: int) -> None:
     """Leave signals to stop to the main process, which needs batches until it saves.
 
     A terminal and Slurm send them to all processes. torch ends a worker by SIGTERM, too, but only
     after the loader is closed.
     """
-    for name in {"SIGINT", "SIGHUP"} & set(dir(signal)):
-        signal.signal(getattr(signal, name), signal.SIG_IGN)
+    for number in STOPS:
+        signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0) if is_closed.value else None)
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
     end_with_parent()
 
 
