@@ -159,24 +159,18 @@ def has(values: Mapping[str, object], wanted: Mapping[str, object]) -> bool:
 
 
 TABLES: Mapping[str, Methods | Plateaus] = {
-    "plateaus-cifar100": Plateaus(
-        log="authors-cifar100-r18.csv",
-        curve="cifar100-r18-alignmixup-released-seed{seed}.csv",
-        spans=((301, 500), (521, 600), (801, 1000), (1021, 1500), (1521, 2000)),
-        data="cifar100",
-        network="r18",
-        method="alignmixup",
-        variant="released",
-    ),
-    "plateaus-cifar10": Plateaus(
-        log="authors-cifar10-r18.csv",
-        curve="cifar10-r18-alignmixup-released-seed{seed}.csv",
-        spans=((301, 500), (521, 600), (801, 1000), (1021, 1500), (1521, 2000)),
-        data="cifar10",
-        network="r18",
-        method="alignmixup",
-        variant="released",
-    ),
+    **{
+        f"plateaus-{data}": Plateaus(
+            log=f"authors-{data}-r18.csv",
+            curve=data + "-r18-alignmixup-released-seed{seed}.csv",
+            spans=((301, 500), (521, 600), (801, 1000), (1021, 1500), (1521, 2000)),
+            data=data,
+            network="r18",
+            method="alignmixup",
+            variant="released",
+        )
+        for data in ("cifar100", "cifar10")
+    },
     "cifar10-300": Methods("cifar10", "r18", "fast", 300, trained={"net.block": "standard"}),
     "cifar100-300": Methods(
         "cifar100",

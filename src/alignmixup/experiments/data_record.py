@@ -95,8 +95,10 @@ def _from_rank_zero(own: ImageSet | None, team: Team, device: torch.device) -> I
     if own is not None:
         about = replace(own, images=own.images.new_zeros(1).expand(own.images.shape))
     about = cast(ImageSet, team.from_rank_zero(about))
-    pixels = torch.empty(about.images.shape, dtype=torch.uint8)
-    pixels = pixels if own is None else own.images.contiguous()
+    if own is None:
+        pixels = torch.empty(about.images.shape, dtype=torch.uint8)
+    else:
+        pixels = own.images.contiguous()
     team.share_bytes(pixels, device)
     return replace(about, images=pixels)
 

@@ -46,6 +46,9 @@ ALL = slice(None)
 # damaged: the disk is gone.
 SUBSTITUTES = 10
 
+# Signals to stop; Windows has no SIGHUP.
+STOPS = [getattr(signal, n) for n in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, n)]
+
 
 class StreamLoader:
     """Batches (x in [0, 1], integer labels) decoded from files, with the interface of DeviceLoader.
@@ -160,9 +163,6 @@ class StreamLoader:
             if problem not in self._named:
                 self._named.add(problem)
                 warnings.warn(f"{problem}; skipped, another one takes its place", stacklevel=3)
-
-
-STOPS = [getattr(signal, n) for n in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, n)]
 
 
 @contextmanager
