@@ -20,7 +20,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
-from alignmixup.ops.triton import align, auction, exchange, gridcut, joint, norm_relu
+from alignmixup.ops.triton import align, auction, gridcut, joint, norm_relu, tiles
 
 TYPES = {
     torch.float32: "fp32",
@@ -71,8 +71,8 @@ def compile_launch(kernel, *args, grid, warmup=False, **options):
 def shared_slices(layouts: str) -> str:
     """Name a tile whose slices are shared by threads: slow, and it depends on Triton's version."""
     for threads in re.findall(r"threadsPerWarp = \[(\d+), (\d+), (\d+)\]", layouts):
-        if int(threads[exchange.SLICE_AXIS.value]) > 1:
-            return f"slices are shared by threads: {threads}, see ops/triton/exchange.py"
+        if int(threads[tiles.SLICE_AXIS.value]) > 1:
+            return f"slices are shared by threads: {threads}, see ops/triton/tiles.py"
     return ""
 
 

@@ -1,4 +1,4 @@
-"""The kernels by rows beyond 64 positions: interpreted here, compiled on a GPU."""
+"""The kernels of the size classes: interpreted here, compiled on a GPU."""
 
 from __future__ import annotations
 
@@ -20,7 +20,14 @@ from torch.utils._pytree import tree_leaves
 import exchange_ranks
 from alignmixup.ops import _absorbed, _reference, backend, size_classes
 from alignmixup.ops.align import _align_mix, align_mix
-from alignmixup.ops.size_classes import SIZE_CLASSES, RowTiling, num_parts, size_class
+from alignmixup.ops.size_classes import (
+    SIZE_CLASSES,
+    HeldTiling,
+    SizeClass,
+    StreamedTiling,
+    num_parts,
+    size_class,
+)
 from triton_interpreter import interpret_kernels
 
 pytest.importorskip("triton")
@@ -30,12 +37,14 @@ from alignmixup.ops.triton import (  # noqa: E402
     align as _triton,
     cost as _triton_cost,
     product as _triton_product,
-    sinkhorn_rows as _triton_rows,
+    sinkhorn_held as _triton_held,
+    sinkhorn_streamed as _triton_streamed,
 )
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-HELD = RowTiling(group=1, block=0, num_warps=4)
-STREAMED = RowTiling(group=1, block=8, num_warps=4)
+HELD = HeldTiling(num_warps=4, lanes=8)
+STREAMED = StreamedTiling(group=1, block=8, num_warps=4)
+Tiling = HeldTiling | StreamedTiling
 PERM = torch.tensor([2, 0, 1], device=DEVICE)
 LAM = torch.tensor([0.3, 0.85, 0.6], device=DEVICE)
 
@@ -48,6 +57,12 @@ def random_cost(*shape: int, scale: float = 1.0) -> Tensor:
 def switch_on(monkeypatch: pytest.MonkeyPatch, is_on: bool = True, **changes: object) -> None:
     classes = tuple(replace(entry, is_on=is_on, **changes) for entry in SIZE_CLASSES)
     monkeypatch.setattr(size_classes, "SIZE_CLASSES", classes)
+
+
+def solve(costs: Tensor, plan: Tensor, *args: object) -> Tensor:
+    *settings, tiling = args
+    entry = SizeClass(max_positions=1024, rows=tiling)
+    return _triton._iterate(costs, plan, *settings, entry)
 
 
 def check_against_reference(cost: Tensor, plan: Tensor, num_iters: int) -> None:
@@ -73,29 +88,29 @@ def check_against_reference(cost: Tensor, plan: Tensor, num_iters: int) -> None:
         ),
     ],
 )
-def test_plans(tiling: RowTiling, n: int, m: int, num_iters: int, scale: float) -> None:
+def test_plans(tiling: Tiling, n: int, m: int, num_iters: int, scale: float) -> None:
     cost = random_cost(2, n, m, scale=scale)
     plan = cost.clone()  # the plan replaces the costs
-    used = _triton_rows.solve(plan[None], plan, 0.1, num_iters, None, tiling)
+    used = solve(plan[None], plan, 0.1, num_iters, None, tiling)
     check_against_reference(cost, plan, num_iters)
     assert used.tolist() == [num_iters] * 2
 
 
 @pytest.mark.parametrize("tiling", [HELD, STREAMED])
-def test_partial_sums_of_a_cost(tiling: RowTiling) -> None:
+def test_partial_sums_of_a_cost(tiling: Tiling) -> None:
     cost = random_cost(2, 18, 18, scale=9.0)
     parts = torch.stack([0.25 * cost, 0.5 * cost, 0.25 * cost])
     plan = torch.empty_like(cost)
-    _triton_rows.solve(parts, plan, 0.1, 5, None, tiling)
+    solve(parts, plan, 0.1, 5, None, tiling)
     check_against_reference(cost, plan, 5)
     assert torch.equal(parts[1], 0.5 * cost)
 
 
 @pytest.mark.parametrize("tiling", [HELD, STREAMED])
-def test_tol_stops_each_sample_where_the_reference_stops_it(tiling: RowTiling) -> None:
+def test_tol_stops_each_sample_where_the_reference_stops_it(tiling: Tiling) -> None:
     cost = random_cost(4, 16, 16) * torch.tensor([0, 0.5, 3.0, 30.0], device=DEVICE)[:, None, None]
     plan = cost.clone()
-    used = _triton_rows.solve(plan[None], plan, 0.1, 15, 1e-2, tiling)
+    used = solve(plan[None], plan, 0.1, 15, 1e-2, tiling)
     expected, expected_used = _reference.solve(cost.double(), 0.1, 15, 1e-2, "columns")
     assert used.unique().numel() > 1
     assert torch.equal(used, expected_used)
@@ -150,14 +165,13 @@ def test_the_model_of_a_group_agrees_with_the_reference(group: int, scale: float
 @pytest.mark.parametrize(
     ("group", "block", "n", "m", "num_iters", "tol", "scale"),
     [
-        (2, 0, 20, 18, 12, 0.0, 20.0),
-        (2, 0, 21, 18, 0, 0.0, 20.0),
+        (2, 8, 20, 18, 12, 0.0, 20.0),
+        (2, 4, 21, 18, 0, 0.0, 20.0),
         (3, 4, 20, 18, 30, 0.0, 20.0),
         (2, 4, 19, 37, 60, 1e-3, 3.0),
-        (4, 0, 30, 17, 60, 0.3, 30.0),
+        (4, 8, 30, 17, 60, 0.3, 30.0),
         (2, 4, 12, 12, 10, 0.0, 1e6),
-        (3, 0, 2, 17, 4, 0.0, 5.0),  # the last program has no rows
-        (3, 4, 2, 17, 4, 0.0, 5.0),
+        (3, 4, 2, 17, 4, 0.0, 5.0),  # the last program has no rows
     ],
 )
 def test_programs_in_parallel_exchange_their_sums(
@@ -193,26 +207,23 @@ def test_programs_in_parallel_exchange_their_sums(
     torch.testing.assert_close(costs.double() * m, exact * m, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize(
-    ("n", "m", "by_rows"),
-    [(130, 20, False), (20, 130, True), (130, 130, True)],
-)
+@pytest.mark.parametrize(("n", "m", "is_large"), [(260, 20, True), (20, 260, False)])
 def test_costs_with_few_columns_are_left_to_the_other_kernels(
-    monkeypatch: pytest.MonkeyPatch, n: int, m: int, by_rows: bool
+    monkeypatch: pytest.MonkeyPatch, n: int, m: int, is_large: bool
 ) -> None:
     """A program has a thread for each sum at most, or threads would read a sum at other times."""
-    tilings, solve = [], _triton_rows.solve
+    tilings, streamed = [], _triton_streamed.solve
 
     def recorded(*args: object) -> Tensor:
         tilings.append(args[-1])
-        return solve(*args)
+        return streamed(*args)
 
-    monkeypatch.setattr(_triton_rows, "solve", recorded)
+    monkeypatch.setattr(_triton_streamed, "solve", recorded)
     cost = random_cost(1, n, m, scale=3.0)
     plan, _ = _triton.solve(cost, 0.1, 3, None, "columns")
     check_against_reference(cost, plan, 3)
-    assert bool(tilings) == by_rows
-    assert all(_triton_rows.can_exchange(tiling, m) for tiling in tilings)
+    assert bool(tilings) != is_large
+    assert all(_triton_streamed.can_exchange(tiling, m) for tiling in tilings)
 
 
 # ---- align_mix -----------------------------------------------------------------------------------
@@ -239,7 +250,7 @@ def relative_error(one: Tensor, other: Tensor) -> float:
 )
 @pytest.mark.parametrize("tiling", [HELD, pytest.param(STREAMED, marks=pytest.mark.slow)])
 def test_features_and_gradients(
-    monkeypatch: pytest.MonkeyPatch, keep: str, last: str, tiling: RowTiling
+    monkeypatch: pytest.MonkeyPatch, keep: str, last: str, tiling: Tiling
 ) -> None:
     switch_on(monkeypatch, rows=tiling)
     monkeypatch.setattr(size_classes, "MIN_POSITIONS", 33)  # smaller than in use, to be fast
@@ -348,8 +359,8 @@ def test_the_plan_is_the_only_large_tensor_beside_the_output(
     launches = type("Launches", (), {"__getitem__": lambda self, grid: lambda *_, **__: None})()
     for module, name in (
         (_triton_cost, "_cost_kernel"),
-        (_triton_rows, "_held_kernel"),
-        (_triton_rows, "_streamed_kernel"),
+        (_triton_held, "_held_kernel"),
+        (_triton_streamed, "_streamed_kernel"),
         (_triton_product, "_mix_kernel"),
     ):
         monkeypatch.setattr(module, name, launches)  # memory alone

@@ -40,6 +40,16 @@ def no_autocast(device: torch.device) -> AbstractContextManager[None]:
     return nullcontext()
 
 
+def autocasts_to_bf16(device: torch.device) -> bool:
+    """Whether autocast computes matrix products on ``device`` in bf16."""
+    name = device.type
+    return (
+        name in _WITH_AUTOCAST
+        and torch.is_autocast_enabled(name)
+        and torch.get_autocast_dtype(name) == torch.bfloat16
+    )
+
+
 def _switches() -> list[tuple[Any, str, object]]:
     backends = [torch.backends.cuda.matmul, torch.backends.mkldnn]
     if hasattr(torch.backends.mkldnn, "matmul"):

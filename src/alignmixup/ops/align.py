@@ -28,7 +28,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from alignmixup.ops._precision import full_float32
+from alignmixup.ops._precision import autocasts_to_bf16, full_float32
 from alignmixup.ops.blend import blend
 from alignmixup.ops.cost import pairwise_cost
 from alignmixup.ops.sinkhorn import Backend, Side, check_settings, sinkhorn, solver_name
@@ -53,7 +53,8 @@ def align_mix(
 
     One operator for ``torch.compile``. Gradients, also second ones, flow through the features of
     both samples and not through the plan. Forward-mode derivatives (``torch.func.jvp``) are zero,
-    as those of all of torch's custom operators.
+    as those of all of torch's custom operators. Under autocast to bf16, the kernels multiply
+    float32 features in bf16 as well, except for the costs, which have 16 bits.
 
     Args:
         features: Maps ``[b, c, h, w]`` or tokens ``[b, n, c]``. Every token is a position: remove a
@@ -104,6 +105,7 @@ def align_mix(
         tol or 0.0,
         side,
         name,
+        features.dtype == torch.float32 and autocasts_to_bf16(features.device),
     )
     return from_positions(mixed, features.shape)
 
@@ -173,13 +175,14 @@ def _align_mix(
     tol: float,
     last: str,
     backend: str,
+    half: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Return the mixed features and the plan; ``tol = 0`` means None."""
     if backend == "triton":
         from alignmixup.ops.triton import align as _triton
 
         return _triton.align_mix(
-            features, perm, lam, keep_partner, eps, num_iters, tol or None, last
+            features, perm, lam, keep_partner, eps, num_iters, tol or None, last, half
         )
     A = features.to(lam.dtype)
     partner = A[perm]
@@ -208,7 +211,7 @@ def _mix_by_plan(
 
 
 @_align_mix.register_fake
-def _(features, perm, lam, keep_partner, eps, num_iters, tol, last, backend):  # type: ignore[no-untyped-def]
+def _(features, perm, lam, keep_partner, eps, num_iters, tol, last, backend, half=False):  # type: ignore[no-untyped-def]
     b, n, _ = features.shape
     plan = lam.new_empty(b, n, n)
     # There the memory of the costs, whose columns are exact, becomes the plan.
@@ -218,13 +221,19 @@ def _(features, perm, lam, keep_partner, eps, num_iters, tol, last, backend):  #
 
 @torch.library.custom_op("alignmixup::align_mix_backward", mutates_args=())
 def _align_mix_backward(
-    grad: Tensor, perm: Tensor, lam: Tensor, plan: Tensor, keep_partner: bool, backend: str
+    grad: Tensor,
+    perm: Tensor,
+    lam: Tensor,
+    plan: Tensor,
+    keep_partner: bool,
+    backend: str,
+    half: bool = False,
 ) -> Tensor:
     """Return the gradient of the features: of each sample as anchor plus as partner."""
     if backend == "triton":
         from alignmixup.ops.triton import align as _triton
 
-        return _triton.align_mix_backward(grad, perm, lam, plan, keep_partner)
+        return _triton.align_mix_backward(grad, perm, lam, plan, keep_partner, half)
     g = grad.to(lam.dtype)
     w = lam[:, None, None]
     r = plan.shape[-1]
@@ -238,12 +247,12 @@ def _align_mix_backward(
 
 
 @_align_mix_backward.register_fake
-def _(grad, perm, lam, plan, keep_partner, backend):  # type: ignore[no-untyped-def]
+def _(grad, perm, lam, plan, keep_partner, backend, half=False):  # type: ignore[no-untyped-def]
     return torch.empty_like(grad)
 
 
 def _save_for_double_backward(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
-    _, perm, lam, plan, ctx.keep_partner, _ = inputs
+    _, perm, lam, plan, ctx.keep_partner, *_ = inputs
     ctx.save_for_backward(perm, lam, plan)
 
 
@@ -252,16 +261,16 @@ def _double_backward(ctx, grad):  # type: ignore[no-untyped-def]
     perm, lam, plan = ctx.saved_tensors
     g = grad.to(lam.dtype)
     mixed = _mix_by_plan(g, g[perm], lam, plan, ctx.keep_partner)
-    return mixed.to(grad.dtype), *[None] * 5
+    return mixed.to(grad.dtype), *[None] * 6
 
 
 _align_mix_backward.register_autograd(_double_backward, setup_context=_save_for_double_backward)
 
 
 def _save_for_backward(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
-    _, perm, lam, keep_partner, *_, backend = inputs
+    _, perm, lam, keep_partner, *_, backend, half = inputs
     ctx.save_for_backward(perm, lam, output[1])
-    ctx.keep_partner, ctx.backend = keep_partner, backend
+    ctx.settings = (keep_partner, backend, half)
     ctx.set_materialize_grads(False)
 
 
@@ -270,8 +279,8 @@ def _backward(ctx, grad, grad_plan):  # type: ignore[no-untyped-def]
     perm, lam, plan = ctx.saved_tensors
     by_features = None
     if grad is not None:
-        by_features = _align_mix_backward(grad, perm, lam, plan, ctx.keep_partner, ctx.backend)
-    return by_features, *[None] * 8
+        by_features = _align_mix_backward(grad, perm, lam, plan, *ctx.settings)
+    return by_features, *[None] * 9
 
 
 _align_mix.register_autograd(_backward, setup_context=_save_for_backward)

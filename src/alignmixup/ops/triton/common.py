@@ -89,9 +89,26 @@ def split(x, dtype: tl.constexpr):
 
 
 @triton.jit
+def paired_dot(x, y, total, PAIRS: tl.constexpr):
+    """total + x y' of float32 numbers, from PAIRS of bf16 if half-precision features were meant.
+
+    Pairs have 16 bits, the features 8 or 11: each product is accurate to 2^-17.
+    """
+    if PAIRS:
+        x_high, x_low = split(x, tl.bfloat16)
+        y_high, y_low = split(y, tl.bfloat16)
+        total = half_dot(x_low, tl.trans(y_high), total)
+        total = half_dot(x_high, tl.trans(y_low), total)
+        total = half_dot(x_high, tl.trans(y_high), total)
+    else:
+        total = tl.dot(x, tl.trans(y), total, input_precision="tf32x3")
+    return total
+
+
+@triton.jit
 def cost_tile(
     x_base, y_base, rows, cols, n, first, c, stride_n, stride_c, N: tl.constexpr,
-    M: tl.constexpr, BLOCK_C: tl.constexpr,
+    M: tl.constexpr, BLOCK_C: tl.constexpr, PAIRS: tl.constexpr,
 ):  # fmt: skip
     """C_ij = |x_i|^2 + |y_j|^2 - 2 <x_i, y_j>, both shifted by the mean of this tile's x.
 
@@ -113,15 +130,7 @@ def cost_tile(
         y = tl.where((cols < n)[:, None], y.to(tl.float32) - center[None, :], 0.0)
         x_square += tl.sum(x * x, axis=1)
         y_square += tl.sum(y * y, axis=1)
-        if x_base.dtype.element_ty == tl.float32:
-            dot = tl.dot(x, tl.trans(y), dot, input_precision="tf32x3")
-        else:
-            # Pairs of bf16 have 16 bits, the features 8 or 11: each product is accurate to 2^-17.
-            x_high, x_low = split(x, tl.bfloat16)
-            y_high, y_low = split(y, tl.bfloat16)
-            dot = half_dot(x_low, tl.trans(y_high), dot)
-            dot = half_dot(x_high, tl.trans(y_low), dot)
-            dot = half_dot(x_high, tl.trans(y_high), dot)
+        dot = paired_dot(x, y, dot, PAIRS)
     return tl.maximum(x_square[:, None] + y_square[None, :] - 2 * dot, 0.0)
 
 
@@ -220,14 +229,19 @@ def solve_tile(
 @triton.jit
 def transported(
     plan_base, x_base, rows, channels, n, c, stride_row, stride_col, stride_n, stride_c,
-    BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_K: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_K: tl.constexpr, HALF: tl.constexpr,
 ):  # fmt: skip
-    """n sum_k plan[rows, k] x[k, channels] in float32: bf16 plans lose the marginals."""
+    """n sum_k plan[rows, k] x[k, channels] in float32: bf16 plans lose the marginals.
+
+    HALF rounds x to bf16.
+    """
     total = tl.zeros([BLOCK_N, BLOCK_C], tl.float32)
     for start in range(0, n, BLOCK_K):
         inner = start + tl.arange(0, BLOCK_K)
         R = n * load_tile(plan_base, rows, inner, n, n, stride_row, stride_col)
         x = load_tile(x_base, inner, channels, n, c, stride_n, stride_c)
+        if HALF:
+            x = x.to(tl.bfloat16)
         if x.dtype == tl.float32:
             total = tl.dot(R, x, total, input_precision="tf32x3")
         else:

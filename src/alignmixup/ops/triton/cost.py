@@ -7,7 +7,7 @@ import triton.language as tl
 from torch import Tensor
 
 from alignmixup.ops.size_classes import SizeClass, Tiling, channel_unit, num_parts as parts_of
-from alignmixup.ops.triton.common import cost_tile, half_dot, load_tile, split
+from alignmixup.ops.triton.common import cost_tile, load_tile, paired_dot
 
 
 def cost_tiling(n: int, dtype: torch.dtype) -> Tiling:
@@ -26,7 +26,12 @@ def num_parts(n: int, c: int) -> int:
 
 
 def pair_costs(
-    features: Tensor, perm: Tensor, *, exchanged: bool, entry: SizeClass | None = None
+    features: Tensor,
+    perm: Tensor,
+    *,
+    exchanged: bool,
+    half: bool = False,
+    entry: SizeClass | None = None,
 ) -> Tensor:
     """Return squared distances between features [b, n, c] and those of their partners.
 
@@ -35,11 +40,12 @@ def pair_costs(
     ``entry`` of the size classes the rows are not padded: the costs can become the plan.
     """
     b, n, c = features.shape
-    tiling = cost_tiling(n, features.dtype)
+    dtype = torch.bfloat16 if half else features.dtype  # of the products
+    tiling = cost_tiling(n, dtype)
     parts, length = num_parts(n, c), row_length(n)
     if entry is not None:
         parts, length = parts_of(entry, n, c, features.dtype), n
-        tiling = tiling if features.dtype == torch.float32 else entry.cost
+        tiling = tiling if dtype == torch.float32 else entry.cost
     shape = (parts, b, n, length)
     costs = torch.empty(shape, dtype=torch.float32, device=features.device)
     tiles = triton.cdiv(n, tiling.rows)
@@ -47,8 +53,8 @@ def pair_costs(
     _cost_kernel[(b * parts, tiles, tiles)](
         features, perm, costs, b, c, share, features.stride(0), stride_n=features.stride(1),
         stride_c=features.stride(2), n=n, LENGTH=costs.shape[3], EXCHANGED=exchanged,
-        BY_ROW=entry is not None, UNIT=channel_unit(entry, c), TILE=tiling.rows,
-        BLOCK_C=tiling.channels, num_warps=tiling.num_warps,
+        BY_ROW=entry is not None, PAIRS=dtype != torch.float32, UNIT=channel_unit(entry, c),
+        TILE=tiling.rows, BLOCK_C=tiling.channels, num_warps=tiling.num_warps,
         num_stages=tiling.num_stages,
     )  # fmt: skip
     return costs
@@ -63,7 +69,8 @@ def row_length(m: int) -> int:
 def _cost_kernel(
     x_ptr, perm_ptr, cost_ptr, batch, c, share, stride_b, stride_n: tl.constexpr,
     stride_c: tl.constexpr, n: tl.constexpr, LENGTH: tl.constexpr, EXCHANGED: tl.constexpr,
-    BY_ROW: tl.constexpr, UNIT: tl.constexpr, TILE: tl.constexpr, BLOCK_C: tl.constexpr,
+    BY_ROW: tl.constexpr, PAIRS: tl.constexpr, UNIT: tl.constexpr, TILE: tl.constexpr,
+    BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """C_ij = |x_i - y_j|^2, x the anchor and y the partner, or the reverse if EXCHANGED."""
     sample = (tl.program_id(0) % batch).to(tl.int64)
@@ -78,11 +85,15 @@ def _cost_kernel(
     if BY_ROW:
         x = partner if EXCHANGED else anchor
         y = anchor if EXCHANGED else partner
-        C = _cost_tile_by_row(x, y, i, j, n, first, c, stride_n, stride_c, TILE, BLOCK_C)
+        C = _cost_tile_by_row(x, y, i, j, n, first, c, stride_n, stride_c, TILE, BLOCK_C, PAIRS)
     elif EXCHANGED:
-        C = cost_tile(partner, anchor, i, j, n, first, c, stride_n, stride_c, TILE, TILE, BLOCK_C)
+        C = cost_tile(
+            partner, anchor, i, j, n, first, c, stride_n, stride_c, TILE, TILE, BLOCK_C, PAIRS
+        )
     else:
-        C = cost_tile(anchor, partner, i, j, n, first, c, stride_n, stride_c, TILE, TILE, BLOCK_C)
+        C = cost_tile(
+            anchor, partner, i, j, n, first, c, stride_n, stride_c, TILE, TILE, BLOCK_C, PAIRS
+        )
     cost_ptr += tl.program_id(0).to(tl.int64) * (n * LENGTH)
     pointers = cost_ptr + i[:, None] * LENGTH + j[None, :]
     tl.store(pointers, C, mask=(i < n)[:, None] & (j < n)[None, :])
@@ -91,7 +102,7 @@ def _cost_kernel(
 @triton.jit
 def _cost_tile_by_row(
     x_base, y_base, rows, cols, n, first, c, stride_n, stride_c, TILE: tl.constexpr,
-    BLOCK_C: tl.constexpr,
+    BLOCK_C: tl.constexpr, PAIRS: tl.constexpr,
 ):  # fmt: skip
     """C_ij = |x_i|^2 + |y_j|^2 - 2 <x_i, y_j>, both shifted by the first row of this tile's x.
 
@@ -113,13 +124,6 @@ def _cost_tile_by_row(
         y = y.to(tl.float32) - center
         x_square += x * x
         y_square += y * y
-        if x_base.dtype.element_ty == tl.float32:
-            dot = tl.dot(x, tl.trans(y), dot, input_precision="tf32x3")
-        else:
-            x_high, x_low = split(x, tl.bfloat16)
-            y_high, y_low = split(y, tl.bfloat16)
-            dot = half_dot(x_low, tl.trans(y_high), dot)
-            dot = half_dot(x_high, tl.trans(y_low), dot)
-            dot = half_dot(x_high, tl.trans(y_high), dot)
+        dot = paired_dot(x, y, dot, PAIRS)
     squares = tl.sum(x_square, axis=1)[:, None] + tl.sum(y_square, axis=1)[None, :]
     return tl.maximum(squares - 2 * dot, 0.0)

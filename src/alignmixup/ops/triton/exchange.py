@@ -16,9 +16,7 @@ if there are more samples than resident groups.
 import triton
 import triton.language as tl
 
-from alignmixup.ops.triton.common import INTERPRETED, NEG
-
-VERSION = tuple(map(int, triton.__version__.split(".")[:2]))
+from alignmixup.ops.triton.common import INTERPRETED
 
 # Triton 3.4 cannot generate PTX by a function.
 _constexpr_function = getattr(triton, "constexpr_function", triton.jit)
@@ -161,50 +159,3 @@ def column_scalings(
     total = exchange(total, j, m, slots, number + 1, rank, GROUP, M, PACK, "sum")
     v = -tl.log2(tl.cast(m, tl.float32)) - highest - tl.log2(total)
     return tl.where(j < m, v, 0.0)
-
-
-# ---- tiles of rows, slices and columns -----------------------------------------------------------
-# A tile [BLOCK_N, M] would share a row of more than 128 entries between warps. With slices of
-# columns a warp has whole rows, and the narrower a slice, the fewer threads share a row: the sum
-# over it is mostly within a thread. The slices must be the dimension that gets no threads. Triton
-# gives threads to the last one first, then up to 3.6 to the first and since 3.7 to the second.
-
-ROW_AXIS = tl.constexpr(0 if VERSION < (3, 7) else 1)
-SLICE_AXIS = tl.constexpr(1 if VERSION < (3, 7) else 0)
-
-
-@triton.jit
-def column_indices(M: tl.constexpr, WIDTH: tl.constexpr):
-    """The columns [slices, up to WIDTH]."""
-    W: tl.constexpr = M if M < WIDTH else WIDTH  # Triton 3.5 has no min of constants
-    return tl.arange(0, M // W)[:, None] * W + tl.arange(0, W)[None, :]
-
-
-@triton.jit
-def per_row(x):
-    """A value for each row, to combine with a tile; Triton 3.5 fails at x[:, None, None]."""
-    return tl.expand_dims(tl.expand_dims(x, 1), SLICE_AXIS)
-
-
-@triton.jit
-def per_column(x):
-    """A value for each column, to combine with a tile."""
-    return tl.expand_dims(x, ROW_AXIS)
-
-
-@triton.jit
-def row_sums(x):
-    return tl.sum(tl.sum(x, axis=SLICE_AXIS), axis=1)
-
-
-@triton.jit
-def row_lse(T, v):
-    """lse_j(T_ij + v_j)."""
-    t = T + per_column(v)
-    top = tl.max(tl.max(t, axis=SLICE_AXIS), axis=1)
-    return top + tl.log2(row_sums(tl.exp2(t - per_row(top))))
-
-
-@triton.jit
-def row_minima(C, inside):
-    return tl.min(tl.min(tl.where(inside, C, -NEG), axis=SLICE_AXIS), axis=1)

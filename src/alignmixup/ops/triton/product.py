@@ -26,20 +26,24 @@ def mix(
     lam: Tensor,
     plan: Tensor,
     keep_partner: bool,
+    half: bool = False,
     entry: SizeClass | None = None,
 ) -> Tensor:
     """Interpolate features [b, n, c] with those of their partners, aligned by plans [b, n, n]."""
     b, n, c = features.shape
     out = torch.empty_like(features)
-    tile = tiling(n, features.dtype)
-    if entry is not None and features.dtype != torch.float32:
+    half = half and features.dtype == torch.float32
+    dtype = torch.bfloat16 if half else features.dtype  # of the products
+    tile = tiling(n, dtype)
+    if entry is not None and dtype != torch.float32:
         tile = entry.mix
     grid = (b, triton.cdiv(c, tile.channels), triton.cdiv(n, tile.rows))
     _mix_kernel[grid](
         features, perm, lam, plan, out, c, features.stride(0), out.stride(0),
         n=n, plan_stride_n=plan.stride(1), plan_stride_m=plan.stride(2), **strides(features, out),
         KEEP_PARTNER=keep_partner, BLOCK_N=tile.rows, BLOCK_K=tile.inner, BLOCK_C=tile.channels,
-        UNIT=channel_unit(entry, c), num_warps=tile.num_warps, num_stages=tile.num_stages,
+        UNIT=channel_unit(entry, c), HALF=half, num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
     )  # fmt: skip
     return out
 
@@ -50,7 +54,7 @@ def _mix_kernel(
     plan_stride_n: tl.constexpr, plan_stride_m: tl.constexpr, stride_n: tl.constexpr,
     stride_c: tl.constexpr, out_stride_n: tl.constexpr,
     out_stride_c: tl.constexpr, KEEP_PARTNER: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr, UNIT: tl.constexpr,
+    BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr, UNIT: tl.constexpr, HALF: tl.constexpr,
 ):  # fmt: skip
     """out = lam A + (1 - lam) n P A', or lam n P' A + (1 - lam) A' if the partner is kept."""
     sample = tl.program_id(0).to(tl.int64)
@@ -65,14 +69,14 @@ def _mix_kernel(
     if KEEP_PARTNER:
         aligned = transported(
             plan, anchor, rows, channels, n, c, plan_stride_m, plan_stride_n, stride_n, stride_c,
-            BLOCK_N, BLOCK_C, BLOCK_K,
+            BLOCK_N, BLOCK_C, BLOCK_K, HALF,
         )  # fmt: skip
         kept = load_tile(partner, rows, channels, n, c, stride_n, stride_c)
         mixed = lam * aligned + (1 - lam) * kept.to(tl.float32)
     else:
         aligned = transported(
             plan, partner, rows, channels, n, c, plan_stride_n, plan_stride_m, stride_n, stride_c,
-            BLOCK_N, BLOCK_C, BLOCK_K,
+            BLOCK_N, BLOCK_C, BLOCK_K, HALF,
         )  # fmt: skip
         kept = load_tile(anchor, rows, channels, n, c, stride_n, stride_c)
         mixed = lam * kept.to(tl.float32) + (1 - lam) * aligned
@@ -81,18 +85,26 @@ def _mix_kernel(
     tl.store(pointers, mixed.to(kept.dtype), mask=(rows < n)[:, None] & (channels < c)[None, :])
 
 
-def backward(grad: Tensor, perm: Tensor, lam: Tensor, plan: Tensor, keep_partner: bool) -> Tensor:
+def backward(
+    grad: Tensor,
+    perm: Tensor,
+    lam: Tensor,
+    plan: Tensor,
+    keep_partner: bool,
+    half: bool = False,
+) -> Tensor:
     """Return the gradient of the features [b, n, c]: of each sample as anchor plus as partner."""
     b, n, c = grad.shape
     out = torch.empty_like(grad)
-    tile = tiling(n, grad.dtype)
+    half = half and grad.dtype == torch.float32
+    tile = tiling(n, torch.bfloat16 if half else grad.dtype)
     grid = (b, triton.cdiv(c, tile.channels), triton.cdiv(n, tile.rows))
     _backward_kernel[grid](
         grad, perm, lam, plan, out, b, c, grad.stride(0), out.stride(0),
         n=n, plan_stride_n=plan.stride(1), plan_stride_m=plan.stride(2), **strides(grad, out),
         KEEP_PARTNER=keep_partner, BLOCK_N=tile.rows, BLOCK_K=tile.inner, BLOCK_C=tile.channels,
         BLOCK_B=min(1024, triton.next_power_of_2(b)), UNIT=channel_unit(size_class(n), c),
-        num_warps=tile.num_warps, num_stages=tile.num_stages,
+        HALF=half, num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip
     return out
 
@@ -104,7 +116,7 @@ def _backward_kernel(
     stride_n: tl.constexpr, stride_c: tl.constexpr, out_stride_n: tl.constexpr,
     out_stride_c: tl.constexpr, KEEP_PARTNER: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_B: tl.constexpr,
-    UNIT: tl.constexpr,
+    UNIT: tl.constexpr, HALF: tl.constexpr,
 ):  # fmt: skip
     """out_k = lam_k g_k + sum of (1 - lam_i) n P_i' g_i over the samples i with partner k;
     lam_k n P_k g_k + sum of (1 - lam_i) g_i if the partner is kept."""
@@ -119,7 +131,7 @@ def _backward_kernel(
         plan = plan_ptr + sample * n * n
         total = lam * transported(
             plan, own, rows, channels, n, c, plan_stride_n, plan_stride_m, stride_n, stride_c,
-            BLOCK_N, BLOCK_C, BLOCK_K,
+            BLOCK_N, BLOCK_C, BLOCK_K, HALF,
         )  # fmt: skip
     else:
         total = lam * load_tile(own, rows, channels, n, c, stride_n, stride_c).to(tl.float32)
@@ -139,7 +151,7 @@ def _backward_kernel(
                 plan = plan_ptr + anchor.to(tl.int64) * n * n
                 total += share * transported(
                     plan, other, rows, channels, n, c, plan_stride_m, plan_stride_n, stride_n,
-                    stride_c, BLOCK_N, BLOCK_C, BLOCK_K,
+                    stride_c, BLOCK_N, BLOCK_C, BLOCK_K, HALF,
                 )  # fmt: skip
             anchor = tl.min(tl.where((partners == sample) & (i > anchor), i, batch), axis=0)
     out = out_ptr + sample * out_stride_b

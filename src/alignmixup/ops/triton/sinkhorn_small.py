@@ -124,13 +124,14 @@ def _align_mix_kernel(
     partner = x_ptr + tl.load(perm_ptr + sample).to(tl.int64) * stride_b
     i = tl.arange(0, N)
     inside = (i < n)[:, None] & (i < n)[None, :]
+    PAIRS: tl.constexpr = x_ptr.dtype.element_ty != tl.float32
     plan_base = plan_ptr + sample * (n * n)
     if LAST_ROWS:
-        C = cost_tile(partner, anchor, i, i, n, 0, c, stride_n, stride_c, N, N, BLOCK_C)
+        C = cost_tile(partner, anchor, i, i, n, 0, c, stride_n, stride_c, N, N, BLOCK_C, PAIRS)
         P, _ = _plan(C, i < n, i < n, scale, num_iters, tol, n, n, ONCE, HAS_TOL)
         tl.store(plan_base + i[:, None] + i[None, :] * n, P, mask=inside)
     else:
-        C = cost_tile(anchor, partner, i, i, n, 0, c, stride_n, stride_c, N, N, BLOCK_C)
+        C = cost_tile(anchor, partner, i, i, n, 0, c, stride_n, stride_c, N, N, BLOCK_C, PAIRS)
         P, _ = _plan(C, i < n, i < n, scale, num_iters, tol, n, n, ONCE, HAS_TOL)
         tl.store(plan_base + i[:, None] * n + i[None, :], P, mask=inside)
     if KEEP_PARTNER:

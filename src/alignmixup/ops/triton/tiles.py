@@ -1,0 +1,116 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+"""Tiles of rows, slices and columns, and their sums.
+
+A tile [rows, M] would share a row of more than 128 entries between warps. With slices of columns a
+warp has whole rows, and the narrower a slice, the fewer threads share a row: the sum over it is
+mostly within a thread. The slices must be the dimension that gets no threads. Triton gives threads
+to the last one first, then up to 3.6 to the first and since 3.7 to the second.
+"""
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+
+from alignmixup.ops.triton.common import INTERPRETED, NEG, padded
+
+VERSION = tuple(map(int, triton.__version__.split(".")[:2]))
+ROW_AXIS = tl.constexpr(0 if VERSION < (3, 7) else 1)
+SLICE_AXIS = tl.constexpr(1 if VERSION < (3, 7) else 0)
+
+
+def tile_shape(m: int, num_warps: int, lanes: int) -> tuple[int, int]:
+    """Return the rows of a tile of ``m`` columns and the width of its slices.
+
+    ``lanes`` threads share a row, and each has its part of one row: Triton loads up to four numbers
+    at a time, if all rows begin at a multiple of that.
+    """
+    vector = math.gcd(m, 4)
+    width = min(padded(m), lanes * vector)
+    return 32 * num_warps * vector // width, width
+
+
+@triton.jit
+def column_indices(M: tl.constexpr, WIDTH: tl.constexpr):
+    """The columns [slices, up to WIDTH]."""
+    W: tl.constexpr = M if M < WIDTH else WIDTH  # Triton 3.5 has no min of constants
+    return tl.arange(0, M // W)[:, None] * W + tl.arange(0, W)[None, :]
+
+
+@triton.jit
+def per_row(x):
+    """A value for each row, to combine with a tile; Triton 3.5 fails at x[:, None, None]."""
+    return tl.expand_dims(tl.expand_dims(x, 1), SLICE_AXIS)
+
+
+@triton.jit
+def per_column(x):
+    """A value for each column, to combine with a tile."""
+    return tl.expand_dims(x, ROW_AXIS)
+
+
+@triton.jit
+def row_sums(x):
+    return tl.sum(tl.sum(x, axis=SLICE_AXIS), axis=1)
+
+
+@triton.jit
+def row_lse(t):
+    top = tl.max(tl.max(t, axis=SLICE_AXIS), axis=1)
+    return top + tl.log2(row_sums(tl.exp2(t - per_row(top))))
+
+
+@triton.jit
+def row_minima(C, inside):
+    return tl.min(tl.min(tl.where(inside, C, -NEG), axis=SLICE_AXIS), axis=1)
+
+
+# ---- sums of columns -----------------------------------------------------------------------------
+# tl.sum stores the partial sums of a column next to each other, so that the threads of a warp meet
+# in one bank of the shared memory: at 196 positions that takes longer than all products. Here the
+# columns are next to each other. Each thread stores its entries, adds whole columns after a
+# barrier, and loads the sums of its own columns after another one. That is right for every layout.
+
+
+@triton.jit
+def column_sums(x, i, j, M: tl.constexpr, PTX: tl.constexpr, CONSTRAINTS: tl.constexpr, COUNT):
+    """The sums of the tile ``x`` over its rows, in each row; see ``column_sum_code``."""
+    if PTX == "":
+        y = per_row(i * 0.0) + per_column(tl.sum(x, axis=ROW_AXIS))
+    else:
+        # The columns that a thread loads together would share a bank too.
+        place = per_column((j % 4) * (M // 4) + j // 4)
+        y = tl.inline_asm_elementwise(
+            PTX, CONSTRAINTS, [x, per_row(i * M) + place, place], dtype=tl.float32, is_pure=False,
+            pack=COUNT,
+        )  # fmt: skip
+    return y
+
+
+def column_sum_code(rows: int, m: int, num_warps: int) -> dict[str, str | int]:
+    """Return the PTX, its constraints and the number of entries per thread."""
+    M, threads = padded(m), 32 * num_warps
+    count = rows * M // threads
+    if INTERPRETED or torch.version.hip is not None:
+        return {"PTX": "", "CONSTRAINTS": "", "COUNT": count}
+    constraints = ",".join(["=&f"] * count + ["f"] * count + ["r"] * (2 * count))
+    # $0.. are the results, then come the entries, their places in the tile and in a row of sums.
+    code = [".reg .b32 tile, at;", f".reg .f32 y<{rows}>;", ".reg .pred own;"]
+    code += [f".shared .align 16 .b32 memory[{(rows + 1) * M}];", "mov.u32 tile, memory;"]
+    for k in range(count):
+        code += [f"mad.lo.u32 at, ${2 * count + k}, 4, tile;", f"st.shared.f32 [at], ${count + k};"]
+    code += ["bar.sync 0;", "mov.u32 at, %tid.x;", f"setp.lt.u32 own, at, {M};"]
+    code += ["mad.lo.u32 at, at, 4, tile;"]
+    for first in range(0, M, threads):
+        code += [f"@own ld.shared.f32 y{r}, [at + {4 * (r * M + first)}];" for r in range(rows)]
+        step = 1
+        while step < rows:
+            code += [f"add.f32 y{r}, y{r}, y{r + step};" for r in range(0, rows - step, 2 * step)]
+            step *= 2
+        code += [f"@own st.shared.f32 [at + {4 * (rows * M + first)}], y0;"]
+    code += ["bar.sync 0;"]
+    for k in range(count):
+        code += [f"mad.lo.u32 at, ${3 * count + k}, 4, tile;"]
+        code += [f"ld.shared.f32 ${k}, [at + {4 * rows * M}];"]
+    return {"PTX": "\n".join(["{", *code, "}"]), "CONSTRAINTS": constraints, "COUNT": count}
