@@ -61,32 +61,9 @@ SIZES = [
 ]
 SMOKE_SIZES = [Size(2, 66, 8, 1e9)]
 
-# group, block, warps, stages, programs per SM, columns of a slice
-ROWS: dict[int, list[tuple[int, int, int, int, int, int]]] = {
-    128: [
-        (1, 0, 4, 3, 1, 64),
-        (1, 0, 4, 3, 1, 32),
-        (1, 32, 8, 1, 1, 32),
-        (1, 64, 8, 1, 1, 32),
-        (1, 32, 16, 1, 1, 64),
-        (2, 0, 2, 3, 2, 32),
-    ],
-    256: [
-        (4, 0, 4, 3, 2, 64),
-        (7, 0, 4, 3, 4, 64),
-        (7, 0, 2, 3, 4, 64),
-        (8, 0, 2, 3, 4, 64),
-        (2, 0, 8, 3, 1, 64),
-        (1, 32, 8, 1, 1, 32),
-    ],
-    1024: [
-        (8, 4, 4, 3, 1, 128),
-        (8, 4, 4, 4, 1, 128),
-        (8, 8, 8, 3, 1, 128),
-        (8, 8, 8, 1, 1, 64),
-        (8, 16, 16, 1, 1, 128),
-    ],
-}
+# the fields of HeldTiling (128 and 256 positions) and of StreamedTiling (1024)
+HELD = [(4, 8), (4, 16), (8, 16), (8, 32), (16, 32)]
+STREAMED = [(8, 4, 4, 3), (8, 4, 4, 4), (8, 8, 8, 3), (8, 8, 8, 1), (8, 16, 16, 1)]
 # tile, channels, warps, stages, partial sums
 COSTS = [
     (128, 32, 8, 3, 1),
@@ -129,7 +106,7 @@ class Result:
     failure: str = ""
 
     def __str__(self) -> str:
-        head = f"{self.size:17} {self.stage:7} {self.candidate:24}"
+        head = f"{self.size:17} {self.stage:7} {self.candidate:32}"
         if self.failure:
             return f"{head} FAILED {self.failure}"
         return (
@@ -156,11 +133,12 @@ def default_entry(size: Size) -> Any:
 
 def candidates(size: Size, stage: str, best: Any) -> list[Any]:
     """Return entries that differ from ``best`` in one stage."""
-    from alignmixup.ops.size_classes import RowTiling, Tiling, num_parts
+    from alignmixup.ops.size_classes import HeldTiling, Tiling, num_parts
 
     if stage == "rows":
-        tilings = [RowTiling(*values) for values in ROWS[best.max_positions]]
-        return [replace(best, rows=tiling) for tiling in tilings]
+        tiling = type(best.rows)
+        values = HELD if tiling is HeldTiling else STREAMED
+        return [replace(best, rows=tiling(*each)) for each in values]
     if stage == "mix":
         return [replace(best, mix=Tiling(*values)) for values in MIXES]
     import torch
@@ -178,8 +156,7 @@ def label(stage: str, entry: Any) -> str:
         return "present"
     tile = getattr(entry, stage)
     if stage == "rows":
-        name = f"group {tile.group} block {tile.block} w{tile.num_warps} s{tile.num_stages}"
-        return f"{name} x{tile.per_sm} width {tile.width}"
+        return " ".join(f"{k.removeprefix('num_')} {v}" for k, v in asdict(tile).items())
     parts = f" parts {entry.cost_parts}" if stage == "cost" else ""
     sizes = f"{tile.rows}x{tile.inner}x{tile.channels}"
     return f"{sizes} w{tile.num_warps} s{tile.num_stages}{parts}"
@@ -212,12 +189,18 @@ class _Skipped:
 
 @functools.cache
 def _kernels() -> dict[tuple[Any, str], tuple[str, Any]]:
-    from alignmixup.ops.triton import cost, product, sinkhorn_large, sinkhorn_rows
+    from alignmixup.ops.triton import (
+        cost,
+        product,
+        sinkhorn_held,
+        sinkhorn_large,
+        sinkhorn_streamed,
+    )
 
     names = {
         (cost, "_cost_kernel"): "cost",
-        (sinkhorn_rows, "_held_kernel"): "rows",
-        (sinkhorn_rows, "_streamed_kernel"): "rows",
+        (sinkhorn_held, "_held_kernel"): "rows",
+        (sinkhorn_streamed, "_streamed_kernel"): "rows",
         (sinkhorn_large, "_stream_kernel"): "present",
         (product, "_mix_kernel"): "mix",
         (product, "_backward_kernel"): "mix",
@@ -364,11 +347,14 @@ def peak_memory(i: Inputs) -> float:
 
 def registers(entry: Any) -> tuple[int, int]:
     """Registers and spilled bytes of the kernel of the iterations that ran last."""
-    from alignmixup.ops.triton import sinkhorn_large, sinkhorn_rows
+    from alignmixup.ops.size_classes import HeldTiling
+    from alignmixup.ops.triton import sinkhorn_held, sinkhorn_large, sinkhorn_streamed
 
     kernel = sinkhorn_large._stream_kernel
-    if entry is not None:
-        kernel = sinkhorn_rows._streamed_kernel if entry.rows.block else sinkhorn_rows._held_kernel
+    if entry is not None and isinstance(entry.rows, HeldTiling):
+        kernel = sinkhorn_held._held_kernel
+    elif entry is not None:
+        kernel = sinkhorn_streamed._streamed_kernel
     try:
         compiled = list(kernel.device_caches[0][0].values())[-1]
         return int(compiled.n_regs), int(compiled.n_spills)
