@@ -1,9 +1,10 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
-"""Kernel for 65 to 1024 positions: one program per sample, streaming blocks of rows from the cache.
+"""Kernel for 65 to 1024 positions where no size class runs (``ops/size_classes.py``).
 
-The solver has two buffers, S and K = exp2(S + u + v), and reads one of them once per iteration: a
-block of rows yields its row sums, thus its part of u (or a), and with it its part of the column
-sums. The buffers of 128 samples of 14 x 14 positions fit the 50 MB L2 cache of a large GPU.
+One program per sample streams blocks of rows from the cache. The solver has two buffers, S and
+K = exp2(S + u + v), and reads one of them once per iteration: a block of rows yields its row sums,
+thus its part of u (or a), and with it its part of the column sums. The buffers of 128 samples of
+14 x 14 positions fit the 50 MB L2 cache of a large GPU.
 """
 
 import torch
