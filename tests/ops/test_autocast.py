@@ -1,7 +1,7 @@
 """Autocast is for the layers of a network: no op may change a bit under it.
 
 Half precision inside a solver costs digits (bf16) or overflows (float16), whatever its inputs are.
-The kernels of ``align_mix`` are the exception, see ``half`` in test_align_kernels.py.
+The kernels of ``align_mix`` are the exception, see test_half_products.py.
 """
 
 from __future__ import annotations

@@ -39,7 +39,9 @@ from alignmixup.ops.triton import (  # noqa: E402
     product as _triton_product,
     sinkhorn_held as _triton_held,
     sinkhorn_streamed as _triton_streamed,
+    tiles,
 )
+from alignmixup.ops.triton.common import padded  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 HELD = HeldTiling(num_warps=4, lanes=8)
@@ -224,6 +226,19 @@ def test_costs_with_few_columns_are_left_to_the_other_kernels(
     check_against_reference(cost, plan, 3)
     assert bool(tilings) != is_large
     assert all(_triton_streamed.can_exchange(tiling, m) for tiling in tilings)
+
+
+@pytest.mark.parametrize(
+    ("num_warps", "lanes"), [(4, 8), (4, 16), (8, 16), (8, 32), (16, 32)]
+)  # of the size classes and their benchmark
+def test_each_thread_has_as_many_entries_of_a_tile_as_any_other(num_warps: int, lanes: int) -> None:
+    for m in range(1, 257):
+        rows, width = tiles.tile_shape(m, num_warps, lanes)
+        M, threads = padded(m), 32 * num_warps
+        assert rows * M % threads == 0
+        assert M % width == 0
+        assert rows & (rows - 1) == 0  # a power of two, as tl.arange wants
+        assert threads // rows == min(lanes, M // math.gcd(m, 4))  # these share a row
 
 
 # ---- align_mix -----------------------------------------------------------------------------------
