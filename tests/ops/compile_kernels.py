@@ -35,6 +35,25 @@ compiled: dict[str, str] = {}  # error by kernel and settings, empty if there is
 
 
 def compile_launch(kernel, *args, grid, warmup=False, **options):
+    signature, constants, hints, options = described(kernel, args, options)
+    key = f"{kernel.fn.__name__} {signature} {constants} {options}"
+    if key in compiled:
+        return
+    begin = time.perf_counter()
+    try:
+        binary = for_gpu(kernel, signature, constants, hints, options)
+        has_slices = "WIDTH" in kernel.arg_names
+        compiled[key] = shared_slices(binary.asm["ttgir"]) if has_slices else ""
+    except Exception as error:
+        compiled[key] = f"{error} {error.__cause__ or ''}"
+    if compiled[key]:
+        print(f"FAILED {key}\n{compiled[key]}", flush=True)
+    else:
+        print(f"{kernel.fn.__name__} in {time.perf_counter() - begin:.1f} s", flush=True)
+
+
+def described(kernel, args, options):
+    """The types of the arguments, constants by place, hints by place, and the other options."""
     values = inspect.signature(kernel.fn).bind(
         *args, **{name: options.pop(name) for name in list(options) if name in kernel.arg_names}
     )
@@ -51,21 +70,13 @@ def compile_launch(kernel, *args, grid, warmup=False, **options):
             signature[parameter.name] = "i32" if isinstance(value, int) else "fp32"
             if isinstance(value, int) and value % 16 == 0 and not parameter.do_not_specialize:
                 hints[(place,)] = [["tt.divisibility", 16]]
-    key = f"{kernel.fn.__name__} {signature} {constants} {options}"
-    if key in compiled:
-        return
-    begin = time.perf_counter()
-    try:
-        source = ASTSource(kernel, signature, constexprs=constants, attrs=hints)
-        binary = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
-        has_slices = "WIDTH" in kernel.arg_names
-        compiled[key] = shared_slices(binary.asm["ttgir"]) if has_slices else ""
-    except Exception as error:
-        compiled[key] = f"{error} {error.__cause__ or ''}"
-    if compiled[key]:
-        print(f"FAILED {key}\n{compiled[key]}", flush=True)
-    else:
-        print(f"{kernel.fn.__name__} in {time.perf_counter() - begin:.1f} s", flush=True)
+    return signature, constants, hints, options
+
+
+def for_gpu(kernel, signature, constants, hints, options):
+    """The kernel compiled for a GPU of compute capability 9.0."""
+    source = ASTSource(kernel, signature, constexprs=constants, attrs=hints)
+    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
 
 
 def shared_slices(layouts: str) -> str:
@@ -76,11 +87,13 @@ def shared_slices(layouts: str) -> str:
     return ""
 
 
-def align_mix(n: int, c: int, dtype: torch.dtype, keep_partner: bool = False) -> None:
+def align_mix(
+    n: int, c: int, dtype: torch.dtype, keep_partner: bool = False, half: bool = False
+) -> None:
     x, perm, lam = torch.zeros(4, n, c, dtype=dtype), torch.arange(4), torch.zeros(4)
     last = "rows" if keep_partner else "columns"
-    _, plan = align.align_mix(x, perm, lam, keep_partner, 0.1, 100, None, last)
-    align.align_mix_backward(x, perm, lam, plan, keep_partner)
+    _, plan = align.align_mix(x, perm, lam, keep_partner, 0.1, 100, None, last, half)
+    align.align_mix_backward(x, perm, lam, plan, keep_partner, half)
 
 
 def norm_and_relu() -> None:
@@ -109,6 +122,7 @@ def main() -> None:
         for n, c in ((16, 64), (49, 320), (100, 96), (196, 384), (784, 64), (1100, 32)):
             align_mix(n, c, torch.bfloat16, keep_partner=True)
             align_mix(n, c, torch.float32)
+            align_mix(n, c, torch.float32, half=True)
         for n in (64, 100, 196, 784):
             align.solve(torch.zeros(4, n, n), 0.1, 100, 1e-4, "columns")
         blocks()
