@@ -83,7 +83,7 @@ def check_against_reference(cost: Tensor, plan: Tensor, num_iters: int) -> None:
 @pytest.mark.parametrize(
     ("n", "m", "num_iters", "scale"),
     [
-        *((17, 20, 1, 20.0), (20, 20, 12, 1e6)),
+        *((17, 20, 1, 20.0), (20, 20, 12, 1e6), (20, 20, 0, 1e4)),
         *(
             pytest.param(*each, marks=pytest.mark.slow)
             for each in ((20, 20, 0, 20.0), (20, 17, 24, 20.0), (9, 140, 3, 5.0))

@@ -176,7 +176,9 @@ def _plan_pass(
         tiles, inside = _loaded(T_ptr, at, first, i, j, n, m, ROWS, CHUNK)
         for k in tl.static_range(CHUNK):
             K = tl.exp2(tiles[k])
-            a = tl.where(at_one > 0, 1.0, _row_scalings(K, old, i < n - first - k * ROWS, n))
+            # Without iterations a row may be all zero; then a is 1, and not divided by zero.
+            rows = (i < n - first - k * ROWS) & (at_one == 0)
+            a = tl.where(at_one > 0, 1.0, _row_scalings(K, old, rows, n))
             tl.store(T_ptr + (first + k * ROWS) * m + at, per_row(a) * K * b, mask=inside[k])
 
 
