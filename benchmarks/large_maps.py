@@ -61,8 +61,9 @@ SIZES = [
 ]
 SMOKE_SIZES = [Size(2, 66, 8, 1e9)]
 
-# the fields of HeldTiling (128 and 256 positions) and of StreamedTiling (1024)
+# The fields of HeldTiling, and of RowTiling up to 256 positions and beyond.
 HELD = [(4, 8), (4, 16), (8, 16), (8, 32), (16, 32)]
+SHARED = [(4, 0, 4, 3, 2, 64), (2, 0, 8, 3, 1, 64)]
 STREAMED = [(8, 4, 4, 3), (8, 4, 4, 4), (8, 8, 8, 3), (8, 8, 8, 1), (8, 16, 16, 1)]
 # tile, channels, warps, stages, partial sums
 COSTS = [
@@ -133,12 +134,13 @@ def default_entry(size: Size) -> Any:
 
 def candidates(size: Size, stage: str, best: Any) -> list[Any]:
     """Return entries that differ from ``best`` in one stage."""
-    from alignmixup.ops.size_classes import HeldTiling, Tiling, num_parts
+    from alignmixup.ops.size_classes import HeldTiling, RowTiling, Tiling, num_parts
 
     if stage == "rows":
-        tiling = type(best.rows)
-        values = HELD if tiling is HeldTiling else STREAMED
-        return [replace(best, rows=tiling(*each)) for each in values]
+        tilings = [RowTiling(*each) for each in STREAMED]
+        if size.positions <= 256:
+            tilings = [HeldTiling(*each) for each in HELD] + [RowTiling(*each) for each in SHARED]
+        return [replace(best, rows=tiling) for tiling in tilings]
     if stage == "mix":
         return [replace(best, mix=Tiling(*values)) for values in MIXES]
     import torch
@@ -189,18 +191,13 @@ class _Skipped:
 
 @functools.cache
 def _kernels() -> dict[tuple[Any, str], tuple[str, Any]]:
-    from alignmixup.ops.triton import (
-        cost,
-        product,
-        sinkhorn_held,
-        sinkhorn_large,
-        sinkhorn_streamed,
-    )
+    from alignmixup.ops.triton import cost, product, sinkhorn_held, sinkhorn_large, sinkhorn_rows
 
     names = {
         (cost, "_cost_kernel"): "cost",
         (sinkhorn_held, "_held_kernel"): "rows",
-        (sinkhorn_streamed, "_streamed_kernel"): "rows",
+        (sinkhorn_rows, "_shared_kernel"): "rows",
+        (sinkhorn_rows, "_streamed_kernel"): "rows",
         (sinkhorn_large, "_stream_kernel"): "present",
         (product, "_mix_kernel"): "mix",
         (product, "_backward_kernel"): "mix",
@@ -348,13 +345,14 @@ def peak_memory(i: Inputs) -> float:
 def registers(entry: Any) -> tuple[int, int]:
     """Registers and spilled bytes of the kernel of the iterations that ran last."""
     from alignmixup.ops.size_classes import HeldTiling
-    from alignmixup.ops.triton import sinkhorn_held, sinkhorn_large, sinkhorn_streamed
+    from alignmixup.ops.triton import sinkhorn_held, sinkhorn_large, sinkhorn_rows
 
     kernel = sinkhorn_large._stream_kernel
     if entry is not None and isinstance(entry.rows, HeldTiling):
         kernel = sinkhorn_held._held_kernel
     elif entry is not None:
-        kernel = sinkhorn_streamed._streamed_kernel
+        is_streamed = entry.rows.block > 0
+        kernel = sinkhorn_rows._streamed_kernel if is_streamed else sinkhorn_rows._shared_kernel
     try:
         compiled = list(kernel.device_caches[0][0].values())[-1]
         return int(compiled.n_regs), int(compiled.n_spills)

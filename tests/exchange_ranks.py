@@ -38,7 +38,7 @@ def shared(path: str, group: int, n: int, m: int) -> tuple[Tensor, Tensor, Tenso
 def main(rank: int, group: int, block: int, n: int, m: int, num_iters: int, tol: float) -> None:
     from triton.runtime.interpreter import interpreter_builder
 
-    from alignmixup.ops.triton import sinkhorn_streamed
+    from alignmixup.ops.triton import sinkhorn_rows as rows
     from alignmixup.ops.triton.common import LOG2_E, padded
 
     costs, words, scalings, used = shared(sys.argv[-1], group, n, m)
@@ -49,9 +49,11 @@ def main(rank: int, group: int, block: int, n: int, m: int, num_iters: int, tol:
     interpreter_builder.set_grid_idx = lambda *_: setattr(
         interpreter_builder, "grid_idx", (rank, 0, 0)
     )
-    sinkhorn_streamed._streamed_kernel[(1,)](
+    share = -(-n // group)
+    kernel = rows._streamed_kernel if block else rows._shared_kernel
+    kernel[(1,)](
         costs, costs, words, scalings, used, NUM_SAMPLES, LOG2_E / 0.1, num_iters, tol, 0,
-        n=n, m=m, SHARE=-(-n // group), BLOCK_N=block, M=padded(m), PARTS=1, GROUP=group,
+        n=n, m=m, SHARE=share, BLOCK_N=block or padded(share), M=padded(m), PARTS=1, GROUP=group,
         STAGES=1, ONCE=num_iters == 0, HAS_TOL=tol > 0, WIDTH=16, PACK=1,
     )  # fmt: skip
 

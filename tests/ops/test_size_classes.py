@@ -23,8 +23,8 @@ from alignmixup.ops.align import _align_mix, align_mix
 from alignmixup.ops.size_classes import (
     SIZE_CLASSES,
     HeldTiling,
+    RowTiling,
     SizeClass,
-    StreamedTiling,
     num_parts,
     size_class,
 )
@@ -38,15 +38,16 @@ from alignmixup.ops.triton import (  # noqa: E402
     cost as _triton_cost,
     product as _triton_product,
     sinkhorn_held as _triton_held,
-    sinkhorn_streamed as _triton_streamed,
+    sinkhorn_rows as _triton_rows,
     tiles,
 )
 from alignmixup.ops.triton.common import padded  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 HELD = HeldTiling(num_warps=4, lanes=8)
-STREAMED = StreamedTiling(group=1, block=8, num_warps=4)
-Tiling = HeldTiling | StreamedTiling
+SHARED = RowTiling(group=1, block=0, num_warps=4)
+STREAMED = RowTiling(group=1, block=8, num_warps=4)
+Tiling = HeldTiling | RowTiling
 PERM = torch.tensor([2, 0, 1], device=DEVICE)
 LAM = torch.tensor([0.3, 0.85, 0.6], device=DEVICE)
 
@@ -79,7 +80,7 @@ def check_against_reference(cost: Tensor, plan: Tensor, num_iters: int) -> None:
 # ---- iterations ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("tiling", [HELD, STREAMED])
+@pytest.mark.parametrize("tiling", [HELD, SHARED, STREAMED])
 @pytest.mark.parametrize(
     ("n", "m", "num_iters", "scale"),
     [
@@ -98,7 +99,7 @@ def test_plans(tiling: Tiling, n: int, m: int, num_iters: int, scale: float) -> 
     assert used.tolist() == [num_iters] * 2
 
 
-@pytest.mark.parametrize("tiling", [HELD, STREAMED])
+@pytest.mark.parametrize("tiling", [HELD, SHARED, STREAMED])
 def test_partial_sums_of_a_cost(tiling: Tiling) -> None:
     cost = random_cost(2, 18, 18, scale=9.0)
     parts = torch.stack([0.25 * cost, 0.5 * cost, 0.25 * cost])
@@ -108,7 +109,7 @@ def test_partial_sums_of_a_cost(tiling: Tiling) -> None:
     assert torch.equal(parts[1], 0.5 * cost)
 
 
-@pytest.mark.parametrize("tiling", [HELD, STREAMED])
+@pytest.mark.parametrize("tiling", [HELD, SHARED, STREAMED])
 def test_tol_stops_each_sample_where_the_reference_stops_it(tiling: Tiling) -> None:
     cost = random_cost(4, 16, 16) * torch.tensor([0, 0.5, 3.0, 30.0], device=DEVICE)[:, None, None]
     plan = cost.clone()
@@ -167,13 +168,14 @@ def test_the_model_of_a_group_agrees_with_the_reference(group: int, scale: float
 @pytest.mark.parametrize(
     ("group", "block", "n", "m", "num_iters", "tol", "scale"),
     [
-        (2, 8, 20, 18, 12, 0.0, 20.0),
-        (2, 4, 21, 18, 0, 0.0, 20.0),
+        (2, 0, 20, 18, 12, 0.0, 20.0),
+        (2, 0, 21, 18, 0, 0.0, 20.0),
         (3, 4, 20, 18, 30, 0.0, 20.0),
         (2, 4, 19, 37, 60, 1e-3, 3.0),
-        (4, 8, 30, 17, 60, 0.3, 30.0),
+        (4, 0, 30, 17, 60, 0.3, 30.0),
         (2, 4, 12, 12, 10, 0.0, 1e6),
-        (3, 4, 2, 17, 4, 0.0, 5.0),  # the last program has no rows
+        (3, 0, 2, 17, 4, 0.0, 5.0),  # the last program has no rows
+        (3, 4, 2, 17, 4, 0.0, 5.0),
     ],
 )
 def test_programs_in_parallel_exchange_their_sums(
@@ -209,23 +211,23 @@ def test_programs_in_parallel_exchange_their_sums(
     torch.testing.assert_close(costs.double() * m, exact * m, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize(("n", "m", "is_large"), [(260, 20, True), (20, 260, False)])
+@pytest.mark.parametrize(("n", "m", "is_large"), [(260, 20, True), (220, 40, True), (20, 260, False)])
 def test_costs_with_few_columns_are_left_to_the_other_kernels(
     monkeypatch: pytest.MonkeyPatch, n: int, m: int, is_large: bool
 ) -> None:
     """A program has a thread for each sum at most, or threads would read a sum at other times."""
-    tilings, streamed = [], _triton_streamed.solve
+    tilings, streamed = [], _triton_rows.solve
 
     def recorded(*args: object) -> Tensor:
         tilings.append(args[-1])
         return streamed(*args)
 
-    monkeypatch.setattr(_triton_streamed, "solve", recorded)
+    monkeypatch.setattr(_triton_rows, "solve", recorded)
     cost = random_cost(1, n, m, scale=3.0)
     plan, _ = _triton.solve(cost, 0.1, 3, None, "columns")
     check_against_reference(cost, plan, 3)
     assert bool(tilings) != is_large
-    assert all(_triton_streamed.can_exchange(tiling, m) for tiling in tilings)
+    assert all(_triton_rows.can_exchange(tiling, m) for tiling in tilings)
 
 
 @pytest.mark.parametrize(
@@ -268,7 +270,6 @@ def test_features_and_gradients(
     monkeypatch: pytest.MonkeyPatch, keep: str, last: str, tiling: Tiling
 ) -> None:
     switch_on(monkeypatch, rows=tiling)
-    monkeypatch.setattr(size_classes, "MIN_POSITIONS", 33)  # smaller than in use, to be fast
     x = random_features(3, 35, 20).requires_grad_()
     exact_x = x.detach().double().requires_grad_()
     settings = {"keep": keep, "last": last, "num_iters": 6}
@@ -312,9 +313,9 @@ def test_the_table_decides_which_kernels_run(monkeypatch: pytest.MonkeyPatch) ->
     for is_on in (False, True):
         switch_on(monkeypatch, is_on)
         assert (size_class(100) is not None) == is_on
-    assert size_class(64) is None
-    chosen = [size_class(n).max_positions for n in (65, 128, 129, 256, 257, 1024)]
-    assert chosen == [128, 128, 256, 256, 1024, 1024]
+    assert size_class(32) is None
+    chosen = [size_class(n).max_positions for n in (33, 64, 65, 128, 129, 196, 209, 256, 257, 1024)]
+    assert chosen == [64, 64, 128, 128, 208, 208, 256, 256, 1024, 1024]
 
 
 @pytest.mark.parametrize(
@@ -375,7 +376,8 @@ def test_the_plan_is_the_only_large_tensor_beside_the_output(
     for module, name in (
         (_triton_cost, "_cost_kernel"),
         (_triton_held, "_held_kernel"),
-        (_triton_streamed, "_streamed_kernel"),
+        (_triton_rows, "_shared_kernel"),
+        (_triton_rows, "_streamed_kernel"),
         (_triton_product, "_mix_kernel"),
     ):
         monkeypatch.setattr(module, name, launches)  # memory alone
@@ -400,7 +402,10 @@ def test_partial_sums_never_take_more_than_the_features() -> None:
 
 # ---- on a GPU ------------------------------------------------------------------------------------
 
-GPU_SIZES = [(128, 100, 96), (128, 100, 1000), (64, 196, 384), (16, 784, 768), (150, 81, 33)]
+GPU_SIZES = [
+    *((128, 100, 96), (128, 100, 1000), (64, 196, 384), (16, 784, 768)),
+    *((150, 81, 33), (150, 49, 320), (64, 256, 384)),
+]
 
 
 @pytest.mark.gpu
@@ -427,7 +432,7 @@ def test_full_batches(monkeypatch: pytest.MonkeyPatch, b: int, n: int, c: int, k
 @pytest.mark.parametrize(
     ("n", "m"),
     [
-        *((n, n) for n in (65, 100, 128, 196, 256, 400, 784, 1024)),
+        *((n, n) for n in (33, 49, 64, 65, 100, 128, 196, 225, 256, 400, 784, 1024)),
         *((3, 300), (2, 200), (500, 70), (200, 20), (1000, 64)),
     ],
 )

@@ -1,7 +1,7 @@
-"""Launch settings of the transport kernels beyond 64 positions, by the number of positions.
+"""Launch settings of the transport kernels beyond 32 positions, by the number of positions.
 
 ``SIZE_CLASSES`` decides which kernels run: those of ``triton/sinkhorn_held.py`` or
-``triton/sinkhorn_streamed.py``, or those of ``triton/sinkhorn_large.py`` for a class that is off,
+``triton/sinkhorn_rows.py``, or those of ``triton/sinkhorn_large.py`` for a class that is off,
 beyond its sizes, and for a cost with too few columns for the threads of a class.
 ``benchmarks/large_maps.py`` times candidates for each class on a GPU and prints the fastest.
 
@@ -43,13 +43,25 @@ class HeldTiling:
 
 
 @dataclass(frozen=True, slots=True)
-class StreamedTiling:
-    """``group`` programs per sample have an equal share of its rows, ``block`` rows at a time."""
+class RowTiling:
+    """How the programs of one sample divide its rows.
+
+    ``group`` programs have an equal share of the rows. ``block`` rows are in registers at a time;
+    0 keeps all rows of a program in registers during the iterations. ``per_sm`` programs run on one
+    SM together and share its registers. ``width`` columns make a slice, see ``triton/tiles.py``.
+    """
 
     group: int
     block: int
     num_warps: int
     num_stages: int = 3
+    per_sm: int = 1
+    width: int = 128
+
+    @property
+    def max_registers(self) -> int:
+        """The most registers of a thread with which ``per_sm`` programs are resident together."""
+        return min(255, 65536 // (self.per_sm * 32 * self.num_warps))
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +73,7 @@ class SizeClass:
     """
 
     max_positions: int
-    rows: HeldTiling | StreamedTiling
+    rows: HeldTiling | RowTiling
     cost: Tiling = Tiling(128, 128, channels=32, num_warps=8)
     cost_parts: int = 1
     mix: Tiling = Tiling(64, 32, channels=128, num_warps=4, num_stages=2)
@@ -70,11 +82,19 @@ class SizeClass:
 
 # The fastest of benchmarks/h200_large_maps.csv.
 SIZE_CLASSES = (
-    SizeClass(max_positions=128, rows=HeldTiling(num_warps=4, lanes=8)),
-    SizeClass(max_positions=256, rows=HeldTiling(num_warps=8, lanes=32)),
-    SizeClass(max_positions=1024, rows=StreamedTiling(group=8, block=4, num_warps=4)),
+    SizeClass(
+        max_positions=64,
+        rows=HeldTiling(num_warps=4, lanes=16),
+        cost=Tiling(64, 64, channels=64, num_warps=4),
+        cost_parts=4,
+        mix=Tiling(64, 64, channels=64, num_warps=4, num_stages=2),
+    ),
+    SizeClass(max_positions=128, rows=HeldTiling(num_warps=8, lanes=16)),
+    SizeClass(max_positions=208, rows=HeldTiling(num_warps=8, lanes=32)),
+    SizeClass(max_positions=256, rows=RowTiling(group=4, block=0, num_warps=4, per_sm=2, width=64)),
+    SizeClass(max_positions=1024, rows=RowTiling(group=8, block=4, num_warps=4)),
 )
-MIN_POSITIONS = 65
+MIN_POSITIONS = 33
 
 
 def size_class(size: int) -> SizeClass | None:

@@ -1,10 +1,10 @@
 """The Triton backend of ``align_mix`` and ``sinkhorn``: the choice of kernels by shape.
 
 Up to 32 positions there is one launch; up to 1024 there are three: cost, iterations (in registers
-up to 256 positions), interpolation. Beyond 64 positions the iterations are those that
-``ops/size_classes.py`` names if it has the size class switched on, and of ``sinkhorn_large.py``
-otherwise, or for a cost of few columns. Nothing synchronizes, and all memory is allocated by torch,
-so everything can be captured in a CUDA graph.
+up to 256 positions), interpolation. The iterations are those that ``ops/size_classes.py`` names if
+it has the size class switched on, and otherwise, or for a cost of few columns, those of
+``sinkhorn_small.py`` (up to 64 positions) and ``sinkhorn_large.py``. Nothing synchronizes, and all
+memory is allocated by torch, so everything can be captured in a CUDA graph.
 """
 
 from __future__ import annotations
@@ -14,16 +14,15 @@ from contextlib import AbstractContextManager
 import torch
 from torch import Tensor
 
-from alignmixup.ops.size_classes import HeldTiling, SizeClass, StreamedTiling, size_class
+from alignmixup.ops.size_classes import HeldTiling, RowTiling, SizeClass, size_class
 from alignmixup.ops.triton import (
     cost as _triton_cost,
     product as _triton_product,
     sinkhorn_held as _triton_held,
     sinkhorn_large as _triton_large,
+    sinkhorn_rows as _triton_rows,
     sinkhorn_small as _triton_small,
-    sinkhorn_streamed as _triton_streamed,
 )
-from alignmixup.ops.triton.sinkhorn_streamed import can_exchange
 
 
 def solve(
@@ -38,7 +37,7 @@ def solve(
     if len(flat) == 0:
         return cost.clone(), torch.zeros(cost.shape[:-2], dtype=torch.int32, device=cost.device)
     entry = size_class(max(n, m))
-    if entry and isinstance(entry.rows, StreamedTiling) and not can_exchange(entry.rows, m):
+    if entry and isinstance(entry.rows, RowTiling) and not _triton_rows.can_exchange(entry.rows, m):
         entry = None  # far fewer columns than rows
     plan = cost.new_empty(flat.shape) if entry else torch.empty_like(flat)
     with _device_of(cost):
@@ -66,7 +65,7 @@ def _iterate(
     """Fill ``plan`` [b, n, m] by the kernels of a size class; return the numbers of iterations."""
     if isinstance(entry.rows, HeldTiling):
         return _triton_held.solve(costs, plan, eps, num_iters, tol, entry.rows)
-    return _triton_streamed.solve(costs, plan, eps, num_iters, tol, entry.rows)
+    return _triton_rows.solve(costs, plan, eps, num_iters, tol, entry.rows)
 
 
 def _fill(plan: Tensor, costs: Tensor, eps: float, num_iters: int, tol: float | None) -> Tensor:

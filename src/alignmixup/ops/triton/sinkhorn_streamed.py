@@ -1,25 +1,15 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
-"""Iterations that read T in blocks of rows, a group of programs per sample: 257 to 1024 positions.
-
-    T = S + u + v,   K = exp2(T),   a = (1/n) / (K b),   b = (1/m) / (K' a),   P = a K b
-
-A row belongs to one program, so only column sums are exchanged, once per iteration. T contains the
-absorbed scalings and replaces the costs in place; in the end the plan replaces T. K is computed
-again in each iteration, to the same bits: that takes less time than reading T from the L2 cache.
+"""Iterations of ``sinkhorn_rows.py`` that read T in blocks of rows.
 
 16 samples of 28 x 28 positions have 39 MB of T, within the L2 cache of a large GPU. T is kept in
 float32: in half precision its entries, and with them the plan, would be off by 1e-3 and more.
 """
 
-import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
-from alignmixup.ops.size_classes import StreamedTiling
-from alignmixup.ops.triton.common import INTERPRETED, LOG2_E, NEG, padded, reciprocal, safe_steps
+from alignmixup.ops.triton.common import NEG, reciprocal, safe_steps
 from alignmixup.ops.triton.exchange import column_scalings, exchange, row_range
-from alignmixup.ops.triton.norm_relu import _num_processors
 from alignmixup.ops.triton.tiles import (
     ROW_AXIS,
     column_indices,
@@ -29,44 +19,6 @@ from alignmixup.ops.triton.tiles import (
     row_minima,
     row_sums,
 )
-
-
-def can_exchange(tiling: StreamedTiling, m: int) -> bool:
-    """Whether each thread of a program has sums of its own among those of ``m`` columns.
-
-    Otherwise several threads would read a word of the exchange each, at different times.
-    """
-    return tiling.group == 1 or 32 * tiling.num_warps <= padded(m)
-
-
-def solve(
-    costs: Tensor,
-    plan: Tensor,
-    eps: float,
-    num_iters: int,
-    tol: float | None,
-    tiling: StreamedTiling,
-) -> Tensor:
-    """As ``sinkhorn_held.solve``."""
-    parts, b, n, m = costs.shape
-    device = costs.device
-    group = 1 if INTERPRETED else tiling.group  # interpreted programs run one after another
-    num_groups = min(b, max(1, _num_processors(device) // group))
-    M = padded(m)
-    assert group == 1 or can_exchange(tiling, m), (tiling, m)
-    used = torch.empty(b, dtype=torch.int32, device=device)
-    num_words = num_groups * 2 * group * M if group > 1 else 1
-    slots = torch.zeros(num_words, dtype=torch.int64, device=device)
-    scalings = costs.new_empty(b, 2, n)
-    _streamed_kernel[(num_groups * group,)](
-        costs, plan, slots, scalings, used, b, LOG2_E / eps, num_iters, tol or 0.0,
-        costs.stride(0), n=n, m=m, SHARE=triton.cdiv(n, group), BLOCK_N=tiling.block, M=M,
-        PARTS=parts, GROUP=group, STAGES=tiling.num_stages, ONCE=num_iters == 0,
-        HAS_TOL=tol is not None, WIDTH=128,
-        PACK=max(1, min(M // (32 * tiling.num_warps), 16 // group)),
-        num_warps=tiling.num_warps, launch_cooperative_grid=group > 1,
-    )  # fmt: skip
-    return used
 
 
 @triton.jit(do_not_specialize=["batch", "num_iters"])
