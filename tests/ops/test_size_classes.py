@@ -211,7 +211,9 @@ def test_programs_in_parallel_exchange_their_sums(
     torch.testing.assert_close(costs.double() * m, exact * m, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize(("n", "m", "is_large"), [(260, 20, True), (220, 40, True), (20, 260, False)])
+@pytest.mark.parametrize(
+    ("n", "m", "is_large"), [(260, 20, True), (220, 40, True), (20, 260, False)]
+)
 def test_costs_with_few_columns_are_left_to_the_other_kernels(
     monkeypatch: pytest.MonkeyPatch, n: int, m: int, is_large: bool
 ) -> None:

@@ -148,5 +148,6 @@ def align_mix_backward(
     """Return the gradient of the features in the layout of ``grad``."""
     if grad.numel() == 0:
         return torch.empty_like(grad)
+    half = half and grad.shape[1] > _triton_small.MAX_FUSED  # as the forward pass
     with _device_of(grad):
         return _triton_product.backward(grad, perm.contiguous(), lam, plan, keep_partner, half)
