@@ -6,10 +6,12 @@ import time
 
 import pytest
 
+from alignmixup.cli import main
 from alignmixup.experiments.run import train
 from alignmixup.recipes.catalog import find_recipe
 from alignmixup.recipes.schema import on_data
 from forked import finish, start_team
+from picture_folder import make_pictures
 
 # Metrics from logits differ by the rounding of batches of other sizes; counts do not. The maps of
 # ``Painted`` are exact in batches of any size: that of class k is channel k % 3 of the image.
@@ -322,6 +324,20 @@ torch.set_num_threads(1)
 sys.exit(main(["evaluate", *sys.argv[1:]]))
 """
 
+# The command, and how many files this process has decoded.
+COUNTED = """
+import sys
+import torch
+from alignmixup.cli import main
+from alignmixup.datasets.loading import decode
+
+torch.set_num_threads(1)
+decoded, read_rgb = [], decode.read_rgb
+decode.read_rgb = lambda path: decoded.append(path) or read_rgb(path)
+assert main(["evaluate", *sys.argv[1:]]) == 0
+print(len(decoded), flush=True)
+"""
+
 # Nothing of ours can stop a process that waits in a collective of torch itself.
 PLAIN = """
 import torch
@@ -409,6 +425,26 @@ def test_rank_0_alone_writes_and_prints(run):
     added = (run / "results.jsonl").read_text().splitlines()[len(before) :]
     metrics = [json.loads(line)["metric"] for line in added]
     assert metrics == ["top1", "top1_error", "top5", "top1_error", "clean_error"]
+
+
+def test_rank_zero_decodes_for_all_and_the_numbers_are_those_of_one(tmp_path):
+    own, other = (make_pictures(tmp_path / name, num_val=5) for name in ("own", "other"))
+    folder = tmp_path / "run"
+    recipe = on_data(find_recipe("cifar10-r18-baseline-fast").shrunk(), own)
+    small = {"train.epochs": 1, "train.batch_size": 8, "net.width": 4, "data.limit": 9}
+    train(recipe, folder, changes=small, quiet=True)
+    tasks = ["--tasks", "accuracy", "fgsm", "--device", "cpu"]
+    for words in ([], ["--dataset", other]):
+        before = results_of(folder)
+        assert main(["evaluate", str(folder), *tasks, *words]) == 0
+        alone = results_of(folder)[len(before) :]
+        assert finish(start_team(COUNTED, folder, *tasks, *words)) == ["10", "0"]
+        assert results_of(folder)[len(before) + len(alone) :] == alone
+
+
+def results_of(folder):
+    rows = map(json.loads, (folder / "results.jsonl").read_text().splitlines())
+    return [(row["task"], row["metric"], row["value"], row["settings"]) for row in rows]
 
 
 @pytest.mark.slow

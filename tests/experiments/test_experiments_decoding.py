@@ -330,7 +330,7 @@ def test_the_mean_image_does_not_depend_on_the_batches():
 def test_the_command(sets, tmp_path, capsys, monkeypatch):
     few = {"train": sets.train, "test": sets.test}
     for module in (decoding, data_record):
-        monkeypatch.setattr(module, "load_split", lambda spec, split, root: few[split])
+        monkeypatch.setattr(module, "load_split", lambda spec, split, *_: few[split])
     folder = run_of(tmp_path / "run", sets, NetSpec("preact_resnet18", width=4), NoMix())
     size = ["--epochs", "1", "--batch-size", "40", "--channels", "4", "--device", "cpu"]
     assert main(["decoder", str(folder), "--layer", "layer3", *size]) == 0

@@ -45,9 +45,8 @@ class Evaluate:
 
         team, device = join_processes(self.device)
         images = None
-        with team.rank_zero_first():  # rank 0 decodes, the others read what it has decoded
-            if self.dataset is not None:
-                images = other_images(self.run, self.dataset, self.data)
+        if self.dataset is not None:
+            images = other_images(self.run, self.dataset, self.data, team, device)
         with Watch(is_shown=team.is_rank_zero) as watch:
             done = evaluate(
                 self.run,

@@ -133,8 +133,8 @@ def evaluate(
     check_sources(ood, names)
     normalized_by = None if normalized_by is None else Pixels.of(normalized_by)
     team = team or ALONE
-    with team.rank_zero_first():  # rank 0 decodes, the others read what it has decoded
-        subject = open_subject(run, images, data_root, device, model)
+    with team.guarded():
+        subject = open_subject(run, images, data_root, device, model, team)
         shown = eval_images(subject, boxes, normalized_by, batch_size)
     if team.size > 1 and shown.of is None:
         raise ValueError(

@@ -71,6 +71,7 @@ def open_subject(
     data_root: Path | str | None,
     device: str,
     model: nn.Module | None = None,
+    team: Team = ALONE,
 ) -> Subject:
     """Return what to score; ``experiments.scoring`` registers modules, runs and their folders."""
     raise ValueError(f"pass the folder of a run or an nn.Module, got {type(run).__name__}")

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 import torch
 from jaxtyping import Int
@@ -17,7 +18,7 @@ from alignmixup.datasets.folder import FileSet
 from alignmixup.datasets.loading.decode import decode_files
 from alignmixup.datasets.loading.device_loader import Batch
 from alignmixup.device import compute_for
-from alignmixup.evaluation.forward import PixelBatches
+from alignmixup.evaluation.forward import ALONE, PixelBatches
 from alignmixup.evaluation.shares import Images, subset
 from alignmixup.recipes.schema import DataSpec
 from alignmixup.training.distributed import Team
@@ -28,15 +29,44 @@ EVAL_BATCH = 2000
 STREAMED_EVAL_BATCH = 256
 
 
-def load_split(spec: DataSpec, split: str, root: Path | str | None) -> ImageSet | FileSet:
-    """The split in memory, or its list of files where ``spec`` streams; at most ``spec.limit``."""
+def load_split(
+    spec: DataSpec,
+    split: str,
+    root: Path | str | None,
+    team: Team = ALONE,
+    device: torch.device | str = "cpu",
+) -> ImageSet | FileSet:
+    """The split in memory, or its list of files where ``spec`` streams; at most ``spec.limit``.
+
+    Rank 0 of ``team`` decodes images in memory and sends them to the others by ``device``. A list
+    of files is read by every process.
+    """
     source = datasets.find(spec.name)
     if spec.stream and source.scan is not None:
-        files: FileSet = source.scan(None if root is None else Path(root), split)
-        return shortened(files, spec.limit)
+        with team.rank_zero_first():
+            files: FileSet = source.scan(None if root is None else Path(root), split)
+            return shortened(files, spec.limit)
     if not spec.stream:
         _check_used(spec)
-    return shortened(datasets.load(spec.name, split, root), spec.limit)
+    with team.guarded():
+        own = None
+        if team.is_rank_zero:
+            own = shortened(datasets.load(spec.name, split, root), spec.limit)
+        return _from_rank_zero(own, team, device)
+
+
+def _from_rank_zero(own: ImageSet | None, team: Team, device: torch.device | str) -> ImageSet:
+    """Return the set of rank 0 in every process: all but its pixels is pickled."""
+    about = own
+    if own is not None:
+        about = dataclasses.replace(own, images=own.images.new_zeros(1).expand(own.images.shape))
+    about = cast(ImageSet, team.from_rank_zero(about))
+    if own is None:
+        pixels = torch.empty(about.images.shape, dtype=torch.uint8)
+    else:
+        pixels = own.images.contiguous()
+    team.share_bytes(pixels, device)
+    return dataclasses.replace(about, images=pixels)
 
 
 def shortened(images: Images, limit: int | None) -> Images:

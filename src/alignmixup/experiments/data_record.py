@@ -6,9 +6,8 @@ It is the record "images" in RUN/run.json; a run begun by an older version has n
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
 
 import torch
 
@@ -16,6 +15,7 @@ from alignmixup import datasets
 from alignmixup.contracts import ImageSet
 from alignmixup.datasets.folder import FileSet
 from alignmixup.datasets.loading.layout import PATH_PREFIXES
+from alignmixup.evaluation.forward import ALONE
 from alignmixup.experiments.batches import load_split, side_of
 from alignmixup.recipes.schema import DataSpec
 from alignmixup.training.distributed import Team
@@ -72,35 +72,9 @@ class Sets:
 
 
 def load_sets(spec: DataSpec, root: Path | str | None, team: Team, device: torch.device) -> Sets:
-    """Load both splits. Rank 0 decodes those in memory, and the others get its images.
-
-    A list of files is read by every process.
-    """
-
-    def load() -> Sets:
-        return Sets(*(load_split(spec, split, root) for split in ("train", "test")))  # type: ignore[arg-type]
-
-    if team.size == 1 or spec.stream:
-        with team.rank_zero_first():
-            return load()
+    """Load both splits."""
     with team.guarded():
-        own = load() if team.is_rank_zero else None
-        train, test = (own.train, own.test) if own is not None else (None, None)
-        return Sets(*(_from_rank_zero(images, team, device) for images in (train, test)))
-
-
-def _from_rank_zero(own: ImageSet | None, team: Team, device: torch.device) -> ImageSet:
-    """Return the set of rank 0 in every process: all but its pixels is pickled."""
-    about = own
-    if own is not None:
-        about = replace(own, images=own.images.new_zeros(1).expand(own.images.shape))
-    about = cast(ImageSet, team.from_rank_zero(about))
-    if own is None:
-        pixels = torch.empty(about.images.shape, dtype=torch.uint8)
-    else:
-        pixels = own.images.contiguous()
-    team.share_bytes(pixels, device)
-    return replace(about, images=pixels)
+        return Sets(*(load_split(spec, split, root, team, device) for split in ("train", "test")))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -167,15 +141,17 @@ def own_test_set(
     root: Path | str | None,
     *,
     remedy: str = "pass the images to evaluate(run, images), or name other data with --dataset",
+    team: Team = ALONE,
+    device: torch.device | str = "cpu",
 ) -> ImageSet | FileSet:
-    """Load the test split that the run in ``folder`` was evaluated on.
+    """Load the test split that the run in ``folder`` was evaluated on, for all of ``team``.
 
     Raises:
         ValueError: The run was trained on sets passed to ``train``, which are not those that can be
             loaded under their name.
     """
     if record is None or record.test_sha256 is None:
-        return load_split(spec, "test", root)
+        return load_split(spec, "test", root, team, device)
     passed = (
         f"{folder} was trained on images passed as sets= ({record.name!r}, {record.num_test} test "
         "images)"
@@ -184,7 +160,7 @@ def own_test_set(
         datasets.find(spec.name)
     except ValueError:
         raise ValueError(f"{passed}, which cannot be loaded by name: {remedy}") from None
-    images = load_split(spec, "test", root)
+    images = load_split(spec, "test", root, team, device)
     if checksum(images) != record.test_sha256:
         raise ValueError(f"{passed}, which differ from {len(images)} of {spec.name}: {remedy}")
     return images

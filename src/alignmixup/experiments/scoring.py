@@ -48,6 +48,7 @@ def _of_module(
     data_root: Path | str | None,
     device: str,
     model: nn.Module | None = None,
+    team: Team = ALONE,
 ) -> Subject:
     if images is None:
         raise ValueError("a module is scored on images: pass an ImageSet, or batches (x, y)")
@@ -74,12 +75,16 @@ def _of_run(
     data_root: Path | str | None,
     device: str,
     model: nn.Module | None = None,
+    team: Team = ALONE,
 ) -> Subject:
     folder = run.folder if isinstance(run, Run) else Path(run)
     there = read_run(folder)
     recipe, record = there.recipe, there.images
     is_given = images is not None
-    own = images if is_given else own_test_set(folder, recipe.data, record, data_root)
+    own = images
+    if not is_given:
+        place = pick_device(device)
+        own = own_test_set(folder, recipe.data, record, data_root, team=team, device=place)
     if not isinstance(own, ImageSet | FileSet):
         raise ValueError("a run is scored on an ImageSet, which has the names of the classes")
     check_classes(folder, record, own, is_given=is_given)
@@ -135,7 +140,9 @@ def run_images(folder: Path, root: Path | str | None, most: int = 1000) -> Image
     return files.in_memory(pixels, None if streamed.boxes is None else tuple(streamed.boxes))
 
 
-def other_images(run: Path | str, dataset: str, root: Path | str | None) -> ImageSet | FileSet:
+def other_images(
+    run: Path | str, dataset: str, root: Path | str | None, team: Team, device: str
+) -> ImageSet | FileSet:
     """Load the test split of other data, prepared as the run's own images."""
     spec = on_data(read_recipe(Path(run)), dataset).data
-    return load_split(dataclasses.replace(spec, limit=None), "test", root)
+    return load_split(dataclasses.replace(spec, limit=None), "test", root, team, device)

@@ -144,12 +144,12 @@ class Team:
         dist.broadcast_object_list(box, src=rank)
         return value if self.rank == rank else cast(T, pickle.loads(box[0]))
 
-    def share_bytes(self, own: Tensor, device: torch.device) -> None:
+    def share_bytes(self, own: Tensor, device: torch.device | str) -> None:
         """Give every process the bytes of rank 0's CPU tensor, in place of its own.
 
         They are sent in parts, which on a GPU leave ``device``, that of the run, its memory.
         """
-        for part in torch.split(own.view(-1), PART_BYTES):
+        for part in torch.split(own.view(-1), PART_BYTES) if self.size > 1 else ():
             moved = part.to(device)
             agreement.meet("share_bytes")
             dist.broadcast(moved, src=0)

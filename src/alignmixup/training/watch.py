@@ -63,7 +63,8 @@ class Watch:
         finally:
             self._num_active -= 1
             raised = sys.exc_info()[1]
-            if self.rank == 0 and raised is not None and not is_of_all(raised):
+            is_outermost = self._num_active == 0
+            if self.rank == 0 and is_outermost and raised is not None and not is_of_all(raised):
                 time.sleep(2 * PERIOD)  # it may hold the store, where the others read the reason
 
     def _run(self) -> None:
