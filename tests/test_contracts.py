@@ -138,7 +138,7 @@ def test_no_labels_at_all_are_no_error() -> None:
         (torch.tensor([[0, 1]]), r"integer labels must have shape \[b\], got \[1, 2\]"),
         (torch.tensor([[0], [1]]), r"shape \[b\], got \[2, 1\]: squeeze them, or"),
         (torch.ones(2, 4), r"soft labels must have shape \[b, 3\] .* got \[2, 4\]"),
-        (torch.ones(3), r"soft labels must have shape \[b, 3\] .* got \[3\]"),
+        (torch.ones(3), r"soft labels must have shape \[b, 3\] .* got \[3\]; .* labels\.long\(\)"),
         (torch.tensor([[0.2, 0.3, 0.5], [1.0, 1.0, 0.0]]), r"sum to 1 .* got 2 in row 1; divide"),
         (torch.tensor([[0.2, 0.3, 0.4]]), r"sum to 1 in each row, got 0.9 in row 0"),
         (torch.full((1, 3), torch.nan), r"sum to 1 in each row, got nan in row 0"),
@@ -185,6 +185,9 @@ def test_a_criterion_of_ones_own_replaces_that_of_the_mixer_and_keeps_the_rest()
     weighted = mixed.loss(nn.CrossEntropyLoss(weight=weight))
     by_hand = -(targets * weight * logits.log_softmax(1)).sum()
     torch.testing.assert_close(weighted, by_hand + 0.5)
+    for wrong in (nn.CrossEntropyLoss, "ce"):
+        with pytest.raises(ValueError, match=r"such as nn\.CrossEntropyLoss\(\), got "):
+            mixed.loss(wrong)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])

@@ -49,6 +49,7 @@ __all__ = [
     "Result",
     "Skipped",
     "check_mixed",
+    "check_mixer",
     "fusible",
     "fusing",
     "label_problem",
@@ -149,8 +150,13 @@ class Mixed:
             A scalar tensor with a gradient.
 
         Raises:
-            ValueError: If there are neither logits nor extra losses.
+            ValueError: If there are neither logits nor extra losses, or ``criterion`` is a class.
         """
+        if isinstance(criterion, type) or not (criterion is None or callable(criterion)):
+            raise ValueError(
+                "criterion must be a function of (logits, targets), such as nn.CrossEntropyLoss(), "
+                f"got {criterion!r}"
+            )
         terms = list(self.extra.values())
         if self.logits is not None and self.targets is not None:
             terms.insert(0, (criterion or self.criterion)(self.logits, self.targets))
@@ -374,6 +380,12 @@ class Mixer(ABC):
         except RuntimeError as error:
             _explain_dtype(net, x, error)
             raise
+
+
+def check_mixer(mixer: object) -> None:
+    """Raise a ``ValueError`` for something that is not a mixer, such as a class or a name."""
+    if not isinstance(mixer, Mixer):
+        raise ValueError(f"mixer must be a mixer, such as alignmixup.CutMix(), got {mixer!r}")
 
 
 def check_mixed(mixer: Mixer, mixed: object) -> Mixed:

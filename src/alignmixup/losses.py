@@ -40,7 +40,7 @@ def soft_targets(
         if labels.ndim != 2 or labels.shape[1] != num_classes:
             raise ValueError(
                 f"soft labels must have shape [b, {num_classes}] to match the logits, "
-                f"got {list(labels.shape)}"
+                f"got {list(labels.shape)}; convert class numbers by labels.long()"
             )
         if is_checked and labels.numel():
             (_check_range if multi_label else _check_sums)(labels)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -99,8 +102,13 @@ class Twice(am.InputMixup):
 def test_a_method_that_runs_the_network_twice_is_named() -> None:
     with pytest.raises(ValueError, match="Twice called the network 2 times: set needs_network"):
         am.MixCollate(Twice(), NUM_CLASSES)(samples())
-    with pytest.raises(ValueError, match="num_classes must be at least 1, got 0"):
-        am.MixCollate(am.CutMix(), 0)
+
+
+@pytest.mark.parametrize("wrong", [0, 2.0, "10", None, ["cat", "dog"]])
+def test_a_number_of_classes_that_is_none_is_named(wrong: Any) -> None:
+    with pytest.raises(ValueError, match=r"num_classes must be an integer >= 1, got "):
+        am.MixCollate(am.CutMix(), wrong)
+    assert am.MixCollate(am.CutMix(), np.int64(3)).num_classes == 3  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -101,6 +101,21 @@ def test_lightning_reports_progress_and_takes_an_own_loss() -> None:
     assert 0 <= trainer.callback_metrics["train_accuracy_under_mixing"] <= 1
 
 
+@pytest.mark.parametrize("mixer", [None, am.CutMix, "cutmix"])
+def test_lightning_names_what_is_no_mixer(mixer: Any) -> None:
+    with pytest.raises(ValueError, match=r"mixer must be a mixer, such as .*CutMix\(\), got "):
+        lightning_module(mixer).training_step((images(4), labels(4)), 0)
+
+
+@pytest.mark.parametrize(
+    ("batch", "kind"),
+    [({"image": images(4), "label": labels(4)}, "dict"), ([images(4)] * 3, "list of 3")],
+)
+def test_lightning_names_a_batch_that_is_no_pair(batch: Any, kind: str) -> None:
+    with pytest.raises(ValueError, match=rf"got a {kind}: override .* super\(\)\.training_step"):
+        lightning_module(MIXER).training_step(batch, 0)
+
+
 @pytest.mark.slow
 def test_lightning_in_two_processes_averages_two_half_batches() -> None:
     """With DDP each process mixes its half of a batch by the same draw.

@@ -67,6 +67,13 @@ def test_timm_criteria_of_soft_targets_also_evaluate() -> None:
             torch.testing.assert_close(task(x, target)["loss"], expected)
 
 
+def test_timm_task_names_what_is_no_mixer() -> None:
+    from alignmixup.integrations.timm import MixupTask
+
+    with pytest.raises(ValueError, match=r"such as alignmixup\.CutMix\(\), got <class"):
+        MixupTask(TinyNet(), type(MIXER), verbose=False)  # type: ignore[arg-type]
+
+
 @pytest.mark.usefixtures("process_group")
 def test_timm_task_is_compiled_and_wrapped_in_ddp() -> None:
     from alignmixup.integrations.timm import MixupTask

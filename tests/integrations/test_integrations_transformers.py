@@ -130,6 +130,11 @@ def test_trainer_names_what_it_would_not_apply(monkeypatch) -> None:
     assert outputs["logits"].shape == (4, NUM_CLASSES)
 
 
+def test_trainer_names_what_is_no_mixer(monkeypatch) -> None:
+    with pytest.raises(ValueError, match=r"such as alignmixup\.CutMix\(\), got <class"):
+        hf_trainer(monkeypatch, am.CutMix)  # type: ignore[arg-type]
+
+
 @pytest.mark.usefixtures("process_group")
 def test_saliency_looks_through_as_logits_and_ddp() -> None:
     """Its own pass must not go through DDP, whose reducer expects a backward pass after each."""

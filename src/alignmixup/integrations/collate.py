@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils.data import default_collate, get_worker_info
 
-from alignmixup.contracts import Mixer
+from alignmixup.contracts import Mixer, check_mixer
 
 
 class MixCollate:
@@ -51,16 +51,15 @@ class MixCollate:
         collate: Callable[[list[Any]], Any] = default_collate,
         rng: torch.Generator | None = None,
     ) -> None:
-        if not isinstance(mixer, Mixer):
-            raise ValueError(f"mixer must be a mixer, such as alignmixup.CutMix(), got {mixer!r}")
+        check_mixer(mixer)
         if mixer.needs_network:
             raise ValueError(
                 f"{type(mixer).__name__} looks into the network, which a data loader does not "
                 "have: call the mixer in the training loop, or choose a method that mixes images "
                 "(InputMixup, CutMix, SaliencyMix, ...)"
             )
-        if num_classes < 1:
-            raise ValueError(f"num_classes must be at least 1, got {num_classes}")
+        if not hasattr(num_classes, "__index__") or num_classes < 1:
+            raise ValueError(f"num_classes must be an integer >= 1, got {num_classes!r}")
         self.mixer, self.num_classes = mixer, num_classes
         self.collate, self.rng = collate, rng
 

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
-from alignmixup.contracts import Mixed, Mixer, NotAttached
+from alignmixup.contracts import Mixed, Mixer, NotAttached, check_mixer
 from alignmixup.integrations.draws import share_done, step_rng
 from alignmixup.outputs import as_logits
 from alignmixup.training.optim import mixer_parameters
@@ -79,8 +79,16 @@ class MixupModule:
             names = [f"mixer_module.{name}" for name, _ in self.mixer_module.named_buffers()]
             self._ddp_params_and_buffers_to_ignore = names
 
-    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         """Return the loss of the mixed batch."""
+        if not isinstance(batch, tuple | list) or len(batch) != 2:
+            kind = type(batch).__name__
+            got = f"{kind} of {len(batch)}" if isinstance(batch, tuple | list) else kind
+            raise ValueError(
+                f"a batch must be a pair (images, labels), got a {got}: override training_step and "
+                "return super().training_step((images, labels), batch_idx)"
+            )
+        check_mixer(getattr(self, "mixer", None))
         x, y = batch
         rng = step_rng(self.mixer_seed, self.current_epoch, batch_idx)
         net = as_logits(cast(nn.Module, self))

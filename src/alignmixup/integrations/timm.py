@@ -8,7 +8,7 @@ import torch
 from timm.task import ClassificationTask
 from torch import Tensor, nn
 
-from alignmixup.contracts import Criterion, Mixer, soft_targets
+from alignmixup.contracts import Criterion, Mixer, check_mixer, soft_targets
 from alignmixup.integrations.attached import averaged, processes
 from alignmixup.integrations.draws import share_done, step_rng
 from alignmixup.outputs import as_logits
@@ -57,6 +57,7 @@ class MixupTask(ClassificationTask):  # type: ignore[misc]
         dtype: torch.dtype | None = None,
         verbose: bool = True,
     ) -> None:
+        check_mixer(mixer)
         super().__init__(model, criterion or nn.CrossEntropyLoss(), device, dtype, verbose)
         self.mixer, self.mixed_criterion = mixer, criterion
         self.mixer_module = None if mixer.module is None else mixer.module.to(device)

@@ -11,7 +11,7 @@ from typing import Any, cast
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from alignmixup.contracts import Criterion, Mixer
+from alignmixup.contracts import Criterion, Mixer, check_mixer
 from alignmixup.integrations.attached import (
     add_to,
     averaged,
@@ -84,6 +84,7 @@ class MixupTrainerMixin:
         mixer_seed: int = 0,
         **kwargs: Any,
     ) -> None:
+        check_mixer(mixer)
         super().__init__(*args, **kwargs)
         if self.args.label_smoothing_factor or kwargs.get("compute_loss_func") is not None:
             raise ValueError(
