@@ -31,6 +31,7 @@ from alignmixup.experiments.run_folder import (
     read_recipe,
     write_json,
 )
+from alignmixup.experiments.styling import make_style_weights
 from alignmixup.files import replacing, write_text
 from alignmixup.ops.adain import save_adain, small_adain
 from alignmixup.report.render import Table, write_tables
@@ -326,6 +327,17 @@ def test_a_run_in_a_read_only_folder_is_not_scored_in_vain(whole, tmp_path, monk
     with pytest.raises(OSError, match=r"cannot write .*results.jsonl: Read-only file system"):
         am.evaluate(folder, shapes("test", 8), on_task=scored.append)
     assert not scored
+
+
+def test_a_style_network_is_not_trained_for_a_read_only_folder(tmp_path, monkeypatch):
+    make_read_only(tmp_path, monkeypatch)
+    steps = []
+    size = {"steps": 2, "num_images": 10, "width": 2}
+    with pytest.raises(OSError, match=r"cannot write .*a.safetensors: Read-only file system"):
+        make_style_weights(
+            "shapes", tmp_path / "a.safetensors", **size, on_step=lambda *step: steps.append(step)
+        )
+    assert not steps
 
 
 def test_a_sweep_in_a_read_only_folder_starts_nothing_and_names_the_log(tmp_path, monkeypatch):

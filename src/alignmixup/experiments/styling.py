@@ -22,6 +22,7 @@ from alignmixup.datasets.folder import FileSet
 from alignmixup.device import pick_device
 from alignmixup.experiments.batches import sample_images, side_of
 from alignmixup.experiments.run_folder import ADAIN
+from alignmixup.files import make_folder, writing
 from alignmixup.mixers.stylecutmix import StyleCutMix
 from alignmixup.mixers.stylemix import StyleMixer
 from alignmixup.ops.adain import WeightsFile
@@ -80,12 +81,17 @@ def make_style_weights(
     With ``weights`` nothing is trained: they are written to ``out`` with the class distances of the
     data set. At most ``num_images`` images are used, equally many of each class.
     """
-    if Path(out).suffix != ".safetensors":
+    path = Path(out)
+    if path.suffix != ".safetensors":
         raise ValueError(f"out must be a .safetensors file, got {str(out)!r}")
-    if Path(out).exists():
+    if path.exists():
         raise ValueError(f"{out} exists; choose another file, or remove it first")
     where = pick_device(device)
     images = some_images(dataset, num_images, seed, data_root)
+    make_folder(path.parent)
+    with writing(path):  # or the error of a read-only folder, before anything is trained
+        path.open("ab").close()
+        path.unlink()
     if weights:
         return StyleWeights(add_distances(weights, images, out, where), len(images))
     fit = fit_adain(images, out, steps, seed, where, width, on_step)

@@ -26,6 +26,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from alignmixup.files import make_folder
+
 Progress = Callable[[int, int | None], None]
 CHUNK = 1 << 20
 TIMEOUT_SECONDS = 60
@@ -56,8 +58,8 @@ def download(url: str, target: Path, checksum: str, on_progress: Progress | None
     if target.is_file() and _digest(target, algorithm) == expected:
         return target
     part = target.with_name(target.name + ".part")
+    make_folder(target.parent)
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
         _transfer(url, part, on_progress)
     except (OSError, http.client.HTTPException) as error:
         raise OSError(_explain(error, url, part)) from error
