@@ -123,6 +123,7 @@ class Shown(nn.Module):
         (torch.full((1, 3, 40, 40), 255.0), r"must lie in \[0, 1\]"),
         ([], "no image to classify"),
         ([3], "a PIL image or a path, got int"),
+        ([torch.zeros(3, 32, 32)], r"got Tensor; pass tensors as one, \[b, 3, h, w\]"),
     ],
 )
 def test_what_is_no_image_is_named(run, images, named):
@@ -265,7 +266,7 @@ def test_a_users_module_trains_resumes_and_is_scored_under_its_own_name(sets, tm
 
 def test_a_module_that_gives_no_logits_is_refused(sets, tmp_path):
     for model, named in (
-        (Small(7), r"logits \[b, 10\].*got \[2, 7\]"),
+        (Small(7), r"logits \[b, 10\].*got \[2, 7\].*: change its last layer, .*as_logits"),
         (nn.Flatten(), "no param"),
         (Small().double(), r"weights of torch\.float64.* model\.float\(\)"),
     ):

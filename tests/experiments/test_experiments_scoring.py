@@ -519,6 +519,7 @@ def test_options_reach_their_task_and_its_settings(images):
         ),
         ({"pgd": {"num_steps": "many"}}, "pgd.num_steps must be int, got 'many'"),
         ({"pgd": 4}, "must be a dict of names, got 4"),
+        (["pgd"], r"options must be a dict such as .*, got \['pgd'\]"),
     ],
 )
 def test_wrong_options_are_explained_before_anything_runs(two_tone, options, message):
@@ -528,6 +529,11 @@ def test_wrong_options_are_explained_before_anything_runs(two_tone, options, mes
             Brightness(), two_tone, tasks=["accuracy", "pgd"], options=options, on_task=told.append
         )
     assert told == []
+
+
+def test_a_precision_by_name_is_explained(two_tone):
+    with pytest.raises(ValueError, match=r"a type such as torch\.bfloat16, got 'bf16'"):
+        evaluate(Brightness(), two_tone, amp_dtype="bf16")
 
 
 def test_every_option_of_every_task_has_a_type():

@@ -119,6 +119,8 @@ def test_names_are_looked_up_and_the_console_is_there_unless_quiet(tmp_path, cap
     assert {"console", "tensorboard", "trackio", "wandb"} <= set(LOGGERS)
     with pytest.raises(ValueError, match="unknown logger 'tensorbord'; did you mean 'tensorboard'"):
         make_loggers(["tensorbord"], tmp_path)
+    with pytest.raises(ValueError, match=r"loggers must be a list of names: write \['console'\]"):
+        make_loggers("console", tmp_path)
     run(tmp_path / "a", make_loggers(["console"], tmp_path), mixer=NoMix())
     lines = capsys.readouterr().err.splitlines()
     assert [line.split()[1] for line in lines if line.startswith("epoch")] == ["1/3", "2/3", "3/3"]

@@ -131,6 +131,8 @@ def evaluate(
     names, options = task_names(tasks), options or {}
     check_options(options, names)
     check_sources(ood, names)
+    if not isinstance(amp_dtype, torch.dtype | None):
+        raise ValueError(f"amp_dtype must be a type such as torch.bfloat16, got {amp_dtype!r}")
     normalized_by = None if normalized_by is None else Pixels.of(normalized_by)
     team = team or ALONE
     with team.guarded():

@@ -65,6 +65,8 @@ def parameters_of(name: str) -> Mapping[str, inspect.Parameter]:
 
 def check_options(options: Mapping[str, Mapping[str, object]], names: Sequence[str]) -> None:
     """Raise for options of a task that is not run, unknown ones, and values of another type."""
+    if not isinstance(options, Mapping):
+        raise ValueError(f'options must be a dict such as {{"pgd": {{...}}}}, got {options!r}')
     known_options = {name: task_options(name) for name in names}
     for task, chosen in options.items():
         if task not in names:

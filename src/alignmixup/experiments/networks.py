@@ -53,7 +53,8 @@ def _check_logits(net: nn.Module, size: int, num_classes: int) -> None:
     if shape != [2, num_classes]:
         raise ValueError(
             f"model must return logits [b, {num_classes}], one for each class of the images, got "
-            f"{shape} for 2 images"
+            f"{shape} for 2 images: change its last layer, or wrap a model that returns more than "
+            "logits by alignmixup.as_logits"
         )
 
 

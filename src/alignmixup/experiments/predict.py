@@ -88,7 +88,8 @@ def _opened(image: Source) -> Image.Image:
         return image.convert("RGB")
     if not isinstance(image, str | Path):
         raise ValueError(
-            f"an image must be a tensor, a PIL image or a path, got {type(image).__name__}"
+            f"an image must be a PIL image or a path, got {type(image).__name__}; pass tensors as "
+            "one, [b, 3, h, w]"
         )
     return read_rgb(image)
 

@@ -132,6 +132,8 @@ def make_loggers(
     about: Mapping[str, Any] | None = None,
 ) -> Loggers:
     """Return the loggers of the run in ``folder``: those chosen, and the console unless quiet."""
+    if isinstance(chosen, str):
+        raise ValueError(f"loggers must be a list of names: write [{chosen!r}]")
     names = dict.fromkeys([*chosen, *([] if quiet else ["console"])])
     made = [LOGGERS[each](folder) if isinstance(each, str) else each for each in names]
     return Loggers(made, about)
