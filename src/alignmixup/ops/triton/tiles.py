@@ -70,7 +70,8 @@ def row_minima(C, inside):
 # tl.sum stores the partial sums of a column next to each other, so that the threads of a warp meet
 # in one bank of the shared memory: at 196 positions that takes longer than all products. Here the
 # columns are next to each other. Each thread stores its entries, adds whole columns after a
-# barrier, and loads the sums of its own columns after another one. That is right for every layout.
+# barrier, and loads the sums of its own columns after another one. That is right for every layout
+# in which no entry belongs to two threads, as with the rows of ``tile_shape``.
 
 
 @triton.jit
