@@ -79,11 +79,13 @@ def for_gpu(kernel, signature, constants, hints, options):
     return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
 
 
-def shared_slices(layouts: str) -> str:
+def shared_slices(code: str) -> str:
     """Name a tile whose slices are shared by threads: slow, and it depends on Triton's version."""
-    for threads in re.findall(r"threadsPerWarp = \[(\d+), (\d+), (\d+)\]", layouts):
-        if int(threads[tiles.SLICE_AXIS.value]) > 1:
-            return f"slices are shared by threads: {threads}, see ops/triton/tiles.py"
+    threads = dict(re.findall(r"(#\w+) = .*threadsPerWarp = \[(\d+, \d+, \d+)\]", code))
+    for *shape, layout in re.findall(r"tensor<(\d+)x(\d+)x(\d+)x\w+, (#\w+)>", code):
+        is_tile = int(shape[tiles.ROW_AXIS.value]) > 1  # and not a value for each column
+        if is_tile and int(threads[layout].split(", ")[tiles.SLICE_AXIS.value]) > 1:
+            return f"slices are shared by threads: {threads[layout]}, see ops/triton/tiles.py"
     return ""
 
 
