@@ -22,7 +22,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 EPS, NUM_ITERS = 0.1, 4
 PERM = torch.tensor([2, 0, 1], device=DEVICE)
 LAM = torch.tensor([0.3, 0.85, 0.6], device=DEVICE)
-sizes = pytest.mark.parametrize("n", [35, 70])  # the kernels of small maps, and of a size class
+sizes = pytest.mark.parametrize("n", [35, 70])  # two size classes
 kept = pytest.mark.parametrize("keep_partner", [False, True])
 
 

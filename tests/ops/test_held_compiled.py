@@ -1,4 +1,4 @@
-"""The kernel of 65 to 256 positions as Triton compiles it for a GPU, emulated on a CPU.
+"""The kernel of 33 to 208 positions as Triton compiles it for a GPU, emulated on a CPU.
 
     python tests/ops/test_held_compiled.py FILE
 

@@ -81,9 +81,7 @@ class MixCollate:
                 "from a copy of it: leave it out, and pass generator= to the loader for a seed"
             )
         batch = self.collate(samples)
-        if not isinstance(batch, tuple | list) or len(batch) != 2:
-            kind = type(batch).__name__
-            got = f"{kind} of {len(batch)}" if isinstance(batch, tuple | list) else kind
+        if got := kind_unless_pair(batch):
             raise ValueError(
                 f"a sample must be a pair (image, label), got a batch that is a {got}: pass a "
                 "collate= that returns (images, labels)"
@@ -111,3 +109,11 @@ class _Recorder(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         self.calls.append(x)
         return x.new_zeros(len(x), self.num_classes)
+
+
+def kind_unless_pair(batch: object) -> str:
+    """Return what a batch is, in words, or nothing for a pair (images, labels)."""
+    kind = type(batch).__name__
+    if not isinstance(batch, tuple | list):
+        return kind
+    return "" if len(batch) == 2 else f"{kind} of {len(batch)}"

@@ -13,6 +13,7 @@ from typing import Any, cast
 from torch import Tensor, nn
 
 from alignmixup.contracts import Mixed, Mixer, NotAttached, check_mixer
+from alignmixup.integrations.collate import kind_unless_pair
 from alignmixup.integrations.draws import share_done, step_rng
 from alignmixup.outputs import as_logits
 from alignmixup.training.optim import mixer_parameters
@@ -81,9 +82,7 @@ class MixupModule:
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         """Return the loss of the mixed batch."""
-        if not isinstance(batch, tuple | list) or len(batch) != 2:
-            kind = type(batch).__name__
-            got = f"{kind} of {len(batch)}" if isinstance(batch, tuple | list) else kind
+        if got := kind_unless_pair(batch):
             raise ValueError(
                 f"a batch must be a pair (images, labels), got a {got}: override training_step and "
                 "return super().training_step((images, labels), batch_idx)"

@@ -1,6 +1,6 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 # mypy: disable-error-code="assignment, misc"
-"""Iterations with K in registers, one program per sample: 65 to 256 positions.
+"""Iterations with K in registers, one program per sample: 33 to 208 positions.
 
     T = S + u + v,   K = exp2(T),   a = (1/n) / (K b),   b = (1/m) / (K' a),   P = a K b
 
