@@ -214,6 +214,14 @@ def test_a_seed_named_twice_is_one_run(tmp_path, monkeypatch):
     assert [job.recipe.train.seed for job in jobs] == [3, 1]
 
 
+def test_all_recipes_of_a_seed_come_before_the_next_seed(tmp_path, monkeypatch):
+    """A sweep that is cut short has a whole table of the first seeds."""
+    monkeypatch.setattr(sweeps._Crew, "poll", lambda self: False)
+    jobs = sweep(["cifar10-r18-baseline", "cifar10-r18-input"], tmp_path, seeds=[1, 0])
+    order = [(job.recipe.train.seed, job.recipe.key.method) for job in jobs]
+    assert order == [(1, "baseline"), (1, "input"), (0, "baseline"), (0, "input")]
+
+
 def test_patterns_and_names_stand_for_recipes_each_once():
     names = recipes_of(["cifar10-r18-input-fast", "cifar10-r18-i*-fast", "cifar10-r18-cutmix"])
     assert names == ["cifar10-r18-input-fast", "cifar10-r18-cutmix"]

@@ -98,8 +98,8 @@ def sweep(
         raise ValueError("a sweep takes its seeds from seeds= (--seeds), not from train.seed")
     chosen = [
         changed(recipe, {**changes, "train.seed": seed})
-        for recipe in recipes
         for seed in dict.fromkeys(seeds)  # two runs in one folder would undo each other
+        for recipe in recipes  # all of a seed first: a sweep cut short has a whole table
     ]
     jobs = [Job(r, Path(out) / r.folder) for r in chosen]
     _check_folders(names, jobs)

@@ -452,14 +452,14 @@ def key_of(cell: Published) -> RecipeKey:
 
 
 # How reports write the labels of variants that the paper's tables vary, in the paper's order.
-# The set {x} is not in the paper, but there is a recipe.
+# The set {x} is not in the paper, but there is a recipe; nor is the alignment study.
 LABELS: Mapping[str, str] = {
     **{
         f.layers.replace("-", ""): f"{{{f.layers.replace('-', ', ')}}}" for f in FIGURES if f.layers
     },
     "x": "{x}",
     **{f"iterations{f.num_iters}": f"{f.num_iters} iterations" for f in find("iterations")},
-    **{label: label for label in (*_SCHEDULES.values(), "unaligned")},
+    **{label: label for label in (*_SCHEDULES.values(), "unaligned", "study")},
 }
 _Where = tuple[str, str, str, frozenset[str], str, str]
 
