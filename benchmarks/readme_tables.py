@@ -1,10 +1,11 @@
-"""The tables of measured results in README.md, made from ``results/``.
+"""The tables of measured results in README.md and docs/findings.md, made from ``results/``.
 
     PYTHONPATH=src python benchmarks/readme_tables.py    # rewrite the tables between their markers
 
-A table stands between ``<!-- results: NAME -->`` and ``<!-- end of results -->``. ``TABLES`` says
-which results each shows: a new run appears once its lines are in ``results/`` and this is run
-again. A test fails while README.md differs from what this makes.
+A table stands between ``<!-- results: NAME -->`` and ``<!-- end of results -->``. ``PAGES`` says
+which results each shows: a new run appears once its lines are in ``results/``
+(``benchmarks/record.py``) and this is run again. A test fails while a page differs from what this
+makes.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from pathlib import Path
 from alignmixup.contracts import Result
 from alignmixup.report import paper
 from alignmixup.report.reading import read_results
+from alignmixup.report.statistics import compare
 
 ROOT = Path(__file__).parents[1]
 MARKED = re.compile(r"(<!-- results: ([\w-]+) -->\n).*?(<!-- end of results -->)", re.S)
@@ -153,12 +155,60 @@ class Plateaus:
         return is_ours and last.get(result.seed) == result.epoch
 
 
+@dataclass(frozen=True)
+class Arm:
+    """A row of a study: a network and a variant, compared with the variant ``base``."""
+
+    label: str
+    network: str
+    variant: str
+    base: str = ""
+
+
+@dataclass(frozen=True)
+class Study:
+    """Settings of one method side by side, each with its paired difference from another one."""
+
+    data: str
+    method: str
+    epochs: int
+    arms: tuple[Arm, ...]
+    quantity: Quantity = Quantity("top-1, last epoch", "accuracy", "top1_last", 2)
+
+    def render(self, results: Path) -> list[str]:
+        """Return the lines of the table; none where nothing has been measured."""
+        chosen = [
+            r
+            for r in read_results([results])
+            if r.key is not None
+            and (r.key.data, r.key.method, r.epoch) == (self.data, self.method, self.epochs)
+            and self.quantity.is_of(r)
+        ]
+        rows, shown = [], []
+        for arm in self.arms:
+            own, base = (
+                [r for r in chosen if (r.key.network, r.key.variant) == (arm.network, variant)]  # type: ignore[union-attr]
+                for variant in (arm.variant, arm.base)
+            )
+            values = _by_seed(own, self.method, self.quantity)
+            made = compare(values, _by_seed(base, self.method, self.quantity))
+            cells = [f"{made.difference:+.2f}", made.interval()] if made else ["-", "-"]
+            if values:
+                rows.append([arm.label, _cell(values, self.quantity.digits), *cells])
+                shown += own
+        if not rows:
+            return []
+        header = ["", self.quantity.header, "difference from unaligned", "95 % interval"]
+        return [*_pipes(header, rows), "", _origin(shown, f"{self.epochs:,} epochs")]
+
+
 def has(values: Mapping[str, object], wanted: Mapping[str, object]) -> bool:
     """Whether ``values`` has all that is wanted."""
     return all(values.get(name) == value for name, value in wanted.items())
 
 
-TABLES: Mapping[str, Methods | Plateaus] = {
+Table = Methods | Plateaus | Study
+README: Mapping[str, Table] = {
     **{
         f"plateaus-{data}": Plateaus(
             log=f"authors-{data}-r18.csv",
@@ -190,7 +240,27 @@ TABLES: Mapping[str, Methods | Plateaus] = {
 }
 
 
-def update(text: str, results: Path, tables: Mapping[str, Methods | Plateaus] = TABLES) -> str:
+FINDINGS: Mapping[str, Table] = {
+    "alignment-study": Study(
+        "cifar100",
+        "alignmixup",
+        35,
+        (
+            Arm("pooled head, unaligned", "r18", "study-unaligned"),
+            Arm("pooled head, exact: the same logits", "r18", "study-exact", "study-unaligned"),
+            Arm("pooled head, released order", "r18", "study-released", "study-unaligned"),
+            Arm("the same, 1,000 iterations", "r18", "study-converged", "study-unaligned"),
+            Arm("flattened head, unaligned", "r18-flatten", "study-unaligned"),
+            Arm("flattened head, exact", "r18-flatten", "study-exact", "study-unaligned"),
+            Arm("`layer3`, unaligned", "r18", "study-layer3-unaligned"),
+            Arm("`layer3`, exact", "r18", "study-layer3-exact", "study-layer3-unaligned"),
+        ),
+    )
+}
+PAGES = {"README.md": README, "docs/findings.md": FINDINGS}
+
+
+def update(text: str, results: Path, tables: Mapping[str, Table]) -> str:
     """Return a page with the tables between its markers made anew."""
     unknown = {name for _, name, _ in MARKED.findall(text)} ^ tables.keys()
     if unknown:
@@ -255,8 +325,9 @@ def _read_curve(path: Path) -> tuple[dict[int, float], dict[int, float]]:
 
 
 def main() -> None:
-    readme = ROOT / "README.md"
-    readme.write_text(update(readme.read_text(encoding="utf-8"), ROOT / "results"), "utf-8")
+    for name, tables in PAGES.items():
+        page = ROOT / name
+        page.write_text(update(page.read_text("utf-8"), ROOT / "results", tables), "utf-8")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The tables of README.md are those that ``benchmarks/readme_tables.py`` makes from results/."""
+"""The tables of the pages are those that ``benchmarks/readme_tables.py`` makes from results/."""
 
 import csv
 import importlib.util
@@ -22,15 +22,23 @@ COMMAND = "PYTHONPATH=src python benchmarks/readme_tables.py"
 MARKS = "before\n<!-- results: t -->\nold\n<!-- end of results -->\nafter\n"
 
 
-def test_readme_has_the_tables_of_the_results():
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert tables.update(text, ROOT / "results") == text, f"README.md differs: run {COMMAND}"
+def made(name, text):
+    return tables.update(text, ROOT / "results", tables.PAGES[name])
 
 
-def test_a_changed_number_is_found():
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert text.count("| 70.49 |") == 1
-    assert tables.update(text.replace("| 70.49 |", "| 70.50 |"), ROOT / "results") == text
+@pytest.mark.parametrize("name", tables.PAGES)
+def test_a_page_has_the_tables_of_the_results(name):
+    text = (ROOT / name).read_text(encoding="utf-8")
+    assert made(name, text) == text, f"{name} differs: run {COMMAND}"
+
+
+@pytest.mark.parametrize(
+    ("name", "number"), [("README.md", "| 70.49 |"), ("docs/findings.md", "| +0.29 |")]
+)
+def test_a_changed_number_is_found(name, number):
+    text = (ROOT / name).read_text(encoding="utf-8")
+    assert text.count(number) == 1
+    assert made(name, text.replace(number, "| 70.50 |")) == text
 
 
 @pytest.mark.parametrize("data", ["cifar10", "cifar100"])
@@ -104,6 +112,22 @@ def test_a_plateau_ends_where_the_curve_does(tmp_path):
     assert "| 51 to 70, learning rate 0.01 | 60.50 | 60.50 |" in text
     assert "91" not in text
     assert "*70 of 100 epochs, seeds 0 and 1, GPU, commit abc; " in text
+
+
+def test_a_study_pairs_seeds_with_those_of_its_base(tmp_path):
+    values = {"a": (80.0, 81.0, 70.0), "b": (79.0, 79.5)}
+    results = [
+        line("alignmixup", value, seed, metric="top1_last", variant=variant)
+        for variant, own in values.items()
+        for seed, value in enumerate(own)
+    ]
+    arms = (tables.Arm("first", "r18", "b"), tables.Arm("second", "r18", "a", "b"))
+    arms += (tables.Arm("not measured", "r18", "c", "b"),)
+    text = page(tmp_path, results, tables.Study("cifar100", "alignmixup", 300, arms))
+    assert "| first | 79.25 \u00b1 0.35, n=2 | - | - |" in text
+    # Two differences, 1.0 and 1.5: 1.25 with 12.706 * 0.354 / sqrt(2) on each side.
+    assert "| second | 77.00 \u00b1 6.08, n=3 | +1.25 | -1.93 to +4.43 |" in text
+    assert "not measured" not in text
 
 
 def test_a_marker_without_a_table_is_an_error(tmp_path):
