@@ -80,6 +80,16 @@ def test_better_is_claimed_only_where_the_interval_excludes_zero():
     assert claims_of(only_grid(better[:1] + worse[1:])) == []  # no seed in common
 
 
+def test_variants_of_one_method_are_compared_and_named():
+    """Settings of one method side by side, as in a study: the names say what differs."""
+    faster = {"trained": {"train.epochs": 300, "train.lr": 0.2}}
+    lines = [line("input", 96.0 + 0.1 * s + 0.01 * (s % 2), s, **faster) for s in range(3)]
+    lines += [line("input", 95.0 + 0.1 * s, s) for s in range(3)]
+    (claim,) = claims_of(only_grid(lines))
+    assert sorted(claim.names) == ["Input mixup", "Input mixup (train.lr=0.2)"]
+    assert claim.verdict == "Input mixup (train.lr=0.2) is better"
+
+
 def test_runs_trained_otherwise_are_not_compared():
     changed = {"trained": {"train.epochs": 300, "train.lr": 0.2}}
     lines = [line("alignmixup", 96.0, s, **changed) for s in range(2)]

@@ -57,6 +57,10 @@ class GridRow:
         return method_name(self.method)
 
     @property
+    def full_name(self) -> str:
+        return f"{self.name} ({', '.join(self.variant)})" if self.variant else self.name
+
+    @property
     def variant(self) -> tuple[str, ...]:
         """What sets it apart from the paper's row: labels and settings."""
         labels = [paper.LABELS.get(label, label) for label in self.labels]
@@ -111,6 +115,13 @@ class Claim:
     comparison: Comparison
 
     @property
+    def names(self) -> tuple[str, str]:
+        """The methods of both rows; of one method, with their variants."""
+        if self.first.method != self.second.method:
+            return self.first.name, self.second.name
+        return self.first.full_name, self.second.full_name
+
+    @property
     def verdict(self) -> str:
         """Which is better, only where the interval excludes zero."""
         verdict, better = self.comparison.verdict, better_way(self.measure)
@@ -119,9 +130,8 @@ class Claim:
         if verdict == "not shown":
             return "no difference shown"
         if better is None:
-            return f"{self.first.name} is {verdict}"
-        wins = self.first if verdict == better else self.second
-        return f"{wins.name} is better"
+            return f"{self.names[0]} is {verdict}"
+        return f"{self.names[0 if verdict == better else 1]} is better"
 
 
 def better_way(measure: Measure) -> str | None:
@@ -226,23 +236,21 @@ def shared_variant(rows: Iterable[GridRow]) -> tuple[str, ...]:
 
 
 def claims_of(grid: Grid) -> list[Claim]:
-    """Compare the methods of a grid pairwise, where variant, length and source agree.
+    """Compare rows pairwise that differ in their method alone, or in the variant of one method.
 
-    Rows without a seed in common are not compared.
+    Rows of another length or source, or without a seed in common, are not compared.
     """
-    groups: dict[object, list[GridRow]] = {}
-    for row in grid.rows:
-        if row.is_measured:
-            same = (row.labels, row.settings, row.epochs, row.source)
-            groups.setdefault(same, []).append(row)
     claims = []
-    for rows in groups.values():
-        # The paper lists its own method last: it stands first, as the one that is compared.
-        for second, first in combinations(rows, 2):
-            for measure in grid.measures:
-                made = compare(_known(first, measure), _known(second, measure))
-                if made is not None:
-                    claims.append(Claim(first, second, measure, made))
+    # The paper lists its own method last: it stands first, as the one that is compared.
+    for second, first in combinations([row for row in grid.rows if row.is_measured], 2):
+        is_alike = first.variant == second.variant
+        of_one = first.method == second.method
+        if is_alike == of_one or (first.epochs, first.source) != (second.epochs, second.source):
+            continue
+        for measure in grid.measures:
+            made = compare(_known(first, measure), _known(second, measure))
+            if made is not None:
+                claims.append(Claim(first, second, measure, made))
     return claims
 
 

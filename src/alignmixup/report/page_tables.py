@@ -122,7 +122,7 @@ def comparisons_html(grids: Sequence[Grid]) -> str:
             "claimed."
         )
     if not claims:
-        lines.append("No two methods were trained alike with a common seed: nothing to compare.")
+        lines.append("No two rows that can be compared have a common seed: nothing to compare.")
     if shown:
         lines.append(
             "Difference of the means over the seeds that both have, first minus second, with its "
@@ -140,18 +140,17 @@ def comparisons_html(grids: Sequence[Grid]) -> str:
 
 def _claim_html(grid: Grid, claim: Claim) -> str:
     made, digits = claim.comparison, max(claim.measure.digits, 2)
-    variant = f" ({', '.join(claim.first.variant)})" if claim.first.variant else ""
     source = paper.SOURCES.get(claim.first.source, claim.first.source)
     measure = f"{source} {claim.measure.name() or 'Top-1 error'} ({claim.measure.unit()})".strip()
     cells = (
-        *(f"<td>{escape(text)}</td>" for text in (claim.second.name, grid.place, measure)),
+        *(f"<td>{escape(text)}</td>" for text in (claim.names[1], grid.place, measure)),
         _number(escape(claim.first.length), claim.first.epochs or ""),
         _number(str(made.num_seeds), made.num_seeds),
         _number(f"{made.difference:+.{digits}f}", made.difference),
         _number(made.interval(digits), made.low if math.isfinite(made.low) else ""),
         f"<td>{escape(claim.verdict)}</td>",
     )
-    return _tr(claim.first.name + variant, grid.place, claim.first.is_smoke, cells)
+    return _tr(claim.first.full_name, grid.place, claim.first.is_smoke, cells)
 
 
 def runs_html(runs: Sequence[RunInfo]) -> str:

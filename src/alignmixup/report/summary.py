@@ -77,7 +77,7 @@ def comparison_table(grids: Sequence[Grid]) -> Table | None:
     """Return the paired comparisons over two or more seeds, if there are any."""
     rows = [
         (
-            f"{claim.first.name} - {claim.second.name}",
+            " - ".join(claim.names),
             grid.place,
             _measure(claim),
             claim.first.length,
@@ -169,14 +169,14 @@ def _claim_lines(grids: Sequence[Grid]) -> list[str]:
     """Say what the seeds show: differences with their intervals, and nothing from one seed."""
     claims = _shown_claims(grids)
     lines = [
-        f"{claim.first.name} - {claim.second.name}, {grid.place}, {_measure(claim)}: "
+        f"{' - '.join(claim.names)}, {grid.place}, {_measure(claim)}: "
         f"{claim.comparison}: {claim.verdict}"
         for grid, claim in claims[:NUM_CLAIMS]
     ]
     if len(claims) > NUM_CLAIMS:
         lines.append(f"{len(claims) - NUM_CLAIMS} more comparisons on the page")
     if not claims and any(len([r for r in grid.rows if r.is_measured]) > 1 for grid in grids):
-        lines.append("no two methods share two seeds: none is called better than another")
+        lines.append("no two rows share two seeds: none is called better than another")
     return lines
 
 
