@@ -425,7 +425,7 @@ def test_tokens_of_a_square_grid_are_maps(mixer: Learned) -> None:
     mixed.loss().backward()
     assert all(p.grad is not None for p in own.learner.block.parameters())
     tokens = run_to(net, images(6), "block")
-    found = own._maps(net, tokens)
+    found = own._maps(net, tokens, images(6))
     assert torch.equal(found[:, :, 1, 2], tokens[:, 1 + 1 * 4 + 2])
 
 

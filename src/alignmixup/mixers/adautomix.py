@@ -147,7 +147,7 @@ class AdAutoMix(Learned):
         with torch.no_grad(), self._tap(state.teacher, state.teacher_head, stays=True), updates:
             output, sources = run_and_keep(state.teacher, x, self.layer)
         with torch.no_grad():
-            h = self._maps(state.teacher, output)
+            h = self._maps(state.teacher, output, x)
             masks = self.masks(h, groups[0], shares, image_size(x))
             masks = shown_masks(masks, shares, self.switch)
         with self._tap(net, None):

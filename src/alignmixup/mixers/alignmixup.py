@@ -32,6 +32,7 @@ from alignmixup.hooks import (
 )
 from alignmixup.mixers.base import Loss, Method
 from alignmixup.mixers.checks import check_weights
+from alignmixup.mixers.layouts import looks_channels_last, returns_channels_last
 from alignmixup.mixers.sampling import probabilities, sample_pairs
 from alignmixup.ops.align import align_mix
 from alignmixup.ops.blend import blend_with_partner
@@ -46,8 +47,6 @@ UNKNOWN = -1  # number of prefix tokens of a network that has some and does not 
 # Parameters of networks that have such tokens, and modules that come before they are added.
 TOKENS = {"cls_token", "class_token", "dist_token", "distillation_token", "reg_token"}
 PATCHES = {"patch_embed", "patch_embeddings"}
-# Modules that work on [b, c, h, w] also inside a network whose maps are [b, h, w, c].
-CHANNELS_FIRST = (nn.Conv2d, nn.BatchNorm2d, nn.MaxPool2d, nn.AvgPool2d)
 # Modules that return [b, c, n], which has as many dimensions as tokens [b, n, c].
 LINES = (nn.Conv1d, nn.ConvTranspose1d, nn.MaxPool1d, nn.AvgPool1d, nn.AdaptiveAvgPool1d)
 
@@ -91,7 +90,8 @@ class AlignMixup(Method):
         output: Index or name of the features in the output of a layer that returns a tuple, a dict
             or a ``ModelOutput``; None for a layer that returns a tensor.
         channels_last: Whether the layer returns maps ``[b, h, w, c]``. None takes ``output_fmt`` of
-            the innermost module around ``layer`` that has it, as timm's Swin does, or False.
+            the innermost module around ``layer`` that has it, as timm's Swin does, or False; square
+            maps that look like ``[b, h, w, c]`` without it are an error.
 
     Raises:
         ValueError: If a setting is out of range.
@@ -188,8 +188,7 @@ class AlignMixup(Method):
         """Return which tensor of the output of ``layer`` is mixed, and its layout."""
         is_last = self.channels_last
         if is_last is None:
-            is_first = isinstance(find_layer(net, self.layer)[0], CHANNELS_FIRST)
-            is_last = not is_first and attribute_around(net, self.layer, "output_fmt") == "NHWC"
+            is_last = returns_channels_last(net, self.layer)
         return Selection(self.layer, self.output, is_last)
 
     def num_prefix_tokens(self, net: nn.Module) -> int:
@@ -244,6 +243,12 @@ def check_features(
         raise ValueError(
             f"channels_last is set, but layer {mixer.layer!r} returns {shape}, not maps "
             "[b, h, w, c]: set it to None"
+        )
+    needs_layout = mixer.channels_last is None and (mixer.aligned or side is not None)
+    if output.ndim == 4 and needs_layout and looks_channels_last(shape):
+        raise ValueError(
+            f"layer {mixer.layer!r} returns {shape}, which looks like maps [b, h, w, c]: set "
+            "channels_last to True, or to False if they are [b, c, h, w]"
         )
     if prefix == UNKNOWN and output.ndim == 3:
         raise ValueError(

@@ -29,6 +29,7 @@ from alignmixup.hooks import (
     plain_module,
     without_reducer,
 )
+from alignmixup.mixers.layouts import channels_first
 from alignmixup.ops.blend import without_autocast
 
 # ---- a pass over the clean batch -----------------------------------------------------------------
@@ -60,9 +61,9 @@ def _beside(net: nn.Module, training: bool = False) -> Iterator[nn.Module]:
 
 
 def as_map(net: nn.Module, layer: str, output: Tensor, x: Tensor) -> Float[Tensor, "b c h w"]:
-    """Return maps as they are, and tokens [b, n, c] without prefix tokens on their grid."""
+    """Return maps with channels first, and tokens [b, n, c] without prefix tokens on their grid."""
     if output.ndim == 4:
-        return output
+        return channels_first(net, layer, output, x)
     if output.ndim != 3:
         raise ValueError(
             f"layer {layer!r} returns {list(output.shape)}; maps [b, c, h, w] or tokens [b, n, c] "

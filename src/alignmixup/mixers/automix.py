@@ -110,7 +110,7 @@ class PairLearned(Learned):
         reader = state.teacher if isinstance(state, Learner) else state.encoder
         with torch.no_grad():
             with self._tap(reader, None, stays=True):
-                h = self._maps(reader, read_layer(reader, x, self.layer))
+                h = self._maps(reader, read_layer(reader, x, self.layer), x)
             mask = self.mask(h, draw.perm, draw.lam, image_size(x))
             mask = shown_mask(mask, draw.lam, draw.rescales, self.switch)
         with self._tap(net, None):

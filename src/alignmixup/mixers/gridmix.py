@@ -28,6 +28,7 @@ from alignmixup.hooks import check_layer_name, peek
 from alignmixup.mixers.base import LOSSES, Loss
 from alignmixup.mixers.boxes import paste_partner
 from alignmixup.mixers.checks import check_integers, check_nonnegative, image_size, require
+from alignmixup.mixers.layouts import channels_first
 from alignmixup.mixers.sampling import sample_perm, sample_share, sample_unit
 from alignmixup.mixers.stateful import Stateful, probe
 from alignmixup.ops.blend import without_autocast
@@ -131,7 +132,8 @@ class GridMix(Stateful):
         return CellsDraw("cut", perm, lam, sample_perm(self.num_cells**2, rng))
 
     def _build(self, net: nn.Module, x: Tensor) -> nn.Module:
-        features, logits = probe(net, x, self.layer)
+        output, logits = probe(net, x, self.layer)
+        features = channels_first(net, self.layer, output, x)
         if features.ndim != 4:
             raise ValueError(
                 f"layer {self.layer!r} returns {list(features.shape)}; the local loss of GridMix "
@@ -156,7 +158,8 @@ class GridMix(Stateful):
             return self._mixed(net(mixed), y, draw, lam)
         with peek(net, self.layer) as peeked:
             logits = net(mixed)
-        local = self.module(cell_means(peeked.output, self.num_cells))
+        features = channels_first(net, self.layer, peeked.output, x)
+        local = self.module(cell_means(features, self.num_cells))
         rows = self._rows(y, local.shape[2])
         is_partner = partner_cells(order, draw.lam).view(-1, 1)
         targets = torch.where(is_partner, rows[draw.perm].unsqueeze(1), rows.unsqueeze(1))

@@ -29,6 +29,7 @@ from alignmixup.contracts import fusible
 from alignmixup.hooks import attribute_around, check_layer_name, find_layer, tap
 from alignmixup.mixers.base import Loss
 from alignmixup.mixers.checks import check_unit
+from alignmixup.mixers.layouts import channels_first
 from alignmixup.mixers.stateful import Stateful, follow, make_teacher, probe
 
 CHECKPOINT = "checkpoint.safetensors"  # of a run, in its folder
@@ -126,7 +127,7 @@ class Learned(Stateful):
 
     def _build(self, net: nn.Module, x: Tensor) -> nn.Module:
         output, _ = probe(net, x, self.layer)
-        maps = self._maps(net, output)
+        maps = self._maps(net, output, x)
         block = self._block(maps.shape[1]).to(maps.dtype)
         return self._learner(block, net)
 
@@ -156,11 +157,11 @@ class Learned(Stateful):
     def _block(self, num_channels: int) -> nn.Module:
         """Return the block for maps of this many channels."""
 
-    def _maps(self, net: nn.Module, output: Tensor) -> Float[Tensor, "b c h w"]:
+    def _maps(self, net: nn.Module, output: Tensor, x: Tensor) -> Float[Tensor, "b c h w"]:
         """Return the output of ``layer`` as maps in float32 or better."""
         wide = output if output.dtype == torch.float64 else output.float()
         if wide.ndim == 4:
-            return wide
+            return channels_first(net, self.layer, wide, x)
         prefix = attribute_around(net, self.layer, "num_prefix_tokens") or 0
         side = math.isqrt(max(wide.shape[1] - prefix, 0)) if wide.ndim == 3 else 0
         if not side or side * side + prefix != wide.shape[1]:

@@ -27,6 +27,7 @@ from alignmixup.hooks import check_layer_name, peek
 from alignmixup.mixers.attention import find_classifier
 from alignmixup.mixers.base import LOSSES, Loss, Method
 from alignmixup.mixers.checks import check_alpha, check_integers, require
+from alignmixup.mixers.layouts import channels_first
 from alignmixup.mixers.sampling import (
     probabilities,
     sample_case,
@@ -176,13 +177,14 @@ class DenseMultiMix(MultiMix):
         if draw.case == "input":
             return self._mixed(logits, y, draw)
         check_logits(logits, len(x))
-        linear = find_classifier(net, self.classifier, self.layer, peeked.output)
+        features = channels_first(net, self.layer, peeked.output, x)
+        linear = find_classifier(net, self.classifier, self.layer, features)
         targets = self._rows(y, logits.shape[1])
         draw = require(draw, SeedDraw, self)
-        shape = (peeked.output.shape[2:].numel(), len(x), self.num_mixes)
+        shape = (features.shape[2:].numel(), len(x), self.num_mixes)
         weights = dirichlet(draw.seed, draw.concentration, shape, dim=1)
-        attention = attention_map(peeked.output, targets, linear.weight, self.attention)
-        at_positions = classify(linear, peeked.output)
+        attention = attention_map(features, targets, linear.weight, self.attention)
+        at_positions = classify(linear, features)
         mixed = mix_positions(at_positions, targets, attention, weights)
         return Mixed(*mixed, {}, LOSSES[self.loss])
 

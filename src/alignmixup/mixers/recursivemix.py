@@ -22,6 +22,7 @@ from alignmixup.hooks import check_layer_name, peek
 from alignmixup.mixers.base import LOSSES, Loss
 from alignmixup.mixers.boxes import BoxDraw, paste, shown_share
 from alignmixup.mixers.checks import check_integers, image_size, require
+from alignmixup.mixers.layouts import channels_first
 from alignmixup.mixers.sampling import sample_unit
 from alignmixup.mixers.stateful import Stateful, probe
 from alignmixup.ops.blend import blend, check_logits
@@ -98,7 +99,8 @@ class RecursiveMix(Stateful):
         return RecursiveDraw("history", perm, 1 - area, center=center, restart=restart)
 
     def _build(self, net: nn.Module, x: Tensor) -> nn.Module:
-        features, logits = probe(net, x, self.layer)
+        output, logits = probe(net, x, self.layer)
+        features = channels_first(net, self.layer, output, x)
         if features.ndim != 4:
             raise ValueError(
                 f"layer {self.layer!r} returns {list(features.shape)}; RecursiveMix needs maps "
@@ -120,10 +122,11 @@ class RecursiveMix(Stateful):
         with peek(net, self.layer) as peeked:
             logits = net(images)
         check_logits(logits, len(x))
+        features = channels_first(net, self.layer, peeked.output, x)
         loss = (
             self.omega
             * (1 - lam)
-            * region_loss(state.roi_head, peeked.output, rows, columns, image_size(x), before)
+            * region_loss(state.roi_head, features, rows, columns, image_size(x), before)
         )
         state.write(images, targets, logits, draw.restart, is_valid=is_same_size)
         return Mixed(logits, targets, {"region": loss}, LOSSES[self.loss])
