@@ -98,6 +98,18 @@ def test_patch_embeddings_have_no_prefix_yet() -> None:
     assert torch.equal(logits_of(mixer, net, draw), logits_of(stated, net, draw))
 
 
+@pytest.mark.parametrize("name", ["cls_token", "cls_token2", "class_embedding", "register_tokens"])
+def test_a_token_that_is_not_counted_is_an_error_under_any_of_its_names(name: str) -> None:
+    net = TinyViT()
+    del net.num_prefix_tokens
+    net.register_parameter(name, net.first)
+    draw = draw_case(AlignMixup("blocks"), "feat", 6)
+    with pytest.raises(ValueError, match="set prefix_tokens to their number"):
+        logits_of(AlignMixup("blocks"), net, draw)
+    logits_of(AlignMixup("blocks", prefix_tokens=1), net, draw)
+    logits_of(AlignMixup("patch_embed"), net, draw)
+
+
 def test_manifold_mixup_mixes_every_token_alike() -> None:
     mixer = ManifoldMixup(("blocks",))
     draw = draw_case(mixer, "blocks", 6)

@@ -44,9 +44,18 @@ CASES = ("input", "feat", "feat'")
 FEATURE_CASES = {"feat", "feat'"}
 
 UNKNOWN = -1  # number of prefix tokens of a network that has some and does not say how many
-# Parameters of networks that have such tokens, and modules that come before they are added.
-TOKENS = {"cls_token", "class_token", "dist_token", "distillation_token", "reg_token"}
-PATCHES = {"patch_embed", "patch_embeddings"}
+# How names of parameters begin in networks that have such tokens (CoaT: cls_token1, CLIP:
+# class_embedding), and names of modules that come before they are added.
+TOKENS = (
+    "class_embedding",
+    "class_token",
+    "cls_token",
+    "dist_token",
+    "distillation_token",
+    "reg_token",
+    "register_token",
+)
+PATCHES = "patch_embed"
 # Modules that return [b, c, n], which has as many dimensions as tokens [b, n, c].
 LINES = (nn.Conv1d, nn.ConvTranspose1d, nn.MaxPool1d, nn.AvgPool1d, nn.AdaptiveAvgPool1d)
 
@@ -193,11 +202,13 @@ class AlignMixup(Method):
 
     def num_prefix_tokens(self, net: nn.Module) -> int:
         """Return the setting, or what the network has; -1 if it does not say how many."""
-        if self.prefix_tokens is not None or PATCHES & {*self.layer.split(".")}:
+        parts = self.layer.split(".")
+        if self.prefix_tokens is not None or any(part.startswith(PATCHES) for part in parts):
             return self.prefix_tokens or 0
         found: int | None = attribute_around(net, self.layer, "num_prefix_tokens")
         if found is None:
-            return UNKNOWN if parameters_around(net, self.layer) & TOKENS else 0
+            names = parameters_around(net, self.layer)
+            return UNKNOWN if any(name.startswith(TOKENS) for name in names) else 0
         return found
 
 
