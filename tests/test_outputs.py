@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import alignmixup as am
 from alignmixup.contracts import Mixer
-from alignmixup.hooks import without_reducer
+from alignmixup.hooks import logits_module, without_reducer
 from alignmixup.outputs import Selection, as_logits
 from cases import TinyNet, draw_case, images, labels
 
@@ -188,6 +188,27 @@ def test_the_wrapper_shares_mode_and_weights() -> None:
     assert not as_logits(net).training
     assert list(as_logits(net).parameters()) == list(net.parameters())
     assert without_reducer(as_logits(net)).model is net
+
+
+@pytest.mark.unchecked_shapes
+@pytest.mark.parametrize("mixer", [am.RecursiveMix("module.layer4"), am.AutoMix("module.layer2")])
+def test_the_wrapper_may_be_inside_another(mixer: am.Mixer) -> None:
+    """A method with state and a measurement take the network out of what is around it."""
+    net = Packed(TinyNet(), lambda z: {"out": z})
+    plain = as_logits(net, "out")
+    compiled = torch.compile(plain, backend="eager")
+    for wrapped in (compiled, as_logits(compiled)):
+        assert torch.equal(logits_module(wrapped)(images(4)), plain(images(4)))
+        losses = []
+        for each in (plain, wrapped):
+            torch.compiler.reset()
+            torch.manual_seed(0)
+            attached = mixer.attach(each, images(4))
+            rng = torch.Generator().manual_seed(0)
+            losses.append(attached(each, images(4), labels(4), rng).loss().item())
+        assert losses[1] == pytest.approx(losses[0])
+        effect = am.alignment_effect(wrapped, "module.layer4", images(4))
+        assert effect == am.alignment_effect(plain, "module.layer4", images(4))
 
 
 @pytest.mark.unchecked_shapes

@@ -274,7 +274,17 @@ def _modules_around(net: nn.Module, layer: str) -> list[tuple[nn.Module, bool]]:
 
 def _unwrap(module: nn.Module) -> tuple[nn.Module, bool]:
     """Return the module without wrappers and whether one of them compiles it."""
-    is_compiled = False
+    chain = _wrapped(module)
+    is_compiled = any(
+        isinstance(each, torch._dynamo.OptimizedModule) or each._compiled_call_impl is not None
+        for each in chain
+    )
+    return chain[-1], is_compiled
+
+
+def _wrapped(module: nn.Module) -> list[nn.Module]:
+    """Return the module, what it wraps, and so on to the module that is no wrapper."""
+    chain: list[nn.Module] = []
     while True:
         if isinstance(module, nn.DataParallel):
             raise ValueError(
@@ -285,9 +295,9 @@ def _unwrap(module: nn.Module) -> tuple[nn.Module, bool]:
                 f"the layers of a {type(module).__name__} cannot be tapped: pass the nn.Module, "
                 "or the result of torch.compile"
             )
-        is_compiled = is_compiled or module._compiled_call_impl is not None
+        chain.append(module)
         if isinstance(module, torch._dynamo.OptimizedModule):
-            module, is_compiled = module._orig_mod, True
+            module = module._orig_mod
         elif isinstance(module, nn.parallel.DistributedDataParallel | Around):
             module = module.module
         elif isinstance(module, AsLogits):
@@ -295,7 +305,7 @@ def _unwrap(module: nn.Module) -> tuple[nn.Module, bool]:
         elif FABRIC in module._modules:
             module = module.get_submodule(FABRIC)
         else:
-            return module, is_compiled
+            return chain
 
 
 def plain_module(net: nn.Module) -> nn.Module:
@@ -305,8 +315,11 @@ def plain_module(net: nn.Module) -> nn.Module:
 
 def logits_module(net: nn.Module) -> nn.Module:
     """Return the module without wrappers, except for the one that returns its logits."""
-    module = plain_module(net)
-    return AsLogits(module, net.output) if isinstance(net, AsLogits) else module
+    *wrappers, module = _wrapped(net)
+    for wrapper in reversed(wrappers):  # as_logits may be inside DistributedDataParallel
+        if isinstance(wrapper, AsLogits):
+            module = AsLogits(module, wrapper.output)
+    return module
 
 
 def without_reducer(net: nn.Module) -> nn.Module:
