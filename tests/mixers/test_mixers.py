@@ -604,10 +604,30 @@ def test_logits_that_are_not_those_of_the_batch_are_named(row: Row, wrap, found:
 
 
 @every_row
-def test_images_that_ask_for_a_gradient_are_mixed_without_a_word(row: Row) -> None:
+def test_the_gradient_reaches_images_that_ask_for_it(row: Row) -> None:
     for case in row.mixer.cases:
         x = images(6).requires_grad_()
         row.apply(TinyNet(), x, labels(6), draw_case(row.mixer, case, 6)).loss().backward()
+        assert x.grad is not None, case
+        assert (x.grad.flatten(1).abs().amax(1) > 0).all(), case
+
+
+@pytest.mark.parametrize("clean_lam", [0.0, 1.0])
+@pytest.mark.parametrize("kind", [PuzzleMix, CoMixup])
+def test_the_gradient_of_images_is_that_of_the_loss_where_blocks_are_chosen(
+    kind: type[PuzzleMix] | type[CoMixup], clean_lam: float
+) -> None:
+    mixer = kind(grids=(4,), clean_lam=clean_lam)
+    draw = mixer.draw(6, torch.Generator().manual_seed(0))
+    x = images(6).double().requires_grad_()
+    step = torch.randn(x.shape, generator=torch.Generator().manual_seed(0), dtype=x.dtype) * 1e-6
+
+    def loss(at: Tensor) -> Tensor:
+        return mixer.apply(TinyNet().double(), at, labels(6), draw).loss()
+
+    loss(x).backward()
+    change = loss(x.detach() + step) - loss(x.detach() - step)
+    torch.testing.assert_close(2 * (x.grad * step).sum(), change.detach(), rtol=1e-3, atol=0)
 
 
 @every_row

@@ -142,8 +142,7 @@ class CoMixup(Method):
         )
         with torch.no_grad():
             shares = self.shares(saliency.maps, draw)
-            mixed = mix_blocks(x, shares, self.part_size)
-        logits = net(mixed)
+        logits = net(mix_blocks(x, shares, self.part_size))
         rows = self._rows(y, logits.shape[1])
         targets = mix_labels(rows, shares, self.part_size)
         return Mixed(logits, targets, saliency.extra, LOSSES[self.loss])

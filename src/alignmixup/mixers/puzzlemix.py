@@ -184,12 +184,12 @@ class PuzzleMix(Method):
         )
         with torch.no_grad():
             mask = self.mask(pixels, saliency.maps, draw, num_blocks)
-            pair = torch.stack([x, x[draw.perm]])
-            if noise is not None:
-                noise = self._sharpen(noise, saliency.scaled)
-                pair = self._disturb(pair, noise, draw)
-            mixed, share = self._compose(pair, saliency.maps, mask, draw.perm)
-            mixed = torch.empty_like(x).copy_(mixed)  # keeps channels_last
+            noise = None if noise is None else self._sharpen(noise, saliency.scaled)
+        pair = torch.stack([x, x[draw.perm]])
+        if noise is not None:
+            pair = self._disturb(pair, noise, draw)
+        mixed, share = self._compose(pair, saliency.maps, mask, draw.perm)
+        mixed = torch.empty_like(x).copy_(mixed)  # keeps channels_last
         return self._mixed(net(mixed), y, draw, share, saliency.extra)
 
     def mask(

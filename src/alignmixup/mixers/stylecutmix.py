@@ -118,14 +118,13 @@ class StyleCutMix(StyleMixer):
 
     def _mix(self, net: nn.Module, x: Tensor, y: Tensor, draw: Draw) -> Mixed:
         draw = require(draw, StyleCutDraw, self)
-        with torch.no_grad():
-            style = self.network(x.device)
-            gamma = draw.gamma if self.gamma == "beta" else self._auto_gamma(style, y, draw.perm)
-            box = share_mask(draw.center, draw.lam, image_size(x))
-            image = self._mix_images(style, x, draw, gamma, box)
-            content = shown_share(box)
-            in_style = gamma * content + (1 - gamma) * draw.style
-            lam = self.content_weight * content + (1 - self.content_weight) * in_style
+        style = self.network(x.device)
+        gamma = draw.gamma if self.gamma == "beta" else self._auto_gamma(style, y, draw.perm)
+        box = share_mask(draw.center, draw.lam, image_size(x))
+        image = self._mix_images(style, x, draw, gamma, box)
+        content = shown_share(box)
+        in_style = gamma * content + (1 - gamma) * draw.style
+        lam = self.content_weight * content + (1 - self.content_weight) * in_style
         return self._mixed(net(image), y, draw, lam)
 
     def _mix_images(

@@ -142,11 +142,10 @@ class StyleMix(StyleMixer):
 
     def _mix(self, net: nn.Module, x: Tensor, y: Tensor, draw: Draw) -> Mixed:
         draw = require(draw, StyleDraw, self)
-        with torch.no_grad():
-            style = self.network(x.device)
-            features = style.encode(self.pixels(x), self.input_size)
-            mixed = mix_styles(features, draw.perm, draw.content, draw.style, draw.joint)
-            image = self.like(style.decode(mixed, image_size(x), self.input_size), x)
+        style = self.network(x.device)
+        features = style.encode(self.pixels(x), self.input_size)
+        mixed = mix_styles(features, draw.perm, draw.content, draw.style, draw.joint)
+        image = self.like(style.decode(mixed, image_size(x), self.input_size), x)
         return self._mixed(net(image), y, draw)
 
 

@@ -77,9 +77,11 @@ def gradient_saliency(
             logits = _logits(module, pixels)
             scale = clean_lam * (2 / logits.shape[1] if loss == "bce" else 1)
             clean = scale * _clean_loss(logits, y, loss)
-            parameters = [p for p in module.parameters() if p.requires_grad]
+            parameters: list[Tensor] = [p for p in module.parameters() if p.requires_grad]
             wanted = [pixels, *parameters]
             gradient, *kept = torch.autograd.grad(up * clean, wanted, allow_unused=True)
+            if x.requires_grad:  # also where a module of the user's has made the images
+                parameters, kept = [*parameters, x], [*kept, gradient]
             extra["clean"] = _keep(clean, parameters, kept, up)
         else:
             with _evaluating_frozen(module):
@@ -138,7 +140,7 @@ class _KeptGradients(torch.autograd.Function):
 
 
 def _keep(
-    loss: Tensor, parameters: list[nn.Parameter], gradients: Sequence[Tensor | None], up: float
+    loss: Tensor, parameters: list[Tensor], gradients: Sequence[Tensor | None], up: float
 ) -> Tensor:
     """Return the loss with the gradients that it has, given as ``up`` times theirs."""
     pairs = [(p, g) for p, g in zip(parameters, gradients, strict=True) if g is not None]
