@@ -76,6 +76,23 @@ def test_a_prediction_is_the_softmax_of_the_network_for_every_kind_of_source(run
     assert torch.equal(both[0].probabilities, both[1].probabilities)
 
 
+def test_a_prediction_depends_neither_on_the_mode_nor_on_the_float_type(run, sets):
+    pixels = sets.test.images[:5]
+    opened = am.load_run(run.folder, device="cpu")
+    expected = run.predict(pixels).probabilities
+    opened.model.train()
+    before = {name: value.clone() for name, value in opened.model.state_dict().items()}
+    found = [opened.predict(source) for source in (pixels, pixels.double() / 255)]
+    assert all(torch.equal(each.probabilities, expected) for each in found)
+    assert opened.model.training
+    for name, value in opened.model.state_dict().items():  # batch statistics, too
+        assert torch.equal(value, before[name]), name
+    half = opened.model.bfloat16().eval()
+    with torch.inference_mode():
+        rough = half(pixels.bfloat16() / 255).float().softmax(1)
+    torch.testing.assert_close(opened.predict(pixels).probabilities, rough, atol=0.02, rtol=0)
+
+
 @pytest.mark.parametrize(
     "how",
     [

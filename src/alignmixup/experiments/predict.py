@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from alignmixup.datasets.loading.decode import center_square, read_rgb
 from alignmixup.datasets.loading.view import shown_fraction
-from alignmixup.evaluation.forward import check_range
+from alignmixup.evaluation.forward import check_range, model_dtype
 from alignmixup.experiments.data_record import DataRecord
+from alignmixup.hooks import evaluating
 from alignmixup.recipes.schema import DataSpec
 
 REMEDY = "divide bytes by 255, and leave the normalization to the model"
@@ -45,17 +46,17 @@ class Prediction:
 def predict(
     model: nn.Module, images: Sources, spec: DataSpec, data: DataRecord, batch_size: int
 ) -> Prediction:
-    """Classify ``images`` by ``model``, in its mode, in batches of ``batch_size``."""
+    """Classify ``images`` by ``model``, in evaluation mode, in batches of ``batch_size``."""
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-    device = next(model.parameters()).device
+    device, dtype = next(model.parameters()).device, model_dtype(model)
     shares = []
-    with torch.inference_mode():
+    with torch.inference_mode(), evaluating(model):
         for batch in _batches(images, spec, data.image_size, batch_size):
             x = batch.to(device)
             x = x if x.is_floating_point() else x.float() / 255
             check_range(x, REMEDY)
-            shares.append(model(x).float().softmax(dim=1).cpu())
+            shares.append(model(x.to(dtype)).float().softmax(dim=1).cpu())
     if not shares:
         raise ValueError("there is no image to classify")
     probabilities = torch.cat(shares)
