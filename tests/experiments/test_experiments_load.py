@@ -285,6 +285,7 @@ def test_a_module_that_gives_no_logits_is_refused(sets, tmp_path):
     for model, named in (
         (Small(7), r"logits \[b, 10\].*got \[2, 7\].*: change its last layer, .*as_logits"),
         (nn.Flatten(), "no param"),
+        (Small().requires_grad_(False), r"requires a gradient.* model\.requires_grad_\(\)"),
         (Small().double(), r"weights of torch\.float64.* model\.float\(\)"),
     ):
         with pytest.raises(ValueError, match=named):

@@ -610,7 +610,8 @@ class Outputs(Net):
     ("change", "named"),
     [
         ({"net": Outputs()}, "must return logits .* got dict"),
-        ({"net": nn.Flatten()}, r"net \(Flatten\) has no parameters"),
+        ({"net": nn.Flatten()}, r"net \(Flatten\) has no parameters:"),
+        ({"net": Net().requires_grad_(False)}, "has no parameters that require a gradient"),
         ({"net": Net}, "net must be of type Module, got the class Net"),
         ({"mixer": "alignmixup"}, "mixer must be of type Mixer, got 'alignmixup'"),
         ({"mixer": NoMix}, "mixer must be of type Mixer, got the class NoMix"),

@@ -42,6 +42,11 @@ def _check_logits(net: nn.Module, size: int, num_classes: int) -> None:
     weight = next(net.parameters(), None)
     if weight is None:
         raise ValueError(f"model ({type(net).__name__}) has no parameters: nothing to train")
+    if not any(parameter.requires_grad for parameter in net.parameters()):
+        raise ValueError(
+            f"no parameter of model ({type(net).__name__}) requires a gradient: nothing to train; "
+            "call model.requires_grad_(), or that of its last layer"
+        )
     if weight.dtype != torch.float32:
         raise ValueError(
             f"model has weights of {weight.dtype}, and is trained on images in float32: pass "

@@ -129,8 +129,10 @@ def _check_arguments(net: object, mixer: object, settings: object) -> None:
         if not isinstance(value, kind):
             given = f"the class {value.__name__}" if isinstance(value, type) else repr(value)
             raise ValueError(f"{name} must be of type {kind.__name__}, got {given}")
-    if next(cast(nn.Module, net).parameters(), None) is None:
-        raise ValueError(f"net ({type(net).__name__}) has no parameters: there is nothing to train")
+    parameters = list(cast(nn.Module, net).parameters())
+    if not any(parameter.requires_grad for parameter in parameters):
+        which = "parameters that require a gradient" if parameters else "parameters"
+        raise ValueError(f"net ({type(net).__name__}) has no {which}: there is nothing to train")
 
 
 class _Run:
