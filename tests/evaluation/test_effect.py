@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import OrderedDict
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -14,7 +15,11 @@ from alignmixup.contracts import Draw, Mixer
 from alignmixup.evaluation.effect import Effect, alignment_effect
 from alignmixup.mixers.alignmixup import AlignMixup
 from alignmixup.mixers.alignmixup_ae import AlignMixupAE
+from alignmixup.mixers.cutmix import CutMix
+from alignmixup.mixers.decoupled import Decoupled
 from alignmixup.mixers.input_mixup import InputMixup
+from alignmixup.mixers.label_smoothing import LabelSmoothing
+from alignmixup.mixers.oneof import OneOf
 from cases import TinyNet, images, labels
 
 KEEPS = ["anchor", "partner"]
@@ -155,6 +160,18 @@ def test_float32_works_too() -> None:
     assert effect.features > 0.05
 
 
+def test_images_are_taken_in_the_type_of_the_weights() -> None:
+    """Images of numpy are float64."""
+    effect = alignment_effect(TinyNet(), "layer4", images(4))
+    assert alignment_effect(TinyNet(), "layer4", images(4).double()) == effect
+
+
+@pytest.mark.parametrize("lam", [-0.1, 2.0])
+def test_a_share_out_of_range_is_named(lam: float) -> None:
+    with pytest.raises(ValueError, match=r"lam must lie in \[0, 1\]"):
+        alignment_effect(TinyNet(), "layer4", images(4), lam=lam)
+
+
 # ---- with a mixer's own settings -----------------------------------------------------------------
 
 
@@ -270,6 +287,16 @@ def test_an_autoencoders_mixer_is_measured_where_it_aligns() -> None:
 def test_a_mixer_that_aligns_nothing_is_named(mixer: Mixer) -> None:
     with pytest.raises(ValueError, match="aligns no features"):
         alignment_effect(TinyNet(), mixer, images(8))
+
+
+@pytest.mark.parametrize(
+    "around",
+    [LabelSmoothing, Decoupled, lambda m: OneOf((CutMix(), m)), lambda m: Decoupled(OneOf((m,)))],
+)
+def test_a_mixer_inside_another_is_measured(around: Callable[[Mixer], Mixer]) -> None:
+    mixer = AlignMixup(eps=1.0, num_iters=7)
+    expected = alignment_effect(TinyNet(), mixer, images(8))
+    assert alignment_effect(TinyNet(), around(mixer), images(8)) == expected
 
 
 def test_settings_beside_a_mixer_are_refused() -> None:

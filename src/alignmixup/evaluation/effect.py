@@ -19,10 +19,12 @@ from torch import Tensor, nn
 
 from alignmixup.contracts import Mixer
 from alignmixup.device import fork_rng
+from alignmixup.evaluation.forward import model_dtype
 from alignmixup.hooks import find_layer, keeping_modes, logits_module, tap
 from alignmixup.mixers.alignmixup import AlignMixup, mix_features, to_resolution
-from alignmixup.mixers.alignmixup_ae import AlignMixupAE
 from alignmixup.mixers.checks import check_images
+from alignmixup.mixers.oneof import OneOf
+from alignmixup.mixers.wrapper import Wrapper
 from alignmixup.ops.align import Keep, exact_side, to_positions
 from alignmixup.ops.blend import check_logits
 from alignmixup.ops.cost import pairwise_cost
@@ -120,7 +122,7 @@ class Effect:
 @torch.no_grad()
 def alignment_effect(
     model: nn.Module,
-    mixer: AlignMixup | AlignMixupAE | str,
+    mixer: Mixer | str,
     x: Tensor,
     *,
     lam: float = 0.5,
@@ -137,8 +139,9 @@ def alignment_effect(
 
     Args:
         model: Any module that returns logits.
-        mixer: The mixer whose settings are measured, in both directions; or the name of a layer,
-            measured with AlignMixup's defaults in one direction.
+        mixer: The mixer whose settings are measured, in both directions, also inside of
+            ``LabelSmoothing``, ``Decoupled`` or ``OneOf``; or the name of a layer, measured with
+            AlignMixup's defaults in one direction.
         x: Images, two or more.
         lam: Share of the anchor.
         keep: Measure only this direction; with a name of a layer, ``"anchor"`` by default.
@@ -150,8 +153,8 @@ def alignment_effect(
         The relative change of features, pooled features and logits; ``print`` shows a sentence.
 
     Raises:
-        ValueError: If the mixer aligns nothing, the batch has one sample, or the layer does not
-            exist or has another shape.
+        ValueError: If the mixer aligns nothing, the batch has one sample, ``lam`` is not in [0, 1],
+            or the layer does not exist or has another shape.
 
     Example:
         ```python
@@ -161,10 +164,13 @@ def alignment_effect(
     if len(x) < 2:
         raise ValueError(f"alignment needs two samples or more, got a batch of {len(x)}")
     check_images(x)
+    if not 0 <= lam <= 1:
+        raise ValueError(f"lam must lie in [0, 1], got {lam}")
     settings = {"eps": eps, "num_iters": num_iters, "last": last}
     chosen = _feature_mixer(mixer, {k: v for k, v in settings.items() if v is not None}, keep)
     net = logits_module(model)
     find_layer(net, chosen.layer)
+    x = x.to(model_dtype(net) or x.dtype)  # images of numpy are float64
     changes = tuple(
         change
         for is_training in (False, True)
@@ -183,7 +189,7 @@ def alignment_effect(
 
 
 def _feature_mixer(
-    mixer: AlignMixup | AlignMixupAE | str, settings: dict[str, object], keep: Keep | None
+    mixer: Mixer | str, settings: dict[str, object], keep: Keep | None
 ) -> AlignMixup:
     """The settings to measure, with the cases to measure as its weights."""
     if keep not in (None, "anchor", "partner"):
@@ -193,12 +199,21 @@ def _feature_mixer(
         return AlignMixup(mixer, weights=weights, **settings)  # type: ignore[arg-type]
     if settings:
         raise ValueError(f"{sorted(settings)} are settings of the mixer: change them there")
-    found: AlignMixup | None = getattr(mixer, "feature_mixer", None)
+    found = _aligning(mixer)
     if found is None:
         raise ValueError(f"this mixer aligns no features, so there is nothing to measure: {mixer}")
     if keep is None:
         return found
     return dataclasses.replace(found, weights={c: 1.0 for c, kept in KEEPS.items() if kept == keep})
+
+
+def _aligning(mixer: Mixer) -> AlignMixup | None:
+    """Return the mixer that aligns features: this one or the first that it holds, if any does."""
+    held = mixer.mixers if isinstance(mixer, OneOf) else ()
+    held = (mixer.mixer,) if isinstance(mixer, Wrapper) else held
+    found: list[AlignMixup | None] = [_aligning(each) for each in held]
+    found.append(getattr(mixer, "feature_mixer", None))
+    return next((each for each in found if each is not None), None)
 
 
 def _changes(
