@@ -150,7 +150,8 @@ class Mixed:
             A scalar tensor with a gradient.
 
         Raises:
-            ValueError: If there are neither logits nor extra losses, or ``criterion`` is a class.
+            ValueError: If there are neither logits nor extra losses, ``criterion`` is a class, or
+                it returns no scalar and there are extra losses.
         """
         if isinstance(criterion, type) or not (criterion is None or callable(criterion)):
             raise ValueError(
@@ -162,6 +163,11 @@ class Mixed:
             terms.insert(0, (criterion or self.criterion)(self.logits, self.targets))
         if not terms:
             raise ValueError("this Mixed has neither logits nor extra losses: nothing to minimize")
+        if len(terms) > 1 and terms[0].ndim:
+            raise ValueError(
+                f"criterion returned {list(terms[0].shape)}, to which {' and '.join(self.extra)} "
+                "cannot be added: return a scalar, reduction='mean'"
+            )
         return torch.stack(terms).sum() if len(terms) > 1 else terms[0]
 
     def accuracy_under_mixing(self, top: int = 1) -> Tensor:
