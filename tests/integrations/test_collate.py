@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from typing import Any
 
 import numpy as np
@@ -56,12 +58,24 @@ def test_the_loader_shuffles_and_the_collate_function_mixes() -> None:
         assert not x.requires_grad
 
 
-def test_workers_with_a_generator_of_ones_own_are_an_error() -> None:
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_workers_with_a_generator_of_ones_own_are_an_error(start: str) -> None:
     """Each would have a copy: the same draws in all of them, and again in each epoch."""
     data, rng = TensorDataset(images(4), labels(4)), torch.Generator()
     collate = am.MixCollate(am.InputMixup(), NUM_CLASSES, rng=rng)
+    how: dict[str, Any] = {"num_workers": 1, "multiprocessing_context": start}
+    loader = DataLoader(data, batch_size=2, collate_fn=collate, **how)
     with pytest.raises(ValueError, match=r"rng= is for a loader without workers.*generator="):
-        next(iter(DataLoader(data, batch_size=2, collate_fn=collate, num_workers=1)))
+        next(iter(loader))
+
+
+def test_a_copy_draws_what_the_original_would() -> None:
+    collate = am.MixCollate(am.InputMixup(), NUM_CLASSES, rng=torch.Generator().manual_seed(1))
+    collate(samples())
+    twins = copy.deepcopy(collate), pickle.loads(pickle.dumps(collate))
+    expected = collate(samples())
+    for twin in twins:
+        assert all(map(torch.equal, twin(samples()), expected))
 
 
 def test_workers_repeat_their_mixes_with_the_seed_of_the_loader() -> None:

@@ -63,6 +63,17 @@ class MixCollate:
         self.mixer, self.num_classes = mixer, num_classes
         self.collate, self.rng = collate, rng
 
+    def __getstate__(self) -> dict[str, Any]:
+        # As bytes: a worker that is spawned cannot read a generator as torch sends it.
+        state = None if self.rng is None else self.rng.get_state().numpy().tobytes()
+        return {**vars(self), "rng": state}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        if state["rng"] is not None:
+            self.rng = torch.Generator()
+            self.rng.set_state(torch.frombuffer(bytearray(state["rng"]), dtype=torch.uint8))
+
     def __call__(self, samples: list[Any]) -> tuple[Float[Tensor, "b c h w"], Float[Tensor, "b k"]]:
         """Mix one batch.
 
