@@ -11,6 +11,9 @@ import torch
 import torch.distributed
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
@@ -19,7 +22,11 @@ from alignmixup.evaluation.effect import alignment_effect
 from alignmixup.hooks import find_layer, layer_names, plain_module, tap
 from alignmixup.mixers.alignmixup import AlignMixup
 from alignmixup.mixers.alignmixup_ae import AlignMixupAE
+from alignmixup.mixers.automix import AutoMix
+from alignmixup.mixers.comixup import CoMixup
 from alignmixup.mixers.manifold_mixup import ManifoldMixup
+from alignmixup.mixers.puzzlemix import PuzzleMix
+from alignmixup.mixers.recursivemix import RecursiveMix
 from cases import TinyNet, draw_case, images, labels
 
 pytestmark = [
@@ -336,6 +343,43 @@ def test_through_distributed_data_parallel(is_compiled: bool) -> None:
     for one, other in zip(net.parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(one.grad, other.grad)
     assert is_compiled or not has_hooks(net)
+
+
+def sharded(net: nn.Module) -> nn.Module:
+    mesh = init_device_mesh("cpu", (1,))
+    for layer in ("layer1", "layer4"):
+        fully_shard(net.get_submodule(layer), mesh=mesh)
+    fully_shard(net, mesh=mesh)
+    return net
+
+
+@pytest.mark.unchecked_shapes
+@pytest.mark.usefixtures("process_group")
+@pytest.mark.parametrize(
+    "mixer", [AlignMixup(), PuzzleMix(), PuzzleMix(clean_lam=1.0), CoMixup(), ManifoldMixup()]
+)
+def test_through_fully_shard(mixer: Mixer) -> None:
+    net, twin = sharded(TinyNet()), TinyNet()
+    for step in range(2):
+        draw = mixer.draw(4, torch.Generator().manual_seed(step))
+        for each in (net, twin):
+            mixer.apply(each, images(4), labels(4), draw).loss().backward()
+    for one, other in zip(net.parameters(), twin.parameters(), strict=True):
+        assert isinstance(one.grad, DTensor)
+        torch.testing.assert_close(one.grad.full_tensor(), other.grad)
+
+
+@pytest.mark.unchecked_shapes
+@pytest.mark.usefixtures("process_group")
+def test_what_cannot_be_attached_to_a_sharded_network_is_named() -> None:
+    with pytest.raises(ValueError, match=r"AutoMix looks at the whole .* before fully_shard"):
+        AutoMix("layer2").attach(sharded(TinyNet()), images(4))
+    net = TinyNet()
+    history, learned = (m.attach(net, images(4)) for m in (RecursiveMix(), AutoMix("layer2")))
+    sharded(net)
+    history(net, images(4), labels(4)).loss().backward()
+    with pytest.raises(ValueError, match="which FSDP shards: use DistributedDataParallel"):
+        learned(net, images(4), labels(4))
 
 
 def train_steps(mixer: Mixer, net: nn.Module, num_steps: int = 12) -> list[float]:

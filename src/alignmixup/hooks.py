@@ -342,6 +342,15 @@ def without_reducer(net: nn.Module) -> nn.Module:
     return net.module if isinstance(net, nn.parallel.DistributedDataParallel) else net
 
 
+def is_sharded(net: nn.Module) -> bool:
+    """Whether FSDP shards parameters of the network, which are then others within a pass."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    if fsdp is None:
+        return False
+    kinds = (fsdp.FSDPModule, fsdp.FullyShardedDataParallel)
+    return any(isinstance(module, kinds) for module in net.modules())
+
+
 def _no_such_layer(net: nn.Module, layer: str) -> str:
     close = difflib.get_close_matches(layer, layer_names(net), n=3, cutoff=0.4)
     hint = f"did you mean {' or '.join(map(repr, close))}? " if close else ""

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from alignmixup.contracts import Draw, Mixed, NotAttached, fusible
-from alignmixup.hooks import Peeked, keep, logits_module, plain_module, tap
+from alignmixup.hooks import Peeked, is_sharded, keep, logits_module, plain_module, tap
 from alignmixup.mixers.base import Method
 from alignmixup.mixers.checks import check_images
 from alignmixup.ops.blend import check_logits
@@ -40,6 +40,11 @@ class Stateful(Method):
         if not self.has_module:
             return self
         check_images(x)
+        if is_sharded(net):
+            raise ValueError(
+                f"{type(self).__name__} looks at the whole network, which FSDP shards: attach it "
+                "before fully_shard"
+            )
         attached = copy.copy(self)
         module = self._build(logits_module(net), x).to(x.device)
         object.__setattr__(attached, "_module", module)  # settings are frozen
@@ -203,6 +208,11 @@ def follow(teacher: nn.Module, net: nn.Module, share: Tensor) -> None:
     Exact at both ends. Batch statistics are the teacher's own.
     """
     # By name: a framework may have registered the module of the mixer in the network since.
+    if is_sharded(net):
+        raise ValueError(
+            "the mixer keeps an average of the network's parameters, which FSDP shards: use "
+            "DistributedDataParallel"
+        )
     latest = dict(plain_module(net).named_parameters())
     followed = dict(plain_module(teacher).named_parameters())
     for name, parameter in followed.items():

@@ -19,7 +19,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from alignmixup.contracts import sigmoid_bce, soft_cross_entropy, soft_targets
-from alignmixup.hooks import check_module, evaluating, without_reducer
+from alignmixup.hooks import check_module, evaluating, is_sharded, without_reducer
 from alignmixup.ops.blend import channel_values, check_logits
 
 
@@ -52,10 +52,11 @@ def gradient_saliency(
 ) -> Saliency:
     """Return the saliency of a clean batch by one forward and backward pass.
 
-    With ``clean_lam > 0`` the same backward pass computes the gradients of the parameters. They are
-    stored in ``extra["clean"]``, a loss whose backward pass returns them. It is clean_lam CE, or
-    2 clean_lam CE / k if the mixed loss is ``"bce"``, whose mean over k classes is smaller by about
-    that factor. Multi-label targets (``"sigmoid_bce"``) have their own loss in place of CE.
+    With ``clean_lam > 0`` the same backward pass computes the gradients of the parameters, unless
+    FSDP shards them. They are stored in ``extra["clean"]``, a loss whose backward pass returns
+    them. It is clean_lam CE, or 2 clean_lam CE / k if the mixed loss is ``"bce"``, whose mean over
+    k classes is smaller by about that factor. Multi-label targets (``"sigmoid_bce"``) have their
+    own loss in place of CE.
 
     ``std`` converts gradients with respect to pixels in [0, 1] to those with respect to the
     normalized input, for a network that divides by ``std`` in its first layer.
@@ -67,7 +68,7 @@ def gradient_saliency(
         )
     check_module(net)
     module = without_reducer(net)
-    pixels = x.detach().requires_grad_()
+    pixels = x if x.requires_grad else x.detach().requires_grad_()
     # float16 has no numbers as small as the gradients of a mean over a batch. A power of two leaves
     # all other types as they are.
     up = 64.0 * 2 ** (int(x.shape[0]) - 1).bit_length()
@@ -77,12 +78,15 @@ def gradient_saliency(
             logits = _logits(module, pixels)
             scale = clean_lam * (2 / logits.shape[1] if loss == "bce" else 1)
             clean = scale * _clean_loss(logits, y, loss)
-            parameters: list[Tensor] = [p for p in module.parameters() if p.requires_grad]
-            wanted = [pixels, *parameters]
-            gradient, *kept = torch.autograd.grad(up * clean, wanted, allow_unused=True)
+            # FSDP collects gradients in the backward pass alone, by other tensors than these.
+            learned = [] if is_sharded(module) else list(module.parameters())
+            parameters: list[Tensor] = [p for p in learned if p.requires_grad]
+            gradient, *kept = torch.autograd.grad(
+                up * clean, [pixels, *parameters], allow_unused=True, retain_graph=not learned
+            )
             if x.requires_grad:  # also where a module of the user's has made the images
                 parameters, kept = [*parameters, x], [*kept, gradient]
-            extra["clean"] = _keep(clean, parameters, kept, up)
+            extra["clean"] = _keep(clean, parameters, kept, up) if learned else clean
         else:
             with _evaluating_frozen(module):
                 clean = _clean_loss(_logits(module, pixels), y, loss)
