@@ -166,6 +166,17 @@ def test_images_are_taken_in_the_type_of_the_weights() -> None:
     assert alignment_effect(TinyNet(), "layer4", images(4).double()) == effect
 
 
+def test_an_activation_in_place_changes_nothing() -> None:
+    def net(*, inplace: bool) -> nn.Module:
+        torch.manual_seed(0)
+        parts = [nn.Conv2d(3, 8, 4, 4), nn.ReLU(inplace), nn.Flatten(), nn.Linear(8 * 16, 5)]
+        return nn.Sequential(*parts)
+
+    effect = alignment_effect(net(inplace=True), "0", images(4))
+    assert effect == alignment_effect(net(inplace=False), "0", images(4))
+    assert effect.pooled < 1e-5
+
+
 @pytest.mark.parametrize("lam", [-0.1, 2.0])
 def test_a_share_out_of_range_is_named(lam: float) -> None:
     with pytest.raises(ValueError, match=r"lam must lie in \[0, 1\]"):

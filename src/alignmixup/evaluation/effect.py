@@ -230,7 +230,7 @@ def _changes(
 
         def mix(output: Tensor) -> Tensor:
             seen.extend((output, mix_features(output, settings, case, perm, share, prefix)))
-            return seen[1]
+            return seen[1].clone()  # an activation in place may follow
 
         mode = _unchanged(net, is_training, x.device)
         # A module that has compiled itself and run would not see a tap that comes now.
