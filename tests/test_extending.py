@@ -156,6 +156,18 @@ def test_all_three_train_resume_and_are_scored(plugins, tmp_path):
     assert float(spread) == pytest.approx(scores.value("outside_task", "spread"))
 
 
+def test_a_function_that_returns_nothing_is_named():
+    with kept_registries():
+        am.register_model("absent_net", layer="features")(lambda num_classes, mean, std: None)
+        am.register_dataset("absent_data", description="", image_size=8)(lambda root, split: None)
+        with pytest.raises(ValueError, match=r"builds 'absent_net' must return an nn\.Module, got"):
+            models.build(NetSpec("absent_net"), 2, (0.5,) * 3, (0.5,) * 3, 8)
+        with pytest.raises(ValueError, match="loads 'absent_data' must return an ImageSet, got No"):
+            datasets.load("absent_data", "train")
+        with pytest.raises(ValueError, match=r"width=4 does not apply .* its options are none"):
+            models.build(NetSpec("absent_net", width=4), 2, (0.5,) * 3, (0.5,) * 3, 8)
+
+
 def test_a_name_is_given_once_and_a_file_may_be_read_again(plugins):
     for registry, name in ((MODELS, "outside_net"), (DATASETS, "outside_data")):
         with pytest.raises(ValueError, match=f"{name!r} is registered already"):

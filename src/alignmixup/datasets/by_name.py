@@ -39,7 +39,11 @@ def find(name: str) -> DatasetEntry:
 def load(name: str, split: str, root: Path | str | None = None) -> ImageSet:
     """Load the ``train`` or ``test`` split of a data set into memory."""
     check_split(split)
-    images: ImageSet = find(name).function(_path(root), split)
+    images = find(name).function(_path(root), split)
+    if not isinstance(images, ImageSet):
+        raise ValueError(
+            f"the function that loads {name!r} must return an ImageSet, got {type(images).__name__}"
+        )
     return images
 
 

@@ -173,7 +173,12 @@ def _construct(
     }
     if "image_size" in parameters:
         chosen["image_size"] = image_size
-    net: nn.Module = entry.function(num_classes, mean=mean, std=std, **chosen)
+    net = entry.function(num_classes, mean=mean, std=std, **chosen)
+    if not isinstance(net, nn.Module):
+        raise ValueError(
+            f"the function that builds {spec.name!r} must return an nn.Module, got "
+            f"{type(net).__name__}"
+        )
     return net
 
 
@@ -241,7 +246,7 @@ def _refuse_options(spec: NetSpec, known: set[str]) -> None:
         if field.name != "name" and field.name not in known and value != field.default:
             raise ValueError(
                 f"{field.name}={value!r} does not apply to {spec.name}: leave it out; "
-                f"its options are {', '.join(sorted(known))}"
+                f"its options are {', '.join(sorted(known)) or 'none'}"
             )
     if spec.pretrained and spec.width is not None:
         raise ValueError(
