@@ -36,6 +36,14 @@ def draw(mixer: RecursiveMix, seed: int, lam: float = 0.6, progress: float = 0.0
     return with_lam(drawn, lam).with_tensors({"center": torch.tensor([0.4, 0.6])})
 
 
+def test_a_network_of_other_classes_is_named() -> None:
+    mixer, other = RecursiveMix().attach(TinyNet(), images(4)), TinyNet()
+    other.fc = torch.nn.Linear(other.fc.in_features, NUM_CLASSES + 2)
+    message = rf"of {NUM_CLASSES} classes, but this one has {NUM_CLASSES + 2}: call mixer\.attach"
+    with pytest.raises(ValueError, match=message):
+        mixer(other, images(4), labels(4))
+
+
 def test_the_first_step_does_not_mix() -> None:
     mixer, net = attached()
     mixed = mixer.apply(net, images(4), labels(4), draw(mixer, 0))

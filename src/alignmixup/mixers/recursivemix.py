@@ -122,6 +122,11 @@ class RecursiveMix(Stateful):
         with peek(net, self.layer) as peeked:
             logits = net(images)
         check_logits(logits, len(x))
+        if logits.shape[1] != targets.shape[1]:
+            raise ValueError(
+                f"the mixer is attached to a network of {targets.shape[1]} classes, but this one "
+                f"has {logits.shape[1]}: call mixer.attach(model, x) for each network"
+            )
         features = channels_first(net, self.layer, peeked.output, x)
         loss = (
             self.omega
