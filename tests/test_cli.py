@@ -359,9 +359,10 @@ def test_streams_may_be_closed(monkeypatch):
     assert not sys.stderr.isatty()  # as the progress of training asks
 
 
-def test_the_installed_program_runs():
+@pytest.mark.parametrize("module", ["alignmixup", "alignmixup.cli"])
+def test_the_package_runs_as_a_module(module):
     done = subprocess.run(
-        [sys.executable, "-m", "alignmixup.cli", "--version"],
+        [sys.executable, "-m", module, "--version"],
         capture_output=True,
         text=True,
         check=True,

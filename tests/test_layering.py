@@ -68,6 +68,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "report",
     },
     "__init__": _BELOW | {"experiments", "integrations", "recipes"},
+    "__main__": {"cli"},
 }
 
 # Imported where they are needed, inside a function. Kernel files import triton at their top, and
