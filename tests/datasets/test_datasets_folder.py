@@ -1,5 +1,8 @@
 """Image folders: what is found, how odd images become squares, and which file is to blame."""
 
+import os
+import threading
+
 import numpy as np
 import pytest
 import torch
@@ -208,6 +211,15 @@ def test_hidden_folders_are_not_looked_into_and_a_name_may_end_like_a_size(tmp_p
     assert source.image_size == find("folder:elsewhere").image_size
     assert len(source.function(None, "train")) == 2
     assert find(f"folder:{place}@16").image_size == 16
+
+
+def test_a_pipe_is_read_as_the_file_that_is_written_to_it(root):
+    file, pipe = root / "train" / "bee" / "c.bmp", root / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=lambda: pipe.write_bytes(file.read_bytes()), daemon=True)
+    writer.start()
+    assert read_rgb(str(pipe)) == read_rgb(file)
+    writer.join()
 
 
 def test_floating_point_images_are_refused(tmp_path):

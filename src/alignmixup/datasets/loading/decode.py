@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import math
 import os
+import stat
 import sys
 import threading
 import warnings
@@ -76,12 +77,17 @@ def open_image(path: Path | str) -> Iterator[Image.Image]:
 
     member = Member.of(path) if isinstance(path, str) else None
     source: Path | str | io.BytesIO = path
-    try:
-        size = os.path.getsize(path) if member is None else member.size
-    except FileNotFoundError:
-        raise FileNotFoundError(f"{path} is missing") from None
     if member is not None:
-        source, path = io.BytesIO(member.read()), str(member)
+        source, path, size = io.BytesIO(member.read()), str(member), member.size
+    else:
+        try:
+            status = os.stat(path)
+        except FileNotFoundError:
+            raise FileNotFoundError(f"{path} is missing") from None
+        size = status.st_size
+        if stat.S_ISFIFO(status.st_mode):  # a pipe has no size and cannot seek
+            data = Path(path).read_bytes()
+            source, size = io.BytesIO(data), len(data)
     if size == 0:
         raise ValueError(f"{path} is empty (0 bytes): replace or delete it")
     try:
