@@ -213,6 +213,15 @@ def test_hidden_folders_are_not_looked_into_and_a_name_may_end_like_a_size(tmp_p
     assert find(f"folder:{place}@16").image_size == 16
 
 
+def test_links_to_folders_are_followed_but_not_in_circles(root):
+    ant, bee = (root / "train" / name for name in ("ant", "bee"))
+    before = list_images(ant)
+    (ant / "deep" / "again").symlink_to(ant)
+    assert list_images(ant) == before
+    (ant / "more").symlink_to(bee)
+    assert list_images(ant) == sorted([*before, str(ant / "more" / "c.bmp")])
+
+
 def test_a_pipe_is_read_as_the_file_that_is_written_to_it(root):
     file, pipe = root / "train" / "bee" / "c.bmp", root / "pipe"
     os.mkfifo(pipe)

@@ -227,13 +227,24 @@ def _class_folders(folder: Path) -> Mapping[str, Path]:
 def _image_files(folder: Path) -> list[str]:
     found = []
     for place, folders, names in os.walk(folder, followlinks=True):
-        folders[:] = [name for name in folders if not name.startswith(".")]  # how os.walk skips
+        folders[:] = [  # how os.walk skips
+            name
+            for name in folders
+            if not name.startswith(".") and not _leads_back(os.path.join(place, name))
+        ]
         found += [
             os.path.join(place, name)
             for name in names
             if os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES and not name.startswith(".")
         ]
     return sorted(found)
+
+
+def _leads_back(folder: str) -> bool:
+    """Whether this is a link to a folder that it is in: its files would be found again in it."""
+    if not os.path.islink(folder):
+        return False
+    return Path(os.path.dirname(folder)).resolve().is_relative_to(os.path.realpath(folder))
 
 
 def folder_entry(name: str) -> DatasetEntry:
