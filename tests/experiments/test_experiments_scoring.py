@@ -689,6 +689,22 @@ def test_a_failed_task_is_told_on_the_command_line(tmp_path, capsys, monkeypatch
     assert "failed: fgsm; the other results are saved" in said.err
 
 
+@pytest.mark.usefixtures("few_shapes")
+def test_a_value_that_cannot_be_written_fails_its_task_alone(tmp_path, monkeypatch, images):
+    train(recipe_on("shapes"), tmp_path / "run", sets=Sets(shapes("train", 8), images), quiet=True)
+
+    def measure(model, batches):
+        return [am.Result("fgsm", "top1_error", float("nan"))]
+
+    monkeypatch.setitem(TASKS._entries, "fgsm", dataclasses.replace(TASKS["fgsm"], function=measure))
+    done = evaluate(tmp_path / "run", tasks=["accuracy", "fgsm", "calibration"], device="cpu")
+    assert {result.task for result in done.results} == {"accuracy", "calibration"}
+    assert "fgsm top1_error = nan" in done.failed["fgsm"]
+    written = (tmp_path / "run" / "results.jsonl").read_text()
+    assert '"calibration"' in written
+    assert '"fgsm"' not in written
+
+
 def test_noise_added_to_the_images_is_a_source_for_who_asks(two_tone, tmp_path):
     added = ["uniform-added", "gaussian-added"]
     assert not set(added) & set(sources_for("shapes"))

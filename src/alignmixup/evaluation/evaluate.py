@@ -161,14 +161,17 @@ def evaluate(
             if on_task:
                 on_task(name)
             found = _attempt(name, subject.model, shown, needed, options.get(name, {}), on_images)
+            stamped = [_described(r, images).stamped(**subject.origin) for r in found.results]
+            found = _Attempt(stamped, found.left_out, found.failed, found.error)
+            if subject.save:
+                found = _recordable(name, found)
             if found.error is not None and not scores.results:
                 raise found.error
             scores.left_out.update(found.left_out)
             scores.failed.update(found.failed)
-            stamped = [_described(r, images).stamped(**subject.origin) for r in found.results]
-            scores.results.extend(stamped)
+            scores.results.extend(found.results)
             if subject.save and team.is_rank_zero:
-                subject.save(stamped)
+                subject.save(found.results)
     return scores
 
 
@@ -201,8 +204,22 @@ def _attempt(
     except Exception as error:
         if isinstance(error, RankLost) or is_of_communication(error):
             raise
-        return _Attempt([], failed={name: f"{type(error).__name__}: {error}"}, error=error)
+        return _failed(name, error)
     return _Attempt(results)
+
+
+def _failed(name: str, error: Exception) -> _Attempt:
+    return _Attempt([], failed={name: f"{type(error).__name__}: {error}"}, error=error)
+
+
+def _recordable(name: str, found: _Attempt) -> _Attempt:
+    """Return what a task found, or its failure if a value of it cannot be written, as NaN."""
+    try:
+        for result in found.results:
+            result.to_json()
+    except ValueError as error:
+        return _failed(name, error)
+    return found
 
 
 def _run_task(
