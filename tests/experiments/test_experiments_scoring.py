@@ -696,7 +696,9 @@ def test_a_value_that_cannot_be_written_fails_its_task_alone(tmp_path, monkeypat
     def measure(model, batches):
         return [am.Result("fgsm", "top1_error", float("nan"))]
 
-    monkeypatch.setitem(TASKS._entries, "fgsm", dataclasses.replace(TASKS["fgsm"], function=measure))
+    monkeypatch.setitem(
+        TASKS._entries, "fgsm", dataclasses.replace(TASKS["fgsm"], function=measure)
+    )
     done = evaluate(tmp_path / "run", tasks=["accuracy", "fgsm", "calibration"], device="cpu")
     assert {result.task for result in done.results} == {"accuracy", "calibration"}
     assert "fgsm top1_error = nan" in done.failed["fgsm"]

@@ -9,6 +9,8 @@ import time
 
 import pytest
 
+from alignmixup.contracts import Result
+from alignmixup.evaluation.evaluate import Scores
 from alignmixup.experiments import sweep as sweeps
 from alignmixup.experiments.launchers import Local
 from alignmixup.experiments.sweep import recipes_of, sweep
@@ -241,6 +243,21 @@ def test_what_was_left_out_is_tried_again_and_what_was_done_is_not(tmp_path):
     }
     (tmp_path / "scored.json").write_text(json.dumps(notes))
     assert sweeps._unscored(job, order) == ["localization", "pgd"]
+
+
+def test_a_task_that_fails_leaves_the_others_to_be_done(tmp_path, monkeypatch):
+    def score(folder, *, tasks, data_root):
+        if tasks == ["ood"]:
+            raise RuntimeError("no folder of textures")
+        return Scores([Result(tasks[0], "top1", 1.0)])
+
+    monkeypatch.setattr(sweeps, "evaluate", score)
+    job = sweeps.Job(find_recipe("cifar10-r18-baseline-fast"), tmp_path)
+    shared = sweeps._Shared(None, ("accuracy", "ood", "pgd"))
+    with pytest.raises(RuntimeError, match=r"^ood: no folder of textures$"):
+        sweeps._score(job, shared)
+    assert json.loads((tmp_path / "scored.json").read_text()) == {"accuracy": "done", "pgd": "done"}
+    assert sweeps._unscored(job, shared) == ["ood"]
 
 
 def test_a_failure_of_many_lines_is_told_in_one(tmp_path):

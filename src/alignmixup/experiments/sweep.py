@@ -263,14 +263,26 @@ def _log(folder: Path) -> Path:
 
 
 def _score(job: Job, shared: _Shared) -> None:
-    """Do the tasks that have not been done, and note each as it is: a kill repeats one at most."""
+    """Do the tasks that have not been done, and note each as it is: a kill repeats one at most.
+
+    Raises:
+        RuntimeError: Tasks have failed; the others are done.
+    """
+    failed: dict[str, Exception] = {}
     for task in _unscored(job, shared):
         print(f"{task} ...", flush=True)
-        done = evaluate(job.folder, tasks=[task], data_root=shared.data_root)
+        try:
+            done = evaluate(job.folder, tasks=[task], data_root=shared.data_root)
+        except Exception as error:
+            traceback.print_exc()
+            failed[task] = error
+            continue
         why = "; ".join(f"{name}: {reason}" for name, reason in done.left_out.items())
         state = "done" if done.results else "left out"
         notes = {**_scored(job), task: f"{state}; left out {why}" if why else state}
         write_json(job.folder / SCORED, notes)
+    if failed:
+        raise RuntimeError("; ".join(f"{task}: {error}" for task, error in failed.items()))
 
 
 def _unscored(job: Job, shared: _Shared) -> list[str]:
