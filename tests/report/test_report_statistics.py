@@ -12,7 +12,7 @@ from alignmixup.report.statistics import compare, spread, t_quantile
 
 @pytest.mark.parametrize("degrees", [1, 2, 3, 5, 12, 13, 20, 50, 1000])
 def test_quantiles_are_those_of_student(degrees):
-    assert t_quantile(degrees) == pytest.approx(stats.t.ppf(0.975, degrees), rel=1e-3)
+    assert t_quantile(degrees) == pytest.approx(stats.t.ppf(0.975, degrees), rel=1e-6)
 
 
 def test_a_paired_interval_is_that_of_scipy():

@@ -16,7 +16,10 @@ from typing import Any
 
 # The 97.5 % quantile of Student's t by degrees of freedom from 1; beyond the table, the normal's
 # with the usual correction.
-_T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179)
+_T = (
+    *(12.706205, 4.302653, 3.182446, 2.776445, 2.570582, 2.446912),
+    *(2.364624, 2.306004, 2.262157, 2.228139, 2.200985, 2.178813),
+)
 
 
 @dataclass(frozen=True)
@@ -91,4 +94,6 @@ def t_quantile(degrees: int) -> float:
     # The first terms of the expansion of Cornish and Fisher.
     first = (z**3 + z) / (4 * degrees)
     second = (5 * z**5 + 16 * z**3 + 3 * z) / (96 * degrees**2)
-    return z + first + second
+    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * degrees**3)
+    fourth = (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / (92160 * degrees**4)
+    return z + first + second + third + fourth
