@@ -1,6 +1,7 @@
 """Evaluation: sources of outliers, progress, users' own loaders, and what is left out."""
 
 import dataclasses
+import itertools
 import time
 from functools import partial
 from threading import Thread
@@ -25,15 +26,15 @@ from alignmixup.experiments import run_folder, styling
 from alignmixup.experiments.provenance import provenance
 from alignmixup.experiments.run import Sets, train
 from alignmixup.experiments.run_folder import append_results
-from alignmixup.experiments.scoring import evaluate, run_images, task_names
+from alignmixup.experiments.scoring import evaluate, other_images, run_images, task_names
 from alignmixup.mixers.nomix import NoMix
 from alignmixup.mixers.stylemix import StyleMix
 from alignmixup.models.zoo import NetSpec
-from alignmixup.recipes.schema import DataSpec, Recipe
+from alignmixup.recipes.schema import DataSpec, Recipe, changed, on_data
 from alignmixup.registry import DATASETS, TASKS
 from alignmixup.report.reading import read_results
 from alignmixup.report.tables import table
-from alignmixup.training import TrainSettings
+from alignmixup.training import Team, TrainSettings
 from picture_folder import make_pictures
 from tiny_folder import LAYOUT, make_tiny
 
@@ -460,6 +461,26 @@ def test_noise_has_its_seed_among_the_settings_and_seeds_are_still_averaged(two_
     ]
     (row,) = table(runs, "ood", paper_rows=False).rows
     assert "n=2" in row[1]
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_other_data_are_prepared_as_the_images_of_the_run(tmp_path, is_streamed):
+    """The same pictures, by the run's name for them, without their size, and as shards."""
+    rng = np.random.default_rng(0)
+    for split, label, i in itertools.product(("train", "val"), "ab", range(4)):
+        file = tmp_path / "pets" / split / label / f"{i}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 256, (20, 28, 3), dtype=np.uint8)).save(file)
+    named = f"folder:{tmp_path / 'pets'}"
+    recipe = on_data(recipe_on("shapes"), f"{named}@16")
+    run = tmp_path / "run"
+    train(changed(recipe, {"data.stream": is_streamed}), run, quiet=True)
+    datasets.write_shards(datasets.find(named), tmp_path / "shards")
+    own = evaluate(run, tasks=["calibration"], device="cpu").value("calibration", "nll")
+    for name in (f"{named}@16", named, f"shards:{tmp_path / 'shards'}"):
+        other = other_images(run, name, None, Team(), "cpu")
+        scores = evaluate(run, other, tasks=["calibration"], device="cpu")
+        assert scores.value("calibration", "nll") == own
 
 
 def test_results_on_other_images_say_on_which(tmp_path):

@@ -13,6 +13,7 @@ from torch import nn
 from alignmixup.contracts import ImageSet, RecipeKey
 from alignmixup.datasets.folder import BoxedFileSet, FileSet
 from alignmixup.datasets.loading.box_lists import boxes_in_view
+from alignmixup.datasets.loading.layout import PATH_PREFIXES, path_and_size
 from alignmixup.datasets.loading.view import shown_fraction
 from alignmixup.device import pick_device
 from alignmixup.evaluation.evaluate import evaluate
@@ -24,7 +25,7 @@ from alignmixup.experiments.batches import eval_batches, load_split, shortened, 
 from alignmixup.experiments.data_record import check_classes, own_test_set
 from alignmixup.experiments.load import Run, load_run
 from alignmixup.experiments.provenance import origin, provenance
-from alignmixup.experiments.run_folder import ADAIN, RUN, append_results, read_recipe, read_run
+from alignmixup.experiments.run_folder import ADAIN, RUN, append_results, read_run
 from alignmixup.mixers.stylemix import StyleMixer
 from alignmixup.recipes.schema import Recipe, on_data
 from alignmixup.training import Team, join_team
@@ -143,6 +144,16 @@ def run_images(folder: Path, root: Path | str | None, most: int = 1000) -> Image
 def other_images(
     run: Path | str, dataset: str, root: Path | str | None, team: Team, device: str
 ) -> ImageSet | FileSet:
-    """Load the test split of other data, prepared as the run's own images."""
-    spec = on_data(read_recipe(Path(run)), dataset).data
-    return load_split(dataclasses.replace(spec, limit=None), "test", root, team, device)
+    """Load the test split of other data, prepared as the run's own images.
+
+    A folder or shards named without a size have that of the run, and fill the square as its images
+    do, whether they stream or not.
+    """
+    there = read_run(Path(run))
+    for prefix in PATH_PREFIXES:
+        is_sized = not dataset.startswith(prefix) or path_and_size(dataset, prefix)[1] is not None
+        if not is_sized and there.images is not None:
+            dataset = f"{dataset}@{there.images.image_size}"
+    own = there.recipe.data
+    spec = dataclasses.replace(on_data(there.recipe, dataset).data, limit=None, stream=own.stream)
+    return load_split(spec, "test", root, team, device)
