@@ -481,6 +481,11 @@ def test_other_data_are_prepared_as_the_images_of_the_run(tmp_path, is_streamed)
         other = other_images(run, name, None, Team(), "cpu")
         scores = evaluate(run, other, tasks=["calibration"], device="cpu")
         assert scores.value("calibration", "nll") == own
+    if is_streamed:
+        with pytest.raises(ValueError, match=r"scored at their size, 16: leave @24 out"):
+            other_images(run, f"{named}@24", None, Team(), "cpu")
+    else:
+        assert other_images(run, f"{named}@24", None, Team(), "cpu").images.shape[-1] == 24
 
 
 def test_results_on_other_images_say_on_which(tmp_path):

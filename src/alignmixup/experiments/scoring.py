@@ -148,12 +148,21 @@ def other_images(
 
     A folder or shards named without a size have that of the run, and fill the square as its images
     do, whether they stream or not.
+
+    Raises:
+        ValueError: Another size is named, and the run streams its images.
     """
     there = read_run(Path(run))
-    for prefix in PATH_PREFIXES:
-        is_sized = not dataset.startswith(prefix) or path_and_size(dataset, prefix)[1] is not None
-        if not is_sized and there.images is not None:
-            dataset = f"{dataset}@{there.images.image_size}"
     own = there.recipe.data
+    prefix = next((p for p in PATH_PREFIXES if dataset.startswith(p)), None)
+    if prefix is not None and there.images is not None:
+        size, own_size = path_and_size(dataset, prefix)[1], there.images.image_size
+        if size is None:
+            dataset = f"{dataset}@{own_size}"
+        elif own.stream and size != own_size:
+            raise ValueError(
+                f"a run that streams its images is scored at their size, {own_size}: leave @{size} "
+                f"out of {dataset}"
+            )
     spec = dataclasses.replace(on_data(there.recipe, dataset).data, limit=None, stream=own.stream)
     return load_split(spec, "test", root, team, device)
