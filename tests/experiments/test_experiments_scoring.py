@@ -488,6 +488,19 @@ def test_other_data_are_prepared_as_the_images_of_the_run(tmp_path, is_streamed)
         assert other_images(run, f"{named}@24", None, Team(), "cpu").images.shape[-1] == 24
 
 
+@pytest.mark.usefixtures("few_shapes")
+def test_classes_of_other_names_are_matched_by_order_and_named(tmp_path, images):
+    run = tmp_path / "run"
+    train(recipe_on("shapes"), run, sets=Sets(shapes("train", 8), images), quiet=True)
+    score = partial(evaluate, run, tasks=["accuracy"], device="cpu")
+    numbered = dataclasses.replace(images, class_names=tuple(map(str, range(10))))
+    with pytest.warns(UserWarning, match=r"10 classes \(0, 1, 2, \.\.\.\): they are matched by"):
+        scores = score(numbered)
+    assert scores.value("accuracy", "top1") == score(images).value("accuracy", "top1")
+    with pytest.raises(ValueError, match="of the run's classes, in their order"):
+        score(dataclasses.replace(images, class_names=images.class_names[::-1]))
+
+
 def test_results_on_other_images_say_on_which(tmp_path):
     few = Sets(shapes("train", 8), shapes("test", 8))
     train(recipe_on("shapes"), tmp_path / "run", sets=few, quiet=True)

@@ -6,6 +6,7 @@ It is the record "images" in RUN/run.json; a run begun by an older version has n
 from __future__ import annotations
 
 import hashlib
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -169,14 +170,24 @@ def own_test_set(
 def check_classes(
     folder: Path, record: DataRecord | None, images: ImageSet | FileSet, *, is_given: bool
 ) -> None:
-    """Raise for images of other classes; of images that were ``is_given``, for another number."""
+    """Raise for images of other classes.
+
+    Images that were ``is_given`` may name the same number of classes otherwise, as shards with
+    numbers do: a warning says that they are matched by their order.
+    """
     if record is None or images.class_names == record.class_names:
         return
-    if is_given and images.num_classes == len(record.class_names):
+    is_permuted = sorted(images.class_names) == sorted(record.class_names)
+    if is_given and images.num_classes == len(record.class_names) and not is_permuted:
+        warnings.warn(
+            f"{folder} was trained on {_listed(record.class_names)}, {images.name} has "
+            f"{_listed(images.class_names)}: they are matched by their order",
+            stacklevel=2,
+        )
         return
     raise ValueError(
         f"{folder} was trained on {_listed(record.class_names)}, {images.name} has "
-        f"{_listed(images.class_names)}: the images must be of the run's classes"
+        f"{_listed(images.class_names)}: the images must be of the run's classes, in their order"
     )
 
 
