@@ -105,6 +105,26 @@ def test_supervisor_returns_the_exit_code_of_its_child():
     assert Supervised.here(Call("sys:exit", (3,)))() == 3
 
 
+def test_ctrl_c_reaches_a_local_run_once_it_has_imported_its_module(tmp_path, monkeypatch):
+    """The terminal sends it to all processes, and an import would end with a trace."""
+    (tmp_path / "interrupted.py").write_text(
+        "import os, signal\n"
+        "os.kill(os.getpid(), signal.SIGINT)\n"
+        "from alignmixup.experiments.launchers import unblock_sigint\n"
+        "def receive():\n"
+        "    try:\n"
+        "        unblock_sigint()\n"
+        "    except KeyboardInterrupt:\n"
+        "        raise SystemExit(7)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    process = make_launcher("local", {}, tmp_path).start(Call("interrupted:receive", ()))
+    process.join()
+    assert process.exitcode == 7
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == before
+
+
 @pytest.mark.slow
 def test_a_second_sweep_leaves_alone_what_the_first_works_on(tmp_path, pictures, capsys):
     words = [f"--{name.replace('_', '-')}={value}" for name, value in SMALL.items()]

@@ -19,8 +19,10 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from multiprocessing import resource_tracker
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any, Protocol
@@ -110,7 +112,31 @@ class Local:
             raise ValueError(f"the local launcher has no options, got {options}")
 
     def start(self, call: Call) -> Handle:
-        return call.start()
+        with _sigint_blocked():
+            return call.start()
+
+
+@contextmanager
+def _sigint_blocked() -> Iterator[None]:
+    """Start processes in this block that Ctrl-C on the terminal does not reach, to import in peace.
+
+    They would print a trace. Each receives it once it unblocks the signal.
+    """
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    resource_tracker.ensure_running()  # which a first process starts, and which unblocks it
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def unblock_sigint() -> None:
+    """Receive Ctrl-C from here on; one that has come meanwhile raises KeyboardInterrupt."""
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
 
 
 class Slurm:

@@ -24,7 +24,13 @@ from pathlib import Path
 from typing import Any
 
 from alignmixup.checking import check_kind
-from alignmixup.experiments.launchers import Call, Handle, Launcher, make_launcher
+from alignmixup.experiments.launchers import (
+    Call,
+    Handle,
+    Launcher,
+    make_launcher,
+    unblock_sigint,
+)
 from alignmixup.experiments.plugins import open_recipe, plugins_of
 from alignmixup.experiments.run import train
 from alignmixup.experiments.run_folder import FolderInUse, alone_in, check_folder, write_json
@@ -240,6 +246,7 @@ def _do(
     for stream in (1, 2):
         os.dup2(descriptor, stream)
     try:
+        unblock_sigint()
         for plugin in plugins:
             import_plugin(plugin)
         job = Job(Recipe.from_json(recipe), folder)
