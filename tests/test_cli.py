@@ -339,14 +339,15 @@ def test_ctrl_c_while_torch_is_imported_ends_the_command(tmp_path):
     assert (done.returncode, done.stderr) == (130, "alignmixup: interrupted\n")
 
 
-def test_an_encoding_without_a_character_prints_a_question_mark(tmp_path):
-    """Piped output on Windows, for instance, has no lines of tables."""
+@pytest.mark.parametrize("encoding", ["ascii", "ascii:surrogateescape"])
+def test_an_encoding_without_a_character_prints_a_question_mark(tmp_path, encoding):
+    """Piped output on Windows, for instance, has no lines of tables; nor has the locale C."""
     result = Result("calibration", "ece", 1.5, key=RecipeKey("v\u00f6gel", "r18", "input"), seed=0)
     (tmp_path / "results.jsonl").write_text(result.to_json() + "\n")
     done = subprocess.run(
         [sys.executable, "-m", "alignmixup.cli", "report", str(tmp_path)],
         capture_output=True,
-        env={**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"},
+        env={**os.environ, "PYTHONIOENCODING": encoding, "PYTHONUTF8": "0"},
     )
     assert (done.returncode, done.stderr) == (0, b"")
     assert b"v?gel" in done.stdout

@@ -149,7 +149,11 @@ def _prepare_streams() -> None:
         stream = getattr(sys, name)
         if stream is None:
             setattr(sys, name, _Nowhere())
-        elif isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+        elif isinstance(stream, io.TextIOWrapper) and (
+            stream.errors == "strict"
+            # In the locale C; in UTF-8 it prints names of files that are no text as they are.
+            or (stream.errors == "surrogateescape" and stream.encoding.lower() != "utf-8")
+        ):
             stream.reconfigure(errors="replace")
 
 
