@@ -619,6 +619,21 @@ def test_a_run_is_scored_on_other_images_that_are_named(tmp_path, capsys):
     assert "trained on 10 classes" in err
 
 
+def test_a_path_in_the_home_folder_is_expanded(tmp_path, capsys, monkeypatch):
+    """A shell does not in ``--out=~/page``, which would make a folder called ``~``."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    result = Result("calibration", "ece", 1.5, key=KEY, seed=0)
+    runs = tmp_path / "home" / "runs"
+    runs.mkdir(parents=True)
+    (runs / "results.jsonl").write_text(result.to_json() + "\n")
+    assert call(capsys, "report", "~/runs", "--out=~/page")[0] == 0
+    assert (tmp_path / "home" / "page" / "report.html").exists()
+    assert not (tmp_path / "~").exists()
+    _, _, err = call(capsys, "predict", "~run", "~cat.png")  # names of a folder and of a file
+    assert "~run is not the folder of a run" in err
+
+
 def test_the_version_is_a_name_of_the_package(capsys):
     import alignmixup
 

@@ -11,6 +11,7 @@ import shutil
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
+from pathlib import Path
 from typing import Any, TypeVar
 
 import tyro
@@ -72,6 +73,17 @@ def read_words(
         raise
     if unknown:
         raise ValueError(f"'{command}' does not take {unknown[0]!r}; see '{command} --help'")
+    for field in fields:
+        setattr(value, field.name, _in_home(getattr(value, field.name)))
+    return value
+
+
+def _in_home(value: object) -> object:
+    """Expand ``~/`` in paths: a shell does not in ``--out=~/runs``, nor within quotes."""
+    if isinstance(value, tuple):
+        return tuple(map(_in_home, value))
+    if isinstance(value, Path) and value.parts[:1] == ("~",):  # not ~x.png, the name of a file
+        return value.expanduser()
     return value
 
 
