@@ -55,6 +55,22 @@ def test_a_name_belongs_to_one_entry():
         things.add("made", lambda: None)
 
 
+@pytest.mark.parametrize("name", ["task", "optimizer", "logger"])
+def test_a_decorator_that_lacks_its_name_is_refused(name):
+    """It would register nothing, and replace the function by a decorator."""
+    with pytest.raises(ValueError, match=f"the name of a {name} must be text, got mine"):
+
+        @getattr(am, f"register_{name}")
+        def mine():
+            pass
+
+
+@pytest.mark.parametrize("name", ["mixer", "recipe"])
+def test_a_decorator_without_a_name_refuses_one(name):
+    with pytest.raises(ValueError, match=rf"write @register_{name} without brackets.*got 'mine'"):
+        getattr(am, f"register_{name}")("mine")
+
+
 def test_every_built_in_mixer_is_registered_and_public():
     assert {"AlignMixup", "NoMix", "StyleCutMix"} <= set(MIXERS)
     for name, mixer in MIXERS.items():

@@ -44,7 +44,17 @@ class Registry(Mapping[str, T], Generic[T]):
 
     def register(self, name: str) -> Callable[[T], T]:
         """Return a decorator that registers what it decorates under ``name``."""
+        self.check_name(name)
         return lambda entry: self.add(name, entry)
+
+    def check_name(self, name: object) -> None:
+        """Raise a ``ValueError`` for what a decorator has got in place of its name."""
+        if not isinstance(name, str):
+            what = getattr(name, "__name__", repr(name))
+            raise ValueError(
+                f"the name of a {self.kind} must be text, got {what}: write it in the brackets of "
+                "the decorator"
+            )
 
     def __getitem__(self, name: str) -> T:
         """Return the entry, or raise a ``ValueError`` that suggests the nearest names."""

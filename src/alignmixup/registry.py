@@ -128,6 +128,8 @@ def register_mixer(mixer: type[T]) -> type[T]:
         assert am.GentleMixup().alpha == 0.1
         ```
     """
+    if not isinstance(mixer, type):
+        raise ValueError(f"write @register_mixer without brackets above the class, got {mixer!r}")
     if "kind" in getattr(mixer, "__dataclass_fields__", {}):
         raise ValueError(
             f"{mixer.__name__} has a setting 'kind', which is the name of the class in run.json: "
@@ -322,6 +324,8 @@ def register_task(
         ```
     """
 
+    TASKS.check_name(name)
+
     def register(function: F) -> F:
         TASKS.add(name, TaskEntry(function, dict(units or {}), about))
         return function
@@ -369,4 +373,8 @@ def register_recipe(function: Callable[[], T]) -> Callable[[], T]:
         print(narrow().name)  # for am.train, or "alignmixup train"
         ```
     """
+    if not callable(function):
+        raise ValueError(
+            f"write @register_recipe without brackets above the function, got {function!r}"
+        )
     return RECIPES.add(f"{function.__module__}.{function.__qualname__}", function)  # type: ignore[no-any-return]
