@@ -187,6 +187,9 @@ def test_bad_orders_are_refused_before_anything_starts(tmp_path, monkeypatch):
         sweep(["cifar10-r18-nothing"], tmp_path)
     with pytest.raises(ValueError, match="unknown task 'beauty'"):
         sweep(["cifar10-r18-baseline"], tmp_path, tasks=["beauty"])
+    for minutes in (-1.0, float("nan")):
+        with pytest.raises(ValueError, match=f"minutes must be 0 or more.*, got {minutes}"):
+            sweep(["cifar10-r18-baseline"], tmp_path, minutes=minutes)
     with pytest.raises(ValueError, match="workers must be at least 1, got 0"):
         sweep(["cifar10-r18-baseline"], tmp_path, workers=0)
     with pytest.raises(ValueError, match="at least one seed"):

@@ -94,7 +94,7 @@ def sweep(
     Raises:
         Stopped: Ctrl-C or SIGTERM; the runs have saved. A second Ctrl-C kills them.
     """
-    _check(names, seeds, workers)
+    _check(names, seeds, workers, minutes)
     chosen_tasks = tuple(task_names(tasks))
     recipes = [open_recipe(name) for name in names]
     if dataset is not None:
@@ -147,11 +147,13 @@ def recipes_of(patterns: Sequence[str]) -> list[str]:
     return list(names)
 
 
-def _check(names: Sequence[str], seeds: Sequence[int], workers: int) -> None:
+def _check(names: Sequence[str], seeds: Sequence[int], workers: int, minutes: float | None) -> None:
     if not names:
         raise ValueError("a sweep needs at least one recipe; 'alignmixup recipes' lists them")
     if workers < 1:
         raise ValueError(f"workers must be at least 1, got {workers}")
+    if minutes is not None and not minutes >= 0:  # or NaN
+        raise ValueError(f"minutes must be 0 or more, or None for no limit, got {minutes}")
     if not seeds:
         raise ValueError("a sweep needs at least one seed; pass seeds=[0] (--seeds 0)")
     if (size := num_launched()) > 1:
