@@ -6,6 +6,7 @@ import pytest
 
 from alignmixup.contracts import RecipeKey, Result
 from alignmixup.report.grids import claims_of, make_grids
+from alignmixup.report.page_charts import _attacked
 from alignmixup.report.runs import is_smoke_test, runs_of, short_labels
 from alignmixup.report.summary import comparison_table, summarize
 
@@ -125,6 +126,22 @@ def test_comparisons_are_a_table_for_papers():
     assert made is not None
     assert made.rows[0][0] == "Input mixup - Baseline"
     assert comparison_table(summarize(lines[:1], "median10", of_300).grids) is None
+
+
+def test_charts_show_a_run_on_its_own_images_if_it_was_scored_on_them():
+    def scored(value, date, **settings):
+        more = {"eps": 8 / 255, **settings}
+        return line(
+            "input", value, task="fgsm", metric="top1_error", settings=more, date=f"2026-01-0{date}"
+        )
+
+    own, other = scored(40.0, 1), scored(90.0, 2, images="shapes/test, 1000 images")
+    (run,) = runs_of([own, other], of_300)
+    assert run.value("fgsm", "top1_error") == 40.0
+    strength, _ = _attacked([run])
+    assert [row["top1"] for row in strength] == [60.0]
+    (run,) = runs_of([other], of_300)
+    assert run.value("fgsm", "top1_error") == 90.0
 
 
 def test_labels_name_what_differs_and_nothing_else():

@@ -132,7 +132,8 @@ def _attacked(runs: Sequence[RunInfo]) -> tuple[Rows, Rows]:
     steps: Rows = []
     attacked = [run for run in runs if any(r.task in ATTACKS for r in run.results)]
     for run, label in zip(attacked, short_labels(attacked), strict=True):
-        for result in (r for r in run.results if r.task in ATTACKS):
+        metrics = ("clean_error", "top1_error")
+        for result in (r for task in ATTACKS for metric in metrics for r in run.of(task, metric)):
             eps, by_step = result.settings.get("eps"), result.settings.get("errors_by_step")
             if not isinstance(eps, int | float):
                 continue

@@ -81,8 +81,12 @@ class RunInfo:
         return None
 
     def of(self, task: str, metric: str) -> list[Result]:
-        """Return its results of one metric."""
-        return [r for r in self.results if (r.task, r.metric) == (task, metric)]
+        """Return its results of one metric; those on images that were passed if it has no others.
+
+        Charts and lists of runs do not name the images. Tables do, and have a row for each.
+        """
+        found = [r for r in self.results if (r.task, r.metric) == (task, metric)]
+        return [r for r in found if "images" not in r.settings] or found
 
 
 def method_name(method: str) -> str:
