@@ -331,7 +331,7 @@ def test_ctrl_c_while_torch_is_imported_ends_the_command(tmp_path):
         "    pass\n"
     )
     done = subprocess.run(
-        [sys.executable, "-m", "alignmixup.cli", "predict", "nowhere", "cat.png"],
+        [sys.executable, "-m", "alignmixup", "predict", "nowhere", "cat.png"],
         capture_output=True,
         text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])},
@@ -345,7 +345,7 @@ def test_an_encoding_without_a_character_prints_a_question_mark(tmp_path, encodi
     result = Result("calibration", "ece", 1.5, key=RecipeKey("v\u00f6gel", "r18", "input"), seed=0)
     (tmp_path / "results.jsonl").write_text(result.to_json() + "\n")
     done = subprocess.run(
-        [sys.executable, "-m", "alignmixup.cli", "report", str(tmp_path)],
+        [sys.executable, "-m", "alignmixup", "report", str(tmp_path)],
         capture_output=True,
         env={**os.environ, "PYTHONIOENCODING": encoding, "PYTHONUTF8": "0"},
     )
@@ -360,10 +360,9 @@ def test_streams_may_be_closed(monkeypatch):
     assert not sys.stderr.isatty()  # as the progress of training asks
 
 
-@pytest.mark.parametrize("module", ["alignmixup", "alignmixup.cli"])
-def test_the_package_runs_as_a_module(module):
+def test_the_package_runs_as_a_module():
     done = subprocess.run(
-        [sys.executable, "-m", module, "--version"],
+        [sys.executable, "-m", "alignmixup", "--version"],
         capture_output=True,
         text=True,
         check=True,

@@ -98,7 +98,7 @@ def plugin(tmp_path):
 @pytest.mark.slow
 def test_an_outside_mixer_and_recipe_train_die_resume_and_are_scored(plugin, tmp_path):
     run, recipe = tmp_path / "run", f"{plugin}:outside"
-    words = [sys.executable, "-m", "alignmixup.cli", "train", recipe, "--out", str(run)]
+    words = [sys.executable, "-m", "alignmixup", "train", recipe, "--out", str(run)]
     killed = subprocess.run(words, env={**os.environ, "KILL": "1"}, capture_output=True, text=True)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert json.loads((run / "run.json").read_text())["plugins"] == [str(plugin)]

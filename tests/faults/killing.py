@@ -45,10 +45,10 @@ def start(kind: str, out: Path) -> int:
     """
     args = command(kind, out)
     if kind != "train":
-        module = ["-m", "alignmixup.cli"]
+        module = ["-m", "alignmixup"]
         if kind == "torchrun":
             module = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port"]
-            module += [str(random.randrange(20000, 60000)), "-m", "alignmixup.cli"]
+            module += [str(random.randrange(20000, 60000)), "-m", "alignmixup"]
         with open(out.with_suffix(".err"), "ab") as log:
             words = [sys.executable, *module, *args]
             child = subprocess.Popen(words, stdout=log, stderr=log, start_new_session=True)

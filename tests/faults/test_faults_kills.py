@@ -78,7 +78,7 @@ def test_killed_at_random_instants_it_ends_as_if_nothing_had_happened(tmp_path, 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
 def test_a_signal_on_the_command_line_saves_and_the_same_command_resumes(tmp_path, number):
-    command = [sys.executable, "-m", "alignmixup.cli", *killing.command("train", tmp_path / "run")]
+    command = [sys.executable, "-m", "alignmixup", *killing.command("train", tmp_path / "run")]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     child = subprocess.Popen(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment

@@ -168,22 +168,28 @@ def own_test_set(
 
 
 def check_classes(
-    folder: Path, record: DataRecord | None, images: ImageSet | FileSet, *, is_given: bool
+    folder: Path,
+    record: DataRecord | None,
+    images: ImageSet | FileSet,
+    *,
+    is_given: bool,
+    warns: bool = True,
 ) -> None:
     """Raise for images of other classes.
 
     Images that were ``is_given`` may name the same number of classes otherwise, as shards with
-    numbers do: a warning says that they are matched by their order.
+    numbers do: one that ``warns`` says that they are matched by their order.
     """
     if record is None or images.class_names == record.class_names:
         return
     is_permuted = sorted(images.class_names) == sorted(record.class_names)
     if is_given and images.num_classes == len(record.class_names) and not is_permuted:
-        warnings.warn(
-            f"{folder} was trained on {_listed(record.class_names)}, {images.name} has "
-            f"{_listed(images.class_names)}: they are matched by their order",
-            stacklevel=2,
-        )
+        if warns:
+            warnings.warn(
+                f"{folder} was trained on {_listed(record.class_names)}, {images.name} has "
+                f"{_listed(images.class_names)}: they are matched by their order",
+                stacklevel=2,
+            )
         return
     raise ValueError(
         f"{folder} was trained on {_listed(record.class_names)}, {images.name} has "

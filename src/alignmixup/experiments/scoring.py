@@ -88,8 +88,7 @@ def _of_run(
         own = own_test_set(folder, recipe.data, record, data_root, team=team, device=place)
     if not isinstance(own, ImageSet | FileSet):
         raise ValueError("a run is scored on an ImageSet, which has the names of the classes")
-    if team.is_rank_zero:  # all have the same images, and one warning is enough
-        check_classes(folder, record, own, is_given=is_given)
+    check_classes(folder, record, own, is_given=is_given, warns=team.is_rank_zero)
     if not isinstance(run, Run):
         size = side_of(recipe.data, own)
         run = load_run(
