@@ -1,0 +1,33 @@
+"""The script that estimates batch statistics anew: rows for all cases, and the run unchanged."""
+
+import importlib.util
+import re
+from pathlib import Path
+
+import torch
+
+import alignmixup as am
+from alignmixup.cli import main
+
+SCRIPT = Path(__file__).parents[1] / "benchmarks" / "batch_statistics.py"
+spec = importlib.util.spec_from_file_location("batch_statistics", SCRIPT)
+script = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(script)
+
+
+def test_statistics_of_features_mixed_later_are_those_of_clean_images(tmp_path, capsys):
+    """Batch norm before the mixed layer sees clean images in the cases feat and feat'."""
+    words = "--dataset shapes --limit 64 --net.width 4 --train.epochs 1 --train.batch-size 16"
+    folder = str(tmp_path / "run")
+    recipe = "cifar10-r18-alignmixup-fast"
+    assert main(["train", recipe, "--out", folder, "--train.device", "cpu", *words.split()]) == 0
+    before = am.load_run(folder).model.state_dict()
+    capsys.readouterr()
+    script.main([folder, "--steps", "3", "--draws", "2"])
+    rows = dict(
+        re.split(r"\s{2,}", line, maxsplit=1) for line in capsys.readouterr().out.splitlines()
+    )
+    assert {*rows} >= {"as saved", "drawn again", "input alone", "feat alone", "without mixing"}
+    assert rows["feat alone"] == rows["feat' alone"] == rows["without mixing"]
+    after = am.load_run(folder).model.state_dict()
+    assert all(torch.equal(before[name], after[name]) for name in before)
