@@ -110,6 +110,16 @@ def test_an_epoch_left_early_does_not_leak_into_the_next(files):
     assert_same(batches_of(loader, 1), batches_of(StreamLoader(files, 2, 16, seed=5), 1))
 
 
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_an_epoch_draws_nothing_from_torchs_own_generator(files, num_workers):
+    """A run with dropout resumes exactly only if starting an epoch anew takes no number."""
+    loader = StreamLoader(files, 4, 16, seed=3, num_workers=num_workers)
+    before = torch.get_rng_state()
+    for start_step in (0, 2):
+        batches_of(loader, 1, start_step)
+        assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_epochs_are_repeatable_and_differ(files):
     loader = StreamLoader(files, 11, 16, seed=5)
     ((x, y),), ((x2, y2),) = batches_of(loader, 0), batches_of(loader, 1)

@@ -134,6 +134,9 @@ class StreamLoader:
             pin_memory=is_gpu(self.device),
             persistent_workers=num_workers > 0,
             worker_init_fn=partial(_start_worker, self._is_closed),
+            # It seeds the workers, who draw nothing from it. From torch's own generator, an epoch
+            # that is resumed would take a number more, and dropout would continue differently.
+            generator=torch.Generator(),
         )
         self._closing: weakref.finalize[Any, Any] | None = None
 
