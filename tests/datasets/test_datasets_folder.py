@@ -2,6 +2,7 @@
 
 import os
 import threading
+import warnings
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from alignmixup.datasets.folder import (
 from alignmixup.datasets.loading.decode import (
     decode_files,
     empty_images,
+    open_image,
     read_rgb,
     unreadable_files,
 )
@@ -41,6 +43,19 @@ def root(tmp_path):
         (tmp_path / split / "bee" / "notes.txt").write_text("not an image")
         (tmp_path / split / "bee" / ".hidden.png").write_text("not an image")
     return tmp_path
+
+
+def test_images_open_at_the_same_time_leave_the_filters_of_warnings(tmp_path):
+    """As in the threads that decode CUB: the first to open is not the last to close."""
+    save(tmp_path / "a.png")
+    before = list(warnings.filters)
+    first, second = open_image(tmp_path / "a.png"), open_image(tmp_path / "a.png")
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    warnings.warn("ignored as long as one is open", stacklevel=1)
+    second.__exit__(None, None, None)
+    assert warnings.filters == before
 
 
 def test_labels_follow_sorted_folders_and_other_files_are_passed_over(root):

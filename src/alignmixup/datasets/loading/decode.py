@@ -91,13 +91,11 @@ def open_image(path: Path | str) -> Iterator[Image.Image]:
     if size == 0:
         raise ValueError(f"{path} is empty (0 bytes): replace or delete it")
     try:
-        with warnings.catch_warnings():
-            # Pillow warns about damaged metadata and still decodes the pixels.
-            warnings.simplefilter("ignore")
-            with Image.open(source, formats=FORMATS) as image:
-                if math.prod(image.size) > MAX_PIXELS:
-                    raise ValueError(f"{image.width} x {image.height} pixels are too many")
-                yield image
+        # Pillow warns about damaged metadata and still decodes the pixels.
+        with _NO_WARNINGS, Image.open(source, formats=FORMATS) as image:
+            if math.prod(image.size) > MAX_PIXELS:
+                raise ValueError(f"{image.width} x {image.height} pixels are too many")
+            yield image
     except UnidentifiedImageError:
         raise ValueError(
             f"{path} cannot be read as an image (it is none of {', '.join(FORMATS)}): replace or "
@@ -107,6 +105,34 @@ def open_image(path: Path | str) -> Iterator[Image.Image]:
         raise ValueError(
             f"{path} cannot be read as an image ({error}): replace or delete it"
         ) from error
+
+
+class _NoWarnings:
+    """Ignores warnings while any thread is inside.
+
+    ``catch_warnings`` of threads that overlap would restore each other's filters: warnings would
+    be ignored from then on.
+    """
+
+    def __init__(self) -> None:
+        self._lock, self._num_inside = threading.Lock(), 0
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if self._num_inside == 0:
+                self._filters = warnings.catch_warnings()
+                self._filters.__enter__()
+                warnings.simplefilter("ignore")
+            self._num_inside += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._num_inside -= 1
+            if self._num_inside == 0:
+                self._filters.__exit__(None, None, None)
+
+
+_NO_WARNINGS = _NoWarnings()
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
