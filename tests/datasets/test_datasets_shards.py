@@ -265,6 +265,53 @@ def test_bad_shards_and_patterns_are_refused(folder, out, tmp_path):
         scan_shards(str(out), "train")
 
 
+def write_tar(path, members):
+    """A shard made elsewhere: bytes, or the name of the member that a hard link leads to."""
+    path.parent.mkdir(exist_ok=True)
+    with tarfile.open(path, "w") as tar:
+        for name, data in members:
+            info = tarfile.TarInfo(name)
+            if isinstance(data, str):
+                info.type, info.linkname = tarfile.LNKTYPE, data
+                tar.addfile(info)
+            else:
+                info.size = len(data)
+                tar.addfile(info, io.BytesIO(data))
+    return path.parent
+
+
+@pytest.mark.parametrize(
+    ("members", "match"),
+    [
+        ([("a.jpg", b"photo"), ("a.png", b"mask"), ("a.cls", b"0")], "two images, a.jpg and a.png"),
+        ([("a.jpg", b"1"), ("a.cls", b"0"), ("a.jpg", b"2"), ("a.cls", b"1")], "a.jpg and a.jpg"),
+        (
+            [("a.jpg", b"1"), ("a.cls", b"0"), ("b.jpg", "a.jpg"), ("b.cls", b"1")],
+            "b.jpg is a link",
+        ),
+    ],
+)
+def test_no_image_of_a_shard_made_elsewhere_is_lost_in_silence(tmp_path, members, match):
+    shards = write_tar(tmp_path / "s" / "train-0.tar", members)
+    with pytest.raises(ValueError, match=match):
+        scan_shards(str(shards), "train")
+
+
+def test_a_sparse_image_is_refused(tmp_path):
+    """Its bytes are not together in the tar: those at its offset are another file's."""
+    shards = write_tar(tmp_path / "s" / "train-0.tar", [("a.bmp", bytes(512)), ("a.cls", b"0")])
+    shard = shards / "train-0.tar"
+    header = bytearray(shard.read_bytes()[:512])
+    header[156:157] = tarfile.GNUTYPE_SPARSE
+    header[386:398], header[398:410] = b"%011o\0" % 0, b"%011o\0" % 512  # one part, at 0
+    header[483:495] = b"%011o\0" % 4096  # its size with the holes
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    shard.write_bytes(header + shard.read_bytes()[512:])
+    with pytest.raises(ValueError, match=r"a\.bmp is a link or sparse"):
+        scan_shards(str(shards), "train")
+
+
 def test_images_without_files_are_written_without_loss(tmp_path):
     source = datasets.find("shapes")
     images = replace(datasets.load("shapes", "test"), boxes=None)

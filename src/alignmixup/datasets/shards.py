@@ -243,7 +243,8 @@ def _read_headers(shard: str) -> Iterator[_Row]:
                 if suffix == "cls":
                     file = tar.extractfile(info)
                     labels[key] = int(file.read() if file else b"")
-                elif f".{suffix}" in IMAGE_SUFFIXES and info.isfile():
+                elif f".{suffix}" in IMAGE_SUFFIXES and not info.isdir():
+                    _check_image(info, images.get(key))
                     images[key] = info
             # tarfile takes a damaged header for the end, where there is nothing but zeros.
             with open(shard, "rb") as end:
@@ -257,6 +258,17 @@ def _read_headers(shard: str) -> Iterator[_Row]:
         if key not in labels:
             raise ValueError(f"{shard}: {info.name} has no label: add {key.lstrip('/')}.cls")
         yield info.name, info.offset_data, info.size, labels[key], UNKNOWN
+
+
+def _check_image(info: tarfile.TarInfo, other: tarfile.TarInfo | None) -> None:
+    """Raise for an image that is not at one place in the shard, or that is not alone."""
+    if other is not None:
+        raise ValueError(f"one key has two images, {other.name} and {info.name}")
+    if not info.isreg() or info.issparse():
+        raise ValueError(
+            f"{info.name} is a link or sparse; tar --dereference --hard-dereference without "
+            "--sparse writes whole files"
+        )
 
 
 def _crc(members: object) -> str:
