@@ -297,6 +297,19 @@ def test_no_image_of_a_shard_made_elsewhere_is_lost_in_silence(tmp_path, members
         scan_shards(str(shards), "train")
 
 
+@pytest.mark.parametrize("label", [b"", b"cat", b"-1", b"1099511627776", b"9" * 30])
+def test_a_label_that_is_no_class_number_is_named(tmp_path, label):
+    """Of an id in its place, the classes up to it would not fit into memory."""
+    shards = write_tar(tmp_path / "s" / "train-0.tar", [("a.jpg", b"photo"), ("a.cls", label)])
+    with pytest.raises(ValueError, match=r"train-0\.tar .*a\.cls must hold the number of a class"):
+        scan_shards(str(shards), "train")
+
+
+def test_a_size_of_zero_is_refused(out):
+    with pytest.raises(ValueError, match="image_size must be at least 1, got 0"):
+        datasets.load(f"shards:{out}@0", "test")
+
+
 def test_a_sparse_image_is_refused(tmp_path):
     """Its bytes are not together in the tar: those at its offset are another file's."""
     shards = write_tar(tmp_path / "s" / "train-0.tar", [("a.bmp", bytes(512)), ("a.cls", b"0")])

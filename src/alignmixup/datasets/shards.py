@@ -34,6 +34,7 @@ from alignmixup.registry import DatasetEntry
 ABOUT = "dataset.json"
 SHARDS_SIZE = 224
 IMAGES_PER_SHARD = 2000
+MAX_CLASSES = 2**20
 PREFIXES = {"train": ("train",), "test": ("val", "test")}
 
 # A row of an index: name, offset, size, label, CRC-32.
@@ -123,7 +124,9 @@ def shards_entry(name: str) -> DatasetEntry:
     """Return the data set ``shards:PATTERN`` or ``shards:PATTERN@SIZE``."""
     path, given_size = path_and_size(name, "shards:")
     pattern = str(path.expanduser())
-    size = given_size or int(_about(pattern).get("image_size", SHARDS_SIZE))
+    size = given_size
+    if size is None:
+        size = int(_about(pattern).get("image_size", SHARDS_SIZE))
     return DatasetEntry(
         name=name,
         function=lambda _root, split: decode_set(scan_shards(pattern, split), size),
@@ -241,8 +244,7 @@ def _read_headers(shard: str) -> Iterator[_Row]:
                 folder, _, base = info.name.rpartition("/")
                 key, suffix = f"{folder}/{base.partition('.')[0]}", base.partition(".")[2].lower()
                 if suffix == "cls":
-                    file = tar.extractfile(info)
-                    labels[key] = int(file.read() if file else b"")
+                    labels[key] = _label(tar, info)
                 elif f".{suffix}" in IMAGE_SUFFIXES and not info.isdir():
                     _check_image(info, images.get(key))
                     images[key] = info
@@ -258,6 +260,20 @@ def _read_headers(shard: str) -> Iterator[_Row]:
         if key not in labels:
             raise ValueError(f"{shard}: {info.name} has no label: add {key.lstrip('/')}.cls")
         yield info.name, info.offset_data, info.size, labels[key], UNKNOWN
+
+
+def _label(tar: tarfile.TarFile, info: tarfile.TarInfo) -> int:
+    file = tar.extractfile(info)
+    text = file.read() if file else b""
+    try:
+        label = int(text)
+    except ValueError:
+        label = -1
+    if not 0 <= label < MAX_CLASSES:  # an id in its place would be as many classes
+        raise ValueError(
+            f"{info.name} must hold the number of a class, counted from 0; got {text[:40]!r}"
+        )
+    return label
 
 
 def _check_image(info: tarfile.TarInfo, other: tarfile.TarInfo | None) -> None:
