@@ -13,6 +13,7 @@ from hypothesis import given, strategies as st
 from PIL import Image
 
 from alignmixup.datasets import StreamLoader, scan_folder
+from alignmixup.datasets.folder import FileSet
 from alignmixup.datasets.loading import stream
 from alignmixup.datasets.loading.augment import change_colors, derive_seed, draw_colors
 from alignmixup.datasets.loading.decode import (
@@ -371,6 +372,21 @@ def test_a_reduced_jpeg_shows_the_same_part(tmp_path, is_gray):
     assert not torch.equal(whole, reduced)
     assert (whole - reduced).abs().mean() < 0.01
     assert torch.equal(parts(False, 256), parts(True, 256))  # there is nothing to leave out
+
+
+@pytest.mark.parametrize("side", [256, 257, 261, 263])
+def test_a_reduced_jpeg_is_not_stretched(tmp_path, side):
+    """At 1/8, 257 pixels become 33, of which the last one stands for a single pixel."""
+    waves = 127 + 100 * np.sin(20 * np.arange(side) / side)
+    pixels = np.broadcast_to(waves[:, None, None], (side, side, 3)).astype(np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "0.jpg", quality=98)
+    file = FileSet("one", "test", (str(tmp_path / "0.jpg"),), torch.tensor([0]), ("a", "b"))
+    whole, reduced = (
+        next(StreamLoader(file, 1, 32, 0, is_train=False, resize=32, reduced=reduced).epoch(0))[0]
+        for reduced in (False, True)
+    )
+    assert not torch.equal(whole, reduced)
+    assert (whole - reduced).abs().mean() < 0.01  # 0.1 for 257 pixels that are stretched
 
 
 def test_the_scale_is_the_smallest_that_keeps_the_pixels(tmp_path):

@@ -51,15 +51,17 @@ def read_rgb(path: Path | str) -> Image.Image:
         return to_rgb(image)
 
 
-def reduce_scale(image: Image.Image, box: tuple[float, float, float, float], side: int) -> None:
+def reduce_scale(image: Image.Image, box: tuple[float, float, float, float], side: int) -> float:
     """Have a JPEG decoded at 1/2, 1/4 or 1/8 of its size, if ``box`` keeps ``side`` pixels or more.
 
-    The decoder then does less work. Other formats are decoded whole.
+    The decoder then does less work. Other formats are decoded whole. Returns the scale, not the
+    quotient of the sides: they are rounded up, and the last pixel may lie beyond the image in part.
     """
     left, top, right, bottom = box
     width, height = image.size
     least = (math.ceil(width * side / (right - left)), math.ceil(height * side / (bottom - top)))
-    image.draft(None, least)  # the smallest scale that has at least so many pixels
+    drafted = image.draft(None, least)  # the smallest scale that has at least so many pixels
+    return 1.0 if drafted is None else drafted[1][2] / width
 
 
 @contextmanager

@@ -134,11 +134,10 @@ class View:
     def _resized(self, image: Image.Image, box: Box) -> UInt8[Tensor, "s s 3"]:
         from PIL import Image
 
-        size, (width, height) = (self.image_size, self.image_size), image.size
+        size = (self.image_size, self.image_size)
         if self.reduced:
-            reduce_scale(image, box, self.image_size)
-            x, y = image.width / width, image.height / height
-            box = (box[0] * x, box[1] * y, box[2] * x, box[3] * y)
+            scale = reduce_scale(image, box, self.image_size)
+            box = (box[0] * scale, box[1] * scale, box[2] * scale, box[3] * scale)
         rgb = to_rgb(image)
         return torch.from_numpy(np.array(rgb.resize(size, Image.Resampling.BILINEAR, box=box)))
 
