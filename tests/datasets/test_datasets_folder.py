@@ -228,6 +228,17 @@ def test_hidden_folders_are_not_looked_into_and_a_name_may_end_like_a_size(tmp_p
     assert find(f"folder:{place}@16").image_size == 16
 
 
+def test_two_folders_that_link_to_each_other_are_followed_once(root):
+    ant, bee = (root / "train" / name for name in ("ant", "bee"))
+    (ant / "more").symlink_to(bee)
+    (bee / "more").symlink_to(ant)
+    names = [os.path.relpath(path, root / "train") for path in scan_folder(root, "train").paths]
+    assert names == [
+        *("ant/b.png", "ant/deep/a.PNG", "ant/more/c.bmp"),
+        *("bee/c.bmp", "bee/more/b.png", "bee/more/deep/a.PNG"),
+    ]
+
+
 def test_links_to_folders_are_followed_but_not_in_circles(root):
     ant, bee = (root / "train" / name for name in ("ant", "bee"))
     before = list_images(ant)

@@ -241,10 +241,14 @@ def _image_files(folder: Path) -> list[str]:
 
 
 def _leads_back(folder: str) -> bool:
-    """Whether this is a link to a folder that it is in: its files would be found again in it."""
+    """Whether this is a link to a folder that it is in: its files would be found again in it.
+
+    Also by way of other links: of two folders that link to each other, each is in the other.
+    """
     if not os.path.islink(folder):
         return False
-    return Path(os.path.dirname(folder)).resolve().is_relative_to(os.path.realpath(folder))
+    target = os.path.realpath(folder)
+    return any(parent.resolve().is_relative_to(target) for parent in Path(folder).parents)
 
 
 def folder_entry(name: str) -> DatasetEntry:
