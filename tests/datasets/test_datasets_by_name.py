@@ -88,6 +88,17 @@ def test_fetch_brings_a_set_that_loads_and_mends_one_that_is_damaged(server, tmp
     assert server.requests == 1  # the archive was kept
 
 
+def test_fetch_mends_the_folder_of_the_set_itself(server, tmp_path):
+    url = f"http://127.0.0.1:{server.server_address[1]}/mirror"
+    folder = tmp_path / SMALL.binary_folder
+    assert fetch("cifar10", tmp_path, url=url) == fetch("cifar10", folder, url=url) == folder
+    assert server.requests == 1
+    (folder / "test_batch.bin").unlink()
+    assert fetch("cifar10", folder, url=url) == folder
+    assert check("cifar10", folder) == []
+    assert not (folder / SMALL.binary_folder).exists()
+
+
 def test_every_name_has_a_source_that_says_what_it_is():
     assert set(names()) >= {"cifar10", "cifar100", "tiny", "imagenet", "shapes", "folder:PATH"}
     for name in names():

@@ -87,6 +87,8 @@ def fetch(
     if wanted is None:
         raise ValueError(f"{name} has nothing to download: {entry.description}")
     place = data_root(root)
+    if place.name == wanted.folder:  # the folder of the set itself, which load takes, too
+        place = place.parent
     folder = place / wanted.folder
     if folder.is_dir() and not check(name, place):
         return folder
