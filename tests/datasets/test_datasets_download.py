@@ -130,6 +130,9 @@ def test_errors_are_one_clear_line(server, tmp_path):
         download(f"{server.url}/gone/x", tmp_path / "file.bin", SHA256)
     with pytest.raises(OSError, match=r"could not fetch .*refused"):
         download("http://127.0.0.1:1/x", tmp_path / "file.bin", SHA256)
+    for url in ("http://[::1", f"{server.url}/\u00e9"):
+        with pytest.raises(OSError, match=f"could not fetch {re.escape(url)}: "):
+            download(url, tmp_path / "file.bin", SHA256)
     (tmp_path / "notes.txt").touch()
     with pytest.raises(OSError, match=r"cannot make the folder .*notes\.txt: a file has its name"):
         download(f"{server.url}/plain/x", tmp_path / "notes.txt" / "file.bin", SHA256)

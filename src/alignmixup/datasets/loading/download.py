@@ -61,7 +61,7 @@ def download(url: str, target: Path, checksum: str, on_progress: Progress | None
     make_folder(target.parent)
     try:
         _transfer(url, part, on_progress)
-    except (OSError, http.client.HTTPException) as error:
+    except (OSError, http.client.HTTPException, ValueError) as error:  # the last: a bad address
         raise OSError(_explain(error, url, part)) from error
     found = _digest(part, algorithm)
     if found != expected:
