@@ -114,6 +114,7 @@ def test_check_names_everything_that_is_wrong(root):
         ("val/val_annotations.txt", "val_0.JPEG\tn02\t0\t0\tx\t9\n" * 4, "cannot read the line"),
         ("val/val_annotations.txt", "val_0.JPEG\t0\t0\t9\t9\n" * 4, "cannot read the line"),
         ("wnids.txt", "n01\nn02\n", "2 classes, not 3"),
+        ("wnids.txt", "n01\nn02\nn03\nn02\n", "4 lines with 3 classes, not 3"),
     ],
 )
 def test_damaged_lists_are_named(root, file, text, match):

@@ -119,10 +119,10 @@ def _find(root: Path | str | None, holds: str = "wnids.txt") -> Path:
 
 def _wnids(folder: Path, layout: TinyLayout) -> list[str]:
     wnids = sorted(_lines(folder / "wnids.txt"))
-    if len(set(wnids)) != layout.num_classes:
+    if not len(wnids) == len(set(wnids)) == layout.num_classes:
         raise ValueError(
-            f"{folder / 'wnids.txt'} is damaged: {len(set(wnids))} classes, not "
-            f"{layout.num_classes}; run 'alignmixup data fetch tiny'"
+            f"{folder / 'wnids.txt'} is damaged: {len(wnids)} lines with {len(set(wnids))} "
+            f"classes, not {layout.num_classes}; run 'alignmixup data fetch tiny'"
         )
     return wnids
 
