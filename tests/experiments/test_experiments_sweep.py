@@ -13,9 +13,10 @@ from alignmixup.contracts import Result
 from alignmixup.evaluation.evaluate import Scores
 from alignmixup.experiments import sweep as sweeps
 from alignmixup.experiments.launchers import Local
+from alignmixup.experiments.run import train
 from alignmixup.experiments.sweep import recipes_of, sweep
 from alignmixup.recipes.catalog import find_recipe
-from alignmixup.recipes.schema import on_data
+from alignmixup.recipes.schema import changed, on_data
 from alignmixup.training import Stopped, summarize
 from picture_folder import make_pictures
 
@@ -61,6 +62,17 @@ def test_a_recipe_is_trained_and_scored_and_then_skipped(tmp_path, pictures, mon
     sweep([name], tmp_path, **{**options, "tasks": ["accuracy", "calibration"]})
     sweep([name], tmp_path, **{**options, "changes": {**SMALL, "train.lr": 0.5}})
     assert len(started) == 2
+
+
+def test_a_run_that_was_extended_is_scored_again(tmp_path, pictures):
+    name, options = "cifar10-r18-baseline-fast", {"dataset": pictures, "tasks": ["calibration"]}
+    (job,) = sweep([name], tmp_path, changes=SMALL, **options)
+    longer = {**SMALL, "train.epochs": 2}
+    train(changed(job.recipe, longer), job.folder, extend=True, quiet=True)
+    (again,) = sweep([name], tmp_path, changes=longer, **options)
+    assert (again.state, again.folder) == ("done", job.folder)
+    lines = map(json.loads, (job.folder / "results.jsonl").read_text().splitlines())
+    assert {line["epoch"] for line in lines if line["task"] == "calibration"} == {1, 2}
 
 
 class Ended:

@@ -4,6 +4,7 @@ RUN/run.json        the recipe, every setting; "images": their classes, size, no
                     "plugins" to import; "init_from" and "extended". The process that trains there
                     holds its lock
 RUN/results.jsonl   one line a figure
+RUN/scored.json     which tasks a sweep has done
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from alignmixup.training.settings import check_same
 
 RUN = "run.json"
 RESULTS = "results.jsonl"
+SCORED = "scored.json"
 ADAIN = "adain.safetensors"
 CHOOSE_ANOTHER = "choose another folder, out= or --out"
 # The settings that a run which is extended may have anew.
@@ -183,6 +185,7 @@ def claim(folder: Path, record: RunRecord) -> None:
         check_same(before, now, f"{folder} holds a run on other images", CHOOSE_ANOTHER)
     if record.extended != recorded.extended:
         with alone_in(folder):
+            (folder / SCORED).unlink(missing_ok=True)  # they are to be done for the new last epoch
             images = recorded.images or record.images
             write_json(folder / RUN, dataclasses.replace(record, images=images).to_json())
 

@@ -33,7 +33,13 @@ from alignmixup.experiments.launchers import (
 )
 from alignmixup.experiments.plugins import open_recipe, plugins_of
 from alignmixup.experiments.run import train
-from alignmixup.experiments.run_folder import FolderInUse, alone_in, check_folder, write_json
+from alignmixup.experiments.run_folder import (
+    SCORED,
+    FolderInUse,
+    alone_in,
+    check_folder,
+    write_json,
+)
 from alignmixup.experiments.scoring import evaluate, task_names
 from alignmixup.files import make_folder, writing
 from alignmixup.recipes.catalog import matching_recipes
@@ -44,7 +50,6 @@ from alignmixup.training.ledger import LEDGER
 from alignmixup.training.signals import Stopped, stop_signals
 from alignmixup.training.summary import summarize
 
-SCORED = "scored.json"
 IN_USE = 75  # the exit code of a run whose folder another process has
 STOPPING = "stopping each run after its step; press Ctrl-C again to quit now"
 
