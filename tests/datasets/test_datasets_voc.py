@@ -176,6 +176,18 @@ def test_damaged_coco_files_are_named(tmp_path):
         scan_coco(path, tmp_path / "images")
 
 
+@pytest.mark.parametrize("kind", ["categories", "images"])
+def test_coco_files_with_one_id_for_two_are_refused(tmp_path, kind):
+    """As a merge of two files makes them: the boxes of both would be of either."""
+    path = write_coco(tmp_path)
+    document = json.loads(path.read_text())
+    first = document[kind][0]
+    document[kind].append({**first, "name": "another"})
+    path.write_text(json.dumps(document))
+    with pytest.raises(ValueError, match=f"two of its {kind} have the id {first['id']}"):
+        scan_coco(path, tmp_path / "images")
+
+
 @pytest.mark.parametrize("splits", [voc_splits, coco_splits])
 def test_a_missing_folder_names_the_flag_of_detect(splits, tmp_path):
     with pytest.raises(FileNotFoundError, match="contains it with --root or ALIGNMIXUP_DATA"):

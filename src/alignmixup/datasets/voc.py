@@ -17,6 +17,7 @@ import json
 import math
 import os
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -235,6 +236,8 @@ def scan_coco(annotations: Path | str, images: Path | str) -> DetectionSet:
     path, folder = Path(annotations).expanduser(), Path(images).expanduser()
     document = _read_json(path)
     try:
+        for kind in ("categories", "images"):
+            _check_ids(kind, [int(row["id"]) for row in document[kind]])
         categories = sorted(document["categories"], key=lambda c: int(c["id"]))
         label_of = {int(c["id"]): label for label, c in enumerate(categories)}
         objects: dict[int, list[_Object]] = {int(i["id"]): [] for i in document["images"]}
@@ -259,6 +262,13 @@ def scan_coco(annotations: Path | str, images: Path | str) -> DetectionSet:
     if missing is not None:
         raise FileNotFoundError(f"{missing} of {path} is missing: unpack the archive again")
     return DetectionSet("coco", path.stem, class_names, rows)
+
+
+def _check_ids(kind: str, ids: Sequence[int]) -> None:
+    """Raise where two have one id, as in files that were merged: boxes would be of either."""
+    twice = [number for number, count in Counter(ids).items() if count > 1]
+    if twice:
+        raise ValueError(f"two of its {kind} have the id {twice[0]}")
 
 
 def _read_json(path: Path) -> Any:
