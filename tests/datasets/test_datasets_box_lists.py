@@ -37,6 +37,19 @@ def test_a_file_is_known_by_its_path_or_its_last_part(tmp_path, name):
     assert found.of(f"{tmp_path}/val/ant/x.png") == [(1, 2, 4, 5)]
 
 
+@pytest.mark.parametrize("name", ["val/x.png", "x.png", "x"])
+def test_a_last_part_that_two_files_have_is_refused(tmp_path, name):
+    paths = [f"{tmp_path}/val/{folder}/x.png" for folder in ("ant", "bee")]
+    found = write(tmp_path, "localization.txt", f"{name},1,2,3,4\n")
+    with pytest.raises(ValueError, match=rf"{name}' stands for .*ant/x\.png and for .*bee/x\.png"):
+        listed_boxes(found, paths)
+    clear = write(tmp_path, "localization.txt", f"{name},5,5,5,5\nbee/x.png,1,2,3,4\n")
+    assert [boxes.tolist() for boxes in listed_boxes(clear, paths)] == [
+        [[5, 5, 6, 6]],
+        [[1, 2, 4, 5]],
+    ]
+
+
 def test_a_folder_without_a_list_has_none(tmp_path):
     assert find_box_list(tmp_path) is None
 

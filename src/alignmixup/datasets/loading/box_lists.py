@@ -40,13 +40,17 @@ class BoxList:
 
     def of(self, file: str) -> Sequence[Box]:
         """Return the boxes of a file; none if it is not in the list."""
+        return self.boxes.get(self.name_of(file) or "", ())
+
+    def name_of(self, file: str) -> str | None:
+        """Return the name that the list has for a file; None if it is not in the list."""
         inside = os.path.relpath(file, self.path.parent).replace(os.sep, "/")
         split, _, rest = inside.partition("/")
         last = os.path.basename(file)
         # The path, the path without its split, with its split but without its class (as in the
         # benchmark's list of ImageNet), the last part, and the last part without its suffix.
         names = (inside, rest, f"{split}/{last}", last, Path(file).stem)
-        return next((self.boxes[name] for name in names if name in self.boxes), ())
+        return next((name for name in names if name in self.boxes), None)
 
 
 def find_box_list(root: Path) -> BoxList | None:
@@ -101,8 +105,17 @@ def _checked(box: Box) -> Box:
 def listed_boxes(listed: BoxList, paths: Sequence[str]) -> tuple[Float[Tensor, "k 4"], ...]:
     """Return the boxes of each file, in pixels of its image; raise if no file is in the list.
 
-    A file that is not in the list has none.
+    A file that is not in the list has none. A name that stands for two files, the last part of
+    both, raises as well.
     """
+    file_of: dict[str, str] = {}
+    for path in paths:
+        name = listed.name_of(path)
+        if name is not None and file_of.setdefault(name, path) != path:
+            raise ValueError(
+                f"{listed.path}: {name!r} stands for {file_of[name]} and for {path}: write their "
+                f"paths from {listed.path.parent}"
+            )
     found = [listed.of(path) for path in paths]
     if not any(found):
         raise ValueError(
