@@ -50,6 +50,24 @@ def test_a_last_part_that_two_files_have_is_refused(tmp_path, name):
     ]
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("localization.txt", "a.png,1,2,3,4\n"),
+        ("LOC_val_solution.csv", "ImageId,PredictionString\na,n01 1 2 3 4\n"),
+    ],
+)
+def test_a_list_may_begin_with_a_byte_order_mark(tmp_path, name, text):
+    found = write(tmp_path, name, f"\ufeff{text}")
+    assert found.of(f"{tmp_path}/val/ant/a.png") == [(1, 2, 4, 5)]
+
+
+def test_a_list_in_another_encoding_is_named(tmp_path):
+    (tmp_path / "localization.txt").write_bytes("caf\u00e9.png,1,2,3,4".encode("latin1"))
+    with pytest.raises(ValueError, match=r"localization\.txt is damaged or not UTF-8 text"):
+        find_box_list(tmp_path)
+
+
 def test_a_folder_without_a_list_has_none(tmp_path):
     assert find_box_list(tmp_path) is None
 

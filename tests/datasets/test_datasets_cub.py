@@ -92,6 +92,13 @@ def test_damaged_lists_are_named(root, name, change, message):
     assert name in problem
 
 
+def test_a_list_of_damaged_bytes_is_named(root):
+    path = root / "CUB_200_2011" / "classes.txt"
+    path.write_bytes(b"\xff" + path.read_bytes()[1:])
+    (problem,) = check_cub(root, LAYOUT)
+    assert str(path) in problem
+
+
 def test_missing_files_are_named(root, tmp_path):
     with pytest.raises(FileNotFoundError, match="CUB_200_2011"):
         scan_cub(tmp_path / "nowhere", "train", LAYOUT)

@@ -26,6 +26,7 @@ from alignmixup.datasets.loading.layout import (
     check_split,
     data_root,
     find_folder,
+    read_lines,
 )
 from alignmixup.registry import register_dataset
 
@@ -277,7 +278,7 @@ def _class_names(layout: CifarLayout, folder: Path) -> tuple[str, ...]:
     if not path.is_file():
         return layout.class_names
     if is_binary:
-        names = tuple(path.read_text().split())
+        names = tuple(name for line in read_lines(path) for name in line.split())
     else:
         listed = _unpickle(path).get(layout.meta_key)
         names = tuple(map(_text, listed)) if isinstance(listed, list) else ()

@@ -32,6 +32,7 @@ from alignmixup.datasets.loading.layout import (
     check_split,
     data_root,
     find_folder,
+    read_lines,
 )
 from alignmixup.registry import register_dataset
 
@@ -130,7 +131,7 @@ def _columns(
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing; unpack the archive again")
     found: dict[int, T] = {}
-    for number, line in enumerate(path.read_text().splitlines(), start=1):
+    for number, line in enumerate(read_lines(path), start=1):
         words = line.split()
         try:
             if len(words) != 1 + num_columns:

@@ -31,6 +31,7 @@ from alignmixup.datasets.loading.layout import (
     check_split,
     data_root,
     find_folder,
+    read_lines,
 )
 from alignmixup.registry import register_dataset
 
@@ -161,7 +162,7 @@ _LISTINGS = {"train": _train_listing, "test": _val_listing}
 def _lines(path: Path) -> list[str]:
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing; run 'alignmixup data fetch tiny' to get it")
-    return path.read_text().splitlines()
+    return read_lines(path)
 
 
 def _expect_count(path: Path, found: int, expected: int) -> None:

@@ -30,7 +30,7 @@ from jaxtyping import Bool, Float, Int64, UInt8
 from torch import Tensor
 
 from alignmixup.datasets.loading.decode import read_rgb
-from alignmixup.datasets.loading.layout import data_root, find_folder
+from alignmixup.datasets.loading.layout import data_root, find_folder, read_lines
 
 FLAG = "--root"  # of alignmixup detect, whose --data chooses VOC or COCO
 
@@ -160,7 +160,7 @@ def scan_voc(
         there = sorted(p.stem for p in listing.parent.glob("*.txt") if "_" not in p.stem)
         raise FileNotFoundError(f"{listing} is missing; there are the splits {', '.join(there)}")
     # Lists of one class have a second column; the first is always the name.
-    names = [line.split()[0] for line in listing.read_text().splitlines() if line.strip()]
+    names = [line.split()[0] for line in read_lines(listing) if line.strip()]
     if not names:
         raise ValueError(f"{listing} is empty: unpack the archive again")
     label_of = {name: label for label, name in enumerate(class_names)}

@@ -22,6 +22,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from alignmixup.datasets.loading.decode import open_image
+from alignmixup.datasets.loading.layout import read_lines
 
 Box = tuple[float, float, float, float]
 _FORMS = {
@@ -65,7 +66,7 @@ def find_box_list(root: Path) -> BoxList | None:
 def _read(path: Path) -> BoxList:
     parse = _benchmark if path.name == LISTS[0] else _challenge
     boxes: dict[str, list[Box]] = {}
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(read_lines(path), start=1):
         if not line.strip() or line.startswith("ImageId"):
             continue
         try:

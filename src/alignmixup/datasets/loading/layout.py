@@ -57,6 +57,16 @@ def find_folder(
     )
 
 
+def read_lines(path: Path) -> list[str]:
+    """Return the lines of a text file in UTF-8, with or without a byte order mark."""
+    try:
+        return path.read_text(encoding="utf-8-sig").splitlines()
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{path} is damaged or not UTF-8 text ({error}): unpack it again, or save it as UTF-8"
+        ) from None
+
+
 # Before a path, they say what is there: folders of images, or shards.
 PATH_PREFIXES = ("folder:", "shards:")
 
