@@ -202,6 +202,36 @@ def test_launcher_that_cannot_be_made_is_refused_with_the_remedy(tmp_path, monke
             make_launcher(name, {}, tmp_path)
 
 
+def test_the_address_of_a_ray_that_is_connected_is_no_option_of_its_tasks(tmp_path, monkeypatch):
+    """As for a second sweep of one program, and where the program has called ray.init itself."""
+    ray = StandInForRay()
+    monkeypatch.setattr(launchers, "_imported", lambda module, extra: ray)
+    for _ in range(2):
+        make_launcher("ray", {"address": "auto", "num_gpus": 0.5}, tmp_path)
+    assert ray.addresses == ["auto"]
+    assert ray.options == [{"num_cpus": 1, "num_gpus": 0.5}] * 2
+
+
+class StandInForRay:
+    """Records what it is called with."""
+
+    def __init__(self):
+        self.addresses, self.options = [], []
+
+    def is_initialized(self):
+        return bool(self.addresses)
+
+    def init(self, address, log_to_driver):
+        self.addresses.append(address)
+
+    def cluster_resources(self):
+        return {"GPU": 1.0}
+
+    def remote(self, **options):
+        self.options.append(options)
+        return lambda function: function
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_ray_trains_and_a_killed_or_canceled_task_saves(tmp_path, importable, pictures):

@@ -176,8 +176,9 @@ class Ray:
 
     def __init__(self, options: dict[str, Any], out: Path) -> None:
         self.ray = _imported("ray", "ray")
+        address = options.pop("address", None)  # not an option of ray.remote
         if not self.ray.is_initialized():
-            self.ray.init(address=options.pop("address", None), log_to_driver=False)
+            self.ray.init(address=address, log_to_driver=False)
         num_gpus = 1 if self.ray.cluster_resources().get("GPU") else 0
         self.task = self.ray.remote(**{"num_cpus": 1, "num_gpus": num_gpus, **options})(_run)
 
