@@ -15,10 +15,11 @@ from PIL import Image
 import alignmixup as am
 from alignmixup.contracts import RecipeKey
 from alignmixup.datasets import shapes
+from alignmixup.datasets.folder import FileSet
 from alignmixup.experiments import styling
 from alignmixup.experiments.accuracies import Evaluator, record_accuracy
 from alignmixup.experiments.batches import load_split, shortened
-from alignmixup.experiments.data_record import Sets
+from alignmixup.experiments.data_record import Sets, checksum
 from alignmixup.experiments.load import load_run
 from alignmixup.experiments.run import train
 from alignmixup.experiments.run_folder import append_results, read_recipe
@@ -594,6 +595,12 @@ def test_style_weights_that_cannot_be_read_leave_no_run_behind(tmp_path, sets):
     with pytest.raises(ValueError, match=r"style\.safetensors is damaged or no \.safetensors file"):
         train(dataclasses.replace(RECIPE, mixer=mixer), tmp_path / "run", sets=sets, quiet=True)
     assert not (tmp_path / "run").exists()
+
+
+def test_the_checksum_of_files_takes_names_of_any_bytes():
+    names = (b"caf\xe9.png", "caf\u00e9.png".encode(), b"cafe.png")  # latin1, UTF-8, ASCII
+    files = [FileSet("a", "test", (os.fsdecode(n),), torch.tensor([0]), ("a", "b")) for n in names]
+    assert len({checksum(each) for each in files}) == 3
 
 
 def test_style_weights_with_another_checksum_leave_no_run_behind(tmp_path, sets):

@@ -6,6 +6,7 @@ It is the record "images" in RUN/run.json; a run begun by an older version has n
 from __future__ import annotations
 
 import hashlib
+import os
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -130,7 +131,7 @@ def checksum(images: ImageSet | FileSet) -> str:
     if isinstance(images, ImageSet):
         digest.update(images.images.contiguous().numpy().data)
     else:
-        digest.update("\n".join(images.paths).encode())
+        digest.update(os.fsencode("\n".join(images.paths)))  # names may be any bytes
     digest.update(images.labels.long().contiguous().numpy().data)
     return digest.hexdigest()
 
