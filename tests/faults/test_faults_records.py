@@ -85,6 +85,24 @@ def test_a_damaged_record_of_a_run_is_named(run, tmp_path):
         tolerant(read_run, tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("image_size", "16"),
+        ("mean", [0.5, 0.5]),
+        ("class_names", "ab"),
+        ("class_names", list(range(10))),
+    ],
+)
+def test_images_of_another_type_in_the_record_of_a_run_are_named(run, tmp_path, name, value):
+    shutil.copytree(run, tmp_path / "run")
+    record = json.loads((run / RUN).read_text())
+    record["images"][name] = value
+    (tmp_path / "run" / RUN).write_text(json.dumps(record))
+    with pytest.raises(ValueError, match=rf"run/run\.json: images\.{name} must be "):
+        am.load_run(tmp_path / "run")
+
+
 def test_a_damaged_ledger_is_named(run, tmp_path):
     shutil.copytree(run, tmp_path / "run")
     folder = tmp_path / "run"

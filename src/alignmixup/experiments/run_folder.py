@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, get_type_hints
 
 from alignmixup.checking import check_kind
 from alignmixup.contracts import Result
@@ -80,11 +80,11 @@ def read_run(folder: Path) -> RunRecord:
         check_kind("plugins", record.get("plugins", []), list[str])
         import_recorded(record.get("plugins", []), folder)
         images: dict[str, Any] | None = record.get("images")
-        if images is not None:
-            images = {k: tuple(v) if isinstance(v, list) else v for k, v in images.items()}
+        check_kind(f"{path}: init_from", record.get("init_from"), dict[str, object] | None)
+        check_kind(f"{path}: extended", record.get("extended", []), list[int])
         return RunRecord(
             Recipe.from_json(record),
-            None if images is None else DataRecord(**images),
+            None if images is None else _data_record(images, path),
             tuple(record.get("plugins", ())),
             record.get("init_from"),
             tuple(record.get("extended", ())),
@@ -100,6 +100,16 @@ def read_run(folder: Path) -> RunRecord:
             f"{path} is damaged ({error}): restore it from a copy, or train the recipe again in "
             "another folder"
         ) from None
+
+
+def _data_record(images: Mapping[str, Any], path: Path) -> DataRecord:
+    values: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in images.items()
+    }
+    record = DataRecord(**values)
+    for name, hint in get_type_hints(DataRecord).items():
+        check_kind(f"{path}: images.{name}", getattr(record, name), hint)
+    return record
 
 
 def check_folder(
