@@ -310,6 +310,24 @@ def test_a_size_of_zero_is_refused(out):
         datasets.load(f"shards:{out}@0", "test")
 
 
+def test_images_that_were_appended_to_a_shard_are_not_left_out(out):
+    before = scan_shards(str(out), "train")
+    data = np.random.default_rng(0).bytes(30_000)
+    with tarfile.open(out / "train-000001.tar", "a") as tar:
+        for name, content in (("new.png", data), ("new.cls", b"1")):
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+    with pytest.raises(
+        ValueError, match=r"train-000001\.tar has grown since .*01\.json was written"
+    ):
+        scan_shards(str(out), "train")
+    (out / "train-000001.json").unlink()
+    after = scan_shards(str(out), "train")
+    assert len(after) == len(before) + 1
+    assert data in [Member.of(path).read() for path in after.paths]
+
+
 def test_a_sparse_image_is_refused(tmp_path):
     """Its bytes are not together in the tar: those at its offset are another file's."""
     shards = write_tar(tmp_path / "s" / "train-0.tar", [("a.bmp", bytes(512)), ("a.cls", b"0")])

@@ -224,7 +224,7 @@ def _index(shard: str) -> list[_Row]:
         index = json.loads(path.read_text(encoding="utf-8"))
         if index["crc"] != _crc(index["members"]):
             raise ValueError("its checksum differs")
-        return [
+        rows = [
             (str(name), int(offset), int(size), int(label), str(crc))
             for name, offset, size, label, crc in index["members"]
         ]
@@ -232,6 +232,19 @@ def _index(shard: str) -> list[_Row]:
         raise ValueError(
             f"{path} is damaged ({error}): delete it, and the shard is listed without it"
         ) from None
+    if os.path.exists(shard) and os.path.getsize(shard) > _length(rows):
+        raise ValueError(
+            f"{shard} has grown since {path} was written: delete that file, and the shard is "
+            "listed without it"
+        )
+    return rows
+
+
+def _length(rows: Sequence[_Row]) -> int:
+    """The bytes of a shard as we write it: its label and two empty blocks follow the last image."""
+    end = max((offset + size for _, offset, size, _, _ in rows), default=0)
+    blocks = -(-end // tarfile.BLOCKSIZE) + 4
+    return -(-blocks * tarfile.BLOCKSIZE // tarfile.RECORDSIZE) * tarfile.RECORDSIZE
 
 
 def _read_headers(shard: str) -> Iterator[_Row]:
