@@ -100,3 +100,50 @@ def test_an_optimizer_from_outside_trains_resumes_and_is_refused_under_another_n
     assert all(torch.equal(whole[name], halves[name]) for name in whole)
     with pytest.raises(ValueError, match=r"unknown optimizer 'adamv'; did you mean .*'adamw'"):
         dataclasses.replace(ADAMW, optimizer="adamv")
+
+
+class Counting(torch.optim.Optimizer):
+    """Counts its steps as the optimizers of other libraries do: in its groups and by parameter."""
+
+    def __init__(self, groups, where):
+        super().__init__(groups, {"count": 0})
+        self.where = where
+
+    def step(self):
+        for group in self.param_groups:
+            group["count"] += 1
+            group.setdefault("ticks", torch.zeros(())).add_(1)
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                state["steps"] = state.get("steps", 0) + 1
+                done = {"number": group["count"], "tensor": group["ticks"], "own": state["steps"]}
+                parameter.data.sub_(parameter.grad, alpha=float(group["lr"] / done[self.where]))
+
+
+@pytest.mark.parametrize("where", ["number", "tensor", "own"])
+def test_what_an_optimizer_counts_is_resumed(tmp_path, where):
+    am.register_optimizer(f"counting_{where}")(lambda groups, settings: Counting(groups, where))
+    settings = dataclasses.replace(ADAMW, optimizer=f"counting_{where}")
+    for name, pieces in (("whole", [range(2)]), ("halves", [range(1), range(1, 2)])):
+        for epochs in pieces:
+            net, loader = make()
+            out, rest = tmp_path / name, {"quiet": True, "epochs": epochs}
+            fit(net, NoMix(), loader, lambda _: {"top1": 1.0}, settings, out, **rest)
+    whole, halves = (load_checkpoint(tmp_path / n / CHECKPOINT) for n in ("whole", "halves"))
+    differ = [n for n, value in whole.tensors.items() if not torch.equal(value, halves.tensors[n])]
+    assert not differ
+    assert whole.facts["numbers"] == halves.facts["numbers"]
+    assert whole.numbers("optimizer")["steps.0.weight"] == whole.numbers("group")["0.count"] == 8
+
+
+def test_what_a_checkpoint_cannot_hold_of_an_optimizer_is_named(tmp_path):
+    @am.register_optimizer("with_lists")
+    class WithLists(torch.optim.SGD):
+        def __init__(self, groups, settings):
+            super().__init__(groups)
+            self.state[groups[0]["params"][0]]["factors"] = [torch.zeros(2)]
+
+    settings = dataclasses.replace(ADAMW, optimizer="with_lists")
+    net, loader = make()
+    with pytest.raises(ValueError, match=r"WithLists has a list as 'optimizer.factors.0.weight'"):
+        fit(net, NoMix(), loader, lambda _: {"top1": 1.0}, settings, tmp_path, quiet=True)

@@ -14,13 +14,12 @@ from alignmixup.training.checkpoint import (
     Checkpoint,
     has_checkpoint,
     load_checkpoint,
-    load_optimizer,
     load_state,
     naming_damage,
-    optimizer_tensors,
 )
 from alignmixup.training.ledger import LEDGER, Ledger, read_ledger
 from alignmixup.training.loop import run_steps
+from alignmixup.training.optimizer_state import load_optimizer, optimizer_tensors
 
 FACTS = {"epoch": int, "step": int, "losses": list[float], "ledger_length": int}
 

@@ -18,7 +18,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,8 @@ from torch import Tensor, nn
 from alignmixup.checking import check_kind
 from alignmixup.device import to_host
 from alignmixup.training.tensor_file import CHECKSUM, Run, joined, read_tensors, write_tensors
+
+V = TypeVar("V")
 
 CHECKPOINT = "checkpoint.safetensors"
 
@@ -48,12 +50,20 @@ class Checkpoint:
 
     def part(self, prefix: str) -> dict[str, Tensor]:
         """Return the tensors whose names start with ``prefix.``, without it."""
-        start = prefix + "."
-        return {k.removeprefix(start): v for k, v in self.tensors.items() if k.startswith(start)}
+        return _part(self.tensors, prefix)
+
+    def numbers(self, prefix: str) -> dict[str, float]:
+        """Return the numbers of the optimizer whose names start with ``prefix.``, without it."""
+        return _part(cast(Mapping[str, float], self.facts.get("numbers", {})), prefix)
 
     def weights(self) -> dict[str, Tensor]:
         """Return the weights that are evaluated: their average where there is one."""
         return self.part("ema") or self.part("model")
+
+
+def _part(values: Mapping[str, V], prefix: str) -> dict[str, V]:
+    start = prefix + "."
+    return {k.removeprefix(start): v for k, v in values.items() if k.startswith(start)}
 
 
 class CheckpointWriter:
@@ -281,36 +291,3 @@ def load_state(net: nn.Module, weights: Mapping[str, Tensor], path: Path) -> Non
         net.load_state_dict(weights)
     except RuntimeError as error:
         raise ValueError(f"{path} holds the weights of another network: {error}") from None
-
-
-def optimizer_tensors(
-    net: nn.Module, optimizer: torch.optim.Optimizer, part: str = "optimizer"
-) -> dict[str, Tensor]:
-    """Return the optimizer's tensors of the parameters of ``net``, under their names."""
-    names: dict[Tensor, str] = {p: name for name, p in net.named_parameters()}
-    return {
-        f"{part}.{key}.{names[parameter]}": value
-        for parameter, state in optimizer.state.items()
-        for key, value in state.items()
-        if isinstance(value, Tensor) and parameter in names
-    }
-
-
-def load_optimizer(
-    net: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    checkpoint: Checkpoint,
-    part: str = "optimizer",
-) -> None:
-    """Restore what ``optimizer_tensors`` returned."""
-    parameters = dict(net.named_parameters())
-    # Adam's count of steps stays on the CPU unless the update runs on the GPU as a whole.
-    is_on_device = optimizer.defaults.get("fused") or optimizer.defaults.get("capturable")
-    for name, value in checkpoint.part(part).items():
-        key, parameter = name.split(".", 1)
-        owner = parameters[parameter]
-        # A buffer has the memory layout of its parameter.
-        like = owner if value.shape == owner.shape else value
-        device = owner.device if key != "step" or is_on_device else value.device
-        buffer = torch.empty_like(like, dtype=value.dtype, device=device)
-        optimizer.state[owner][key] = buffer.copy_(value)

@@ -24,12 +24,11 @@ from alignmixup.hooks import evaluating
 from alignmixup.training.checkpoint import (
     Checkpoint,
     load_checkpoint,
-    load_optimizer,
     naming_damage,
-    optimizer_tensors,
     remove_checkpoint,
 )
 from alignmixup.training.loop import run_steps
+from alignmixup.training.optimizer_state import load_optimizer, optimizer_tensors
 from alignmixup.training.settings import check_same
 
 # Reads of the error and checkpoints, each of which waits for the device.

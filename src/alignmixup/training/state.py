@@ -15,14 +15,18 @@ from alignmixup.training.checkpoint import (
     POSITION,
     Checkpoint,
     load_checkpoint,
-    load_optimizer,
     load_state,
     naming_damage,
-    optimizer_tensors,
 )
 from alignmixup.training.distributed import Team
 from alignmixup.training.losses import Losses
 from alignmixup.training.optim import EMA, make_optimizer
+from alignmixup.training.optimizer_state import (
+    GroupState,
+    load_optimizer,
+    optimizer_numbers,
+    optimizer_tensors,
+)
 from alignmixup.training.settings import TrainSettings
 from alignmixup.training.signals import EvaluationStopped, signal_name, stopping_evaluation
 from alignmixup.training.steps import Batches
@@ -75,6 +79,7 @@ class TrainState:
         self.net, self.mixer_module = net, mixer.module
         self.device = next(net.parameters()).device
         self.optimizer = make_optimizer(net, settings, mixer)
+        self.group_state = GroupState(self.optimizer)
         self.rng = torch.Generator().manual_seed(settings.seed)
         self.ema: EMA | None = None
         self.epoch, self.step = 0, 0
@@ -117,13 +122,17 @@ class TrainState:
         tensors = {f"model.{k}": v for k, v in self.net.state_dict().items()}
         if self.ema is not None:
             tensors |= {f"ema.{k}": v for k, v in self.ema.net.state_dict().items()}
-        tensors |= optimizer_tensors(self.net, self.optimizer)
+        tensors |= optimizer_tensors(self.net, self.optimizer) | self.group_state.tensors()
+        numbers = optimizer_numbers(self.net, self.optimizer) | self.group_state.numbers()
         if (module := self.mixer_module) is not None:
             tensors |= {f"mixer.{k}": v for k, v in module.state_dict().items()}
             tensors |= optimizer_tensors(module, self.optimizer, "mixer_optimizer")
+            numbers |= optimizer_numbers(module, self.optimizer, "mixer_optimizer")
         tensors |= of_all
         tensors["rng.draws"] = self.rng.get_state()
         position = {"epoch": self.epoch, "step": self.step, "cases": list(self.losses.cases)}
+        if numbers:
+            facts = {**facts, "numbers": numbers}
         return Checkpoint(tensors, {**position, "seconds": self.seconds, **facts})
 
     def restore(self, path: Path, rank: int = 0) -> None:
@@ -143,6 +152,7 @@ class TrainState:
             load_state(self.ema.net, average, path)
         with naming_damage(path):
             load_optimizer(self.net, self.optimizer, checkpoint)
+            self.group_state.load(checkpoint)
             if (module := self.mixer_module) is not None:
                 self._restore_mixer(module, checkpoint, path)
             self.rng.set_state(checkpoint.tensors["rng.draws"])
