@@ -60,6 +60,10 @@ def test_warm_cosine_is_the_cosine_of_what_is_left():
         ({"momentum": 1.5}, "momentum must be less than 1"),
         ({"clip_norm": 0.0}, "clip_norm must be positive, or None"),
         ({"classifier_lr": -1.0}, "classifier_lr must be positive, or None"),
+        (
+            {"classifier_lr": 0.001, "min_lr": 0.01},
+            r"min_lr must not exceed classifier_lr \(0.001\), got 0.01",
+        ),
         ({"compile": "yes"}, r"compile must be True or False or 'auto', got 'yes'"),
     ],
 )

@@ -118,6 +118,9 @@ class TrainSettings:
         ):
             if getattr(self, name) is not None:
                 self._require(name, is_valid, text)
+        if self.classifier_lr is not None:
+            least = self.classifier_lr
+            self._require("min_lr", lambda v: v <= least, f"not exceed classifier_lr ({least})")
         check_choices(self)
         OPTIMIZERS[self.optimizer]  # raises for an unknown name
         if self.nesterov and self.optimizer != "sgd":
