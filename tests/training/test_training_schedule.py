@@ -89,6 +89,8 @@ def test_linear_schedule_goes_through_its_points_and_jumps_where_an_epoch_stands
         {"schedule": "cosine"},
         {"points": ((3, 0.1), (2, 0.1))},
         {"points": ((0, -0.1), (2, 0.1))},
+        {"points": ((0, 1.0), (float("inf"), 0.1))},
+        {"points": ((0, float("nan")), (2, 0.1))},
     ],
 )
 def test_points_that_make_no_schedule_are_refused(changes):

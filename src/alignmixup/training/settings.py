@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Self
@@ -147,9 +148,11 @@ class TrainSettings:
                 f"milestones must be increasing epochs from 1 on, got {self.milestones}"
             )
         epochs = [epoch for epoch, _ in self.points]
-        if epochs != sorted(epochs) or any(share < 0 for _, share in self.points):
+        is_finite = all(math.isfinite(number) for point in self.points for number in point)
+        if not is_finite or epochs != sorted(epochs) or any(s < 0 for _, s in self.points):
             raise ValueError(
-                f"points must have epochs in order and shares of at least 0, got {self.points}"
+                "points must have epochs in order and shares of at least 0, all finite, got "
+                f"{self.points}"
             )
 
     def fitted(self) -> Self:
