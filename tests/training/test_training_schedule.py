@@ -58,6 +58,7 @@ def test_warm_cosine_is_the_cosine_of_what_is_left():
         ({"milestones": (10, 5)}, "milestones must be increasing epochs from 1 on"),
         ({"milestones": (-5, 0)}, "milestones must be increasing epochs"),
         ({"momentum": 1.5}, "momentum must be less than 1"),
+        ({"nesterov": True, "momentum": 0.0}, "nesterov needs a momentum above 0"),
         ({"clip_norm": 0.0}, "clip_norm must be positive, or None"),
         ({"classifier_lr": -1.0}, "classifier_lr must be positive, or None"),
         (

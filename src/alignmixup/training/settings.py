@@ -126,6 +126,8 @@ class TrainSettings:
         OPTIMIZERS[self.optimizer]  # raises for an unknown name
         if self.nesterov and self.optimizer != "sgd":
             raise ValueError(f"nesterov is for optimizer='sgd', not {self.optimizer!r}")
+        if self.nesterov and not self.momentum:
+            raise ValueError("nesterov needs a momentum above 0: set momentum, or nesterov=False")
         if self.partners == "batch" and self.compile is True:
             raise ValueError("partners='batch' cannot be compiled: set compile=False")
         self._check_schedule()
