@@ -175,3 +175,11 @@ def test_a_phase_that_would_change_the_network_is_refused():
         Phase(1, {"net.width": 4})
     with pytest.raises(ValueError, match=r"a phase cannot change 'train\.lr'"):
         Phase(1, {"train.lr": 0.1})
+
+
+def test_a_batch_of_a_phase_that_the_images_do_not_fill_is_refused(folder, tmp_path):
+    large = (Phase(1, {"train.batch_size": 16}),)
+    wrong = dataclasses.replace(recipe(folder), phases=large)
+    with pytest.raises(ValueError, match=r"12 training images make no full batch of 16"):
+        train(wrong, tmp_path / "run", quiet=True)
+    assert not (tmp_path / "run").exists()

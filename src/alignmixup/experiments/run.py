@@ -116,7 +116,8 @@ def train(
     given = sets or load_sets(recipe.data, data_root, team, device)
     limit = recipe.data.limit
     used = Sets(shortened(given.train, limit), shortened(given.test, limit))
-    check_batch_size(recipe.train, used.train)
+    for _, stage in recipe.stages():
+        check_batch_size(stage.train, used.train)
     images = DataRecord.of(recipe.data, used, is_given=sets is not None)
     quiet = quiet or not team.is_rank_zero
     is_new = not has_checkpoint(folder / CHECKPOINT)
