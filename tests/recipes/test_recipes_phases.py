@@ -183,3 +183,11 @@ def test_a_batch_of_a_phase_that_the_images_do_not_fill_is_refused(folder, tmp_p
     with pytest.raises(ValueError, match=r"12 training images make no full batch of 16"):
         train(wrong, tmp_path / "run", quiet=True)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_batch_of_a_later_phase_that_cannot_be_split_is_refused_before_training(folder, tmp_path):
+    """Batches of 6, then of 4: the second ones have no three equal parts."""
+    in_parts = changed(recipe(folder), {"train.accumulate": 3})
+    with pytest.raises(ValueError, match=r"a batch of 4 cannot be split in 3 equal parts"):
+        train(in_parts, tmp_path / "run", quiet=True)
+    assert not (tmp_path / "run").exists()

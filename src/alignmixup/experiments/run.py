@@ -118,6 +118,7 @@ def train(
     used = Sets(shortened(given.train, limit), shortened(given.test, limit))
     for _, stage in recipe.stages():
         check_batch_size(stage.train, used.train)
+        team.share(stage.train.batch_size, stage.train.accumulate)  # or an error, before any epoch
     images = DataRecord.of(recipe.data, used, is_given=sets is not None)
     quiet = quiet or not team.is_rank_zero
     is_new = not has_checkpoint(folder / CHECKPOINT)
