@@ -336,6 +336,16 @@ def test_a_run_starts_from_the_weights_of_another(run, tmp_path):
     assert not (tmp_path / "a").exists()
 
 
+def test_a_run_starts_from_the_average_that_another_was_scored_with(sets, tmp_path):
+    averaged = am.train(RECIPE, tmp_path / "a", sets=sets, changes={"train.ema": 0.9}, quiet=True)
+    still = {"train.lr": 1e-12, "train.momentum": 0.0, "train.weight_decay": 0.0}
+    tuned = am.train(
+        RECIPE, tmp_path / "b", sets=sets, changes=still, init_from=averaged.folder, quiet=True
+    )
+    for name, value in tuned.model.named_parameters():
+        torch.testing.assert_close(value, averaged.model.get_parameter(name))
+
+
 def test_a_finished_run_is_extended(sets, tmp_path):
     recipe = dataclasses.replace(RECIPE, mixer=NoMix())
 

@@ -71,13 +71,14 @@ def for_module(recipe: Recipe, model: nn.Module) -> Recipe:
 
 
 def initialize(net: nn.Module, folder: Path, num_classes: int) -> dict[str, object]:
-    """Load the weights of another run; those of a head for other classes stay as drawn.
+    """Load the weights of another run, averaged if it has EMA; those of a head for other classes
+    stay as drawn.
 
     Returns:
         What the run records: the other run, its recipe and epoch, and the weights not loaded.
     """
     checkpoint = load_checkpoint(folder / CHECKPOINT, {"epoch": int})
-    theirs, ours = checkpoint.part("model"), net.state_dict()
+    theirs, ours = checkpoint.weights(), net.state_dict()
     shared = sorted({*ours} & {*theirs})
     drawn = [name for name in shared if ours[name].shape != theirs[name].shape]
     wrong = sorted({*ours} ^ {*theirs})

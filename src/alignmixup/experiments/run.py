@@ -67,8 +67,9 @@ def train(
             classes and size.
         model: A module of your own in place of the recipe's network; it takes images in [0, 1] and
             returns logits. The run records its class name and is opened with ``model=`` as well.
-        init_from: Folder of a run whose weights to start from. The head is drawn anew where the
-            number of classes differs; the normalization is that of the other run.
+        init_from: Folder of a run whose weights to start from: those that it was scored with, so
+            their average with ``train.ema``. The head is drawn anew where the number of classes
+            differs; the normalization is that of the other run.
         extend: Train a finished run in ``out`` for more epochs, with ``train.epochs`` as its new
             length; the schedule is that of the new length.
         loggers: Where values go beside the console and the ledger: names of registered loggers
