@@ -346,6 +346,17 @@ def test_a_run_starts_from_the_average_that_another_was_scored_with(sets, tmp_pa
         torch.testing.assert_close(value, averaged.model.get_parameter(name))
 
 
+def test_a_head_that_does_not_fit_is_drawn_anew_with_its_bias(run, sets, tmp_path):
+    flat = {"net.head": "flatten", "train.lr": 1e-12, "train.weight_decay": 0.0}
+    fresh = am.train(RECIPE, tmp_path / "a", sets=sets, changes=flat, quiet=True)
+    tuned = am.train(
+        RECIPE, tmp_path / "b", sets=sets, changes=flat, init_from=run.folder, quiet=True
+    )
+    torch.testing.assert_close(tuned.model.head.linear.bias, fresh.model.head.linear.bias)
+    record = json.loads((tmp_path / "b" / "run.json").read_text())["init_from"]
+    assert record["redrawn"] == ["head.linear.bias", "head.linear.weight"]
+
+
 def test_a_finished_run_is_extended(sets, tmp_path):
     recipe = dataclasses.replace(RECIPE, mixer=NoMix())
 

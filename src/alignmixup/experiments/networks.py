@@ -83,6 +83,9 @@ def initialize(net: nn.Module, folder: Path, num_classes: int) -> dict[str, obje
     drawn = [name for name in shared if ours[name].shape != theirs[name].shape]
     wrong = sorted({*ours} ^ {*theirs})
     wrong += [name for name in drawn if ours[name].shape[:1] != (num_classes,)]
+    # A layer as a whole: a flattened head for maps of another size has a bias of the same shape.
+    heads = {name.rpartition(".")[0] for name in drawn}
+    drawn = [name for name in shared if name.rpartition(".")[0] in heads]
     if wrong:
         raise ValueError(
             f"the weights of {folder} are those of another network ({wrong[0]} differs): train "
