@@ -293,6 +293,19 @@ def test_a_module_that_gives_no_logits_is_refused(sets, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+def test_a_network_that_the_images_are_too_small_for_is_refused(tmp_path):
+    train, test = (
+        dataclasses.replace(shapes(split, 20), images=torch.zeros(20, 3, 8, 8).byte(), boxes=None)
+        for split in ("train", "test")
+    )
+    tiny = am.Sets(train, test)
+    pools = nn.Sequential(nn.MaxPool2d(16), nn.Flatten(), nn.Linear(3, 10))
+    for given, name in (({"changes": {"net.name": "vgg_gap"}}, "vgg_gap"), ({"model": pools}, "")):
+        with pytest.raises(ValueError, match=f"{name}.* fails on images of 8 x 8 .*too small"):
+            am.train(RECIPE, tmp_path / "run", sets=tiny, quiet=True, **given)
+    assert not (tmp_path / "run").exists()
+
+
 def few_classes(images, num_classes):
     kept = images.labels < num_classes
     return dataclasses.replace(

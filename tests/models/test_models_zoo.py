@@ -397,3 +397,8 @@ def test_a_model_without_a_tensor_of_logits_is_refused():
     net = Wrapped(make(SMALL["wrn16_8"]).normalize, Pair())
     with pytest.raises(ValueError, match="returns a tuple, not a tensor"):
         net(torch.rand(1, 3, 4, 4))
+
+
+def test_a_size_that_a_model_of_torchvision_does_not_take_is_named(timm):
+    with pytest.raises(ValueError, match=r"vit_b_16 cannot be built for images of 20 x 20"):
+        zoo.build(NetSpec("torchvision:vit_b_16"), 3, (0.5,) * 3, (0.25,) * 3, 20)

@@ -30,6 +30,7 @@ def build_net(
         net = models.build(
             recipe.net, images.num_classes, images.mean, images.std, size, seed=recipe.train.seed
         )
+        _first_output(net, size, recipe.net.name)
     else:
         net = model
         _check_logits(net, size, images.num_classes)
@@ -52,8 +53,7 @@ def _check_logits(net: nn.Module, size: int, num_classes: int) -> None:
             f"model has weights of {weight.dtype}, and is trained on images in float32: pass "
             "model.float(); --train.precision chooses the arithmetic"
         )
-    with torch.no_grad(), evaluating(net):
-        logits = net(torch.zeros(2, 3, size, size, device=weight.device))
+    logits = _first_output(net, size, f"model ({type(net).__name__})")
     shape = list(getattr(logits, "shape", [type(logits).__name__]))
     if shape != [2, num_classes]:
         raise ValueError(
@@ -61,6 +61,21 @@ def _check_logits(net: nn.Module, size: int, num_classes: int) -> None:
             f"{shape} for 2 images: change its last layer, or wrap a model that returns more than "
             "logits by alignmixup.as_logits"
         )
+
+
+def _first_output(net: nn.Module, size: int, name: str) -> object:
+    """Return what the network returns for two black images, or raise if it takes no such images."""
+    black = torch.zeros(2, 3, size, size, device=next(net.parameters()).device)
+    try:
+        with torch.no_grad(), evaluating(net):
+            return net(black)
+    except torch.OutOfMemoryError:
+        raise
+    except (AssertionError, RuntimeError) as error:
+        raise ValueError(
+            f"{name} fails on images of {size} x {size} ({error}): use images of another size, "
+            "such as those of folder:PATH@224, or another network"
+        ) from error
 
 
 def for_module(recipe: Recipe, model: nn.Module) -> Recipe:

@@ -31,7 +31,13 @@ def build_external(
     """Return ``timm:NAME`` or ``torchvision:NAME`` with its own initialization."""
     source, _, rest = name.partition(":")
     options = {"drop_path_rate": drop_path} if drop_path else {}
-    model = EXTERNAL[source](rest, num_classes, image_size, pretrained, **options)
+    try:
+        model = EXTERNAL[source](rest, num_classes, image_size, pretrained, **options)
+    except AssertionError as error:  # e.g. of patches that do not divide the side
+        raise ValueError(
+            f"{name} cannot be built for images of {image_size} x {image_size} ({error}): use "
+            "images of another size, or another network"
+        ) from error
     if pretrained:
         mean, std = _pretrained_scale(model)
     return Wrapped(Normalize(mean, std), model)
