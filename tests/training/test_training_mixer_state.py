@@ -14,7 +14,13 @@ from alignmixup.datasets import DeviceLoader, shapes
 from alignmixup.mixers.input_mixup import InputMixup
 from alignmixup.mixers.nomix import NoMix
 from alignmixup.training import TrainSettings, fit
-from alignmixup.training.checkpoint import CHECKPOINT, Checkpoint, CheckpointWriter, load_checkpoint
+from alignmixup.training.checkpoint import (
+    CHECKPOINT,
+    Checkpoint,
+    CheckpointWriter,
+    load_checkpoint,
+    previous,
+)
 from alignmixup.training.ledger import LEDGER, read_ledger
 from alignmixup.training.loggers import scalars
 from alignmixup.training.optim import make_optimizer, set_learning_rate
@@ -219,6 +225,14 @@ def test_a_phase_may_begin_with_a_mixer_of_its_own(tmp_path):
     for name in ("0.weight", "4.weight"):
         assert torch.equal(teacher[name], first[name])  # of that time, not of the start
         assert not torch.equal(second.part("model")[name], first[name])
+
+
+def test_a_teacher_begins_with_the_previous_checkpoint_where_the_last_is_missing(tmp_path):
+    first = run(tmp_path, NoMix(), epochs=range(1)).part("model")
+    (tmp_path / CHECKPOINT).rename(previous(tmp_path / CHECKPOINT))
+    with pytest.warns(UserWarning, match="the one before it is used"):
+        second = run(tmp_path, am.AutoMix("0", ema=(1.0, 1.0)), epochs=range(1, 2))
+    assert torch.equal(second.part("mixer.teacher")["4.weight"], first["4.weight"])
 
 
 class TwoArguments(InputMixup):

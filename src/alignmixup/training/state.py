@@ -14,6 +14,7 @@ from alignmixup.device import rng_state, seed_rng, set_rng_state
 from alignmixup.training.checkpoint import (
     POSITION,
     Checkpoint,
+    has_checkpoint,
     load_checkpoint,
     load_state,
     naming_damage,
@@ -58,7 +59,7 @@ def _attached(
     mixer: Mixer, net: nn.Module, batches: Batches, seed: int, team: Team, path: Path
 ) -> Mixer:
     device = next(net.parameters()).device
-    if path.exists():
+    if has_checkpoint(path):
         load_state(net, load_checkpoint(path).part("model"), path)
     seed_rng(device, seed)  # of its first parameters; the run seeds or restores generators later
     mixer = mixer.attach(net, batches.first())
