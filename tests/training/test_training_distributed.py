@@ -9,13 +9,14 @@ import torch
 from torch import nn
 from torch.distributed import TCPStore
 
-from alignmixup.datasets import shapes
+from alignmixup.datasets import DeviceLoader, shapes
 from alignmixup.evaluation.shares import share_of
 from alignmixup.experiments.run import Sets, train
 from alignmixup.recipes.catalog import find_recipe
 from alignmixup.recipes.schema import changed
 from alignmixup.training.checkpoint import load_checkpoint
 from alignmixup.training.distributed import Team
+from alignmixup.training.steps import Batches
 from forked import finish, start_team
 from picture_folder import make_pictures
 
@@ -198,6 +199,16 @@ def test_two_processes_train_as_one_does_and_one_of_them_keeps_the_book(tmp_path
     alone_events = [json.loads(x) for x in (alone / "ledger.jsonl").read_text().splitlines()]
     losses = [e["loss"] for e in alone_events if e["event"] == "epoch"]
     assert [e["loss"] for e in epochs] == pytest.approx(losses, rel=1e-4)
+
+
+def test_a_smaller_last_batch_has_no_equal_shares_and_is_refused():
+    """Of 6 of 8 images rank 0 would take four, and rank 1 two, with another draw."""
+    images = shapes("train", 22)
+    for rank in range(2):
+        with pytest.raises(ValueError, match=r"a last batch of 6 .* 2 processes: .*drop_last=True"):
+            Batches(DeviceLoader(images, 8, 0), Team(rank, 2)).of(0, 0)
+        loader = DeviceLoader(images, 8, 0, drop_last=True)
+        assert [len(rows) for (rows,) in Batches(loader, Team(rank, 2)).of(0, 0)] == [4, 4]
 
 
 @pytest.mark.slow

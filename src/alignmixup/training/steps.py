@@ -80,6 +80,11 @@ class Batches:
             return self._loader.epoch(epoch, start_step)
         self.prepare(epoch)
         rows, b = self._rows[epoch], self._loader.batch_size
+        if self._team.size > 1 and len(rows) < len(self) * b:
+            raise ValueError(
+                f"a last batch of {len(rows) % b} images is not split over {self._team.size} "
+                "processes: use a loader with drop_last=True"
+            )
         share, steps = self._team.share(b), range(start_step, len(self))
         return ((rows[i * b : (i + 1) * b][share],) for i in steps)
 
