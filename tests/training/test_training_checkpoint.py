@@ -7,6 +7,8 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
+from alignmixup.mixers.nomix import NoMix
+from alignmixup.training import TrainSettings, fit
 from alignmixup.training.checkpoint import (
     Checkpoint,
     CheckpointWriter,
@@ -91,6 +93,30 @@ def test_a_tensor_the_format_has_no_name_for_is_named_at_once(tmp_path):
     with pytest.raises(ValueError, match=r"cannot hold model\.z of torch\.complex64; it holds"):
         writer.save(Checkpoint({"model.z": torch.zeros(2, dtype=torch.complex64)}, {}))
     assert not list(tmp_path.iterdir())
+
+
+class WithExtraState(nn.Linear):
+    def get_extra_state(self):
+        return {"scale": 1.0}
+
+    def set_extra_state(self, state):
+        """There is nothing to restore."""
+
+
+@pytest.mark.parametrize(
+    ("layer", "named"),
+    [
+        (WithExtraState(3, 2), r"model\.0\._extra_state of dict"),
+        (nn.Linear(3, 2, dtype=torch.complex64), r"model\.0\.weight of torch\.complex64"),
+    ],
+)
+def test_a_network_that_no_checkpoint_can_hold_is_named_before_its_first_step(
+    layer, named, tmp_path
+):
+    settings = TrainSettings(epochs=1, milestones=(), device="cpu")
+    loader = [(torch.rand(2, 3), torch.tensor([0, 1]))]  # read by no one
+    with pytest.raises(ValueError, match=f"a checkpoint cannot hold {named}; it holds"):
+        fit(nn.Sequential(layer), NoMix(), loader, dict, settings, tmp_path, quiet=True)
 
 
 def test_a_first_write_that_fails_leaves_nothing(tmp_path):

@@ -32,6 +32,7 @@ from alignmixup.training.settings import TrainSettings
 from alignmixup.training.signals import EvaluationStopped, signal_name, stopping_evaluation
 from alignmixup.training.steps import Batches
 from alignmixup.training.sync_norm import sync_norms
+from alignmixup.training.tensor_file import check_tensors
 
 Evaluate = Callable[[nn.Module], Mapping[str, float]]
 
@@ -78,6 +79,7 @@ class TrainState:
 
     def __init__(self, net: nn.Module, mixer: Mixer, settings: TrainSettings) -> None:
         self.net, self.mixer_module = net, mixer.module
+        check_tensors({f"model.{k}": v for k, v in net.state_dict().items()})
         self.device = next(net.parameters()).device
         self.optimizer = make_optimizer(net, settings, mixer)
         self.group_state = GroupState(self.optimizer)

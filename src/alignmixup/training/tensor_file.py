@@ -66,11 +66,9 @@ def joined(tensors: Mapping[str, Tensor]) -> list[Run]:
     One copy to the host per type: a copy per tensor is hundreds of waits for the device, which
     delay the launches of the next steps.
     """
+    check_tensors(tensors)
     kinds: dict[tuple[torch.dtype, torch.device], dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
-        if tensor.dtype not in DTYPES:
-            kept = ", ".join(str(dtype) for dtype in DTYPES)
-            raise ValueError(f"a checkpoint cannot hold {name} of {tensor.dtype}; it holds {kept}")
         kinds.setdefault((tensor.dtype, tensor.device), {})[name] = tensor.detach()
     return [
         Run(
@@ -80,6 +78,15 @@ def joined(tensors: Mapping[str, Tensor]) -> list[Run]:
         # The widest first, so that each begins at a multiple of its own size.
         for _, group in sorted(kinds.items(), key=lambda kind: -kind[0][0].itemsize)
     ]
+
+
+def check_tensors(values: Mapping[str, object]) -> None:
+    """Raise for a value that a file cannot hold, such as the extra state of a module."""
+    for name, value in values.items():
+        if not isinstance(value, Tensor) or value.dtype not in DTYPES:
+            kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
+            kept = ", ".join(str(dtype) for dtype in DTYPES)
+            raise ValueError(f"a checkpoint cannot hold {name} of {kind}; it holds {kept}")
 
 
 def write_tensors(file: BinaryIO, runs: list[Run], metadata: Mapping[str, str]) -> None:
