@@ -7,8 +7,8 @@ of warm-up, a cosine to 0.00001, no weight decay of vectors. They differ in weig
 stochastic depth.
 
 Not taken: bicubic resizing of the crops (ours is bilinear), noise of erased pixels beyond black and
-white, a warm-up that starts at 0.000001 (ours starts at 0), ten epochs at the lowest rate after the
-last one, and an EMA of the weights, which is set by ``--train.ema 0.99996``.
+white, a warm-up that starts at 0.000001 (ours starts at 0.00001), ten epochs at the lowest rate
+after the last one, and an EMA of the weights, which is set by ``--train.ema 0.99996``.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@
     cosine   lr * (1 + cos(pi t)) / 2,  t from 0 at the end of the warm-up to 1 at the end
     linear   lr * (the line between the two nearest points)
 
-All schedules rise linearly from zero during ``warmup_epochs``. With ``min_lr`` the rate is
-min_lr + (lr - min_lr) * (share of lr). On a GPU the learning rate of a group is a tensor: a
-captured step reads the value of its own moment.
+During ``warmup_epochs`` the share of lr rises linearly from zero in all schedules. With ``min_lr``
+the rate is min_lr + (lr - min_lr) * (share of lr), so that a warm-up starts at min_lr. On a GPU the
+learning rate of a group is a tensor: a captured step reads the value of its own moment.
 
 An optimizer is a function of parameter groups and settings, registered under the name that
 ``train.optimizer`` has:

@@ -42,8 +42,8 @@ class TrainSettings:
         decay: Factor of the step schedule.
         points: (epoch, share of `lr`) between which the linear schedule interpolates; an epoch that
             stands twice is a jump.
-        warmup_epochs: Epochs in which the learning rate rises from zero; cut to half of a run too
-            short for it.
+        warmup_epochs: Epochs in which the learning rate rises from `min_lr`; cut to half of a run
+            too short for it.
         clip_norm: Largest norm of the gradient; None: no clipping.
         ema: Decay of a moving average of the weights, e.g. 0.999, which is then what is evaluated
             and loaded; None: no average.
