@@ -8,7 +8,8 @@ stochastic depth.
 
 Not taken: bicubic resizing of the crops (ours is bilinear), noise of erased pixels beyond black and
 white, a warm-up that starts at 0.000001 (ours starts at 0.00001), ten epochs at the lowest rate
-after the last one, and an EMA of the weights, which is set by ``--train.ema 0.99996``.
+after the last one, class token and position embeddings without weight decay (ours decays both), and
+an EMA of the weights, which is set by ``--train.ema 0.99996``.
 """
 
 from __future__ import annotations
