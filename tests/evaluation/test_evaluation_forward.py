@@ -256,6 +256,14 @@ def test_accuracy_by_hand():
     assert results[0].settings == {"num_images": 12, "num_classes": 6, "amp_dtype": None}
 
 
+@pytest.mark.parametrize("num_classes", [10, 100, 1000])
+def test_of_equal_logits_the_first_classes_are_the_best(num_classes):
+    # argmax calls every image class 0; top-5 then has the classes 0 to 4.
+    data = [(torch.rand(10, 3, 2, 2), torch.arange(10))]
+    results = accuracy(Constant(torch.zeros(10, num_classes)), data)
+    assert {r.metric: r.value for r in results} == {"top1": 10, "top1_error": 90, "top5": 50}
+
+
 def test_top5_needs_five_classes():
     assert [r.metric for r in accuracy(small_net(4), batches())] == ["top1", "top1_error"]
     five = {r.metric: r.value for r in accuracy(small_net(5), batches())}

@@ -75,6 +75,9 @@ def count_hits(forward: Forward, batches: Batches, team: Team = ALONE) -> Hits:
 
 def _hits(of: Predictions) -> Hits:
     n, k = of.logits.shape
-    num_right = int((of.logits.argmax(dim=1) == of.labels).sum())
-    best = of.logits.topk(min(k, 5), dim=1).indices
-    return Hits(n, k, num_right, int((best == of.labels.unsqueeze(1)).any(dim=1).sum()))
+    labels = of.labels.unsqueeze(1)
+    own, classes = of.logits.gather(1, labels), torch.arange(k, device=labels.device)
+    # Of equal logits the first class is ahead, as in argmax; topk returns any of them.
+    is_ahead = (of.logits > own) | ((of.logits == own) & (classes < labels))
+    place = is_ahead.sum(dim=1)
+    return Hits(n, k, int((place < 1).sum()), int((place < 5).sum()))
