@@ -306,7 +306,7 @@ def test_bad_input_is_explained():
         reliability(torch.rand(2), torch.ones(3))
     with pytest.raises(ValueError, match="got 0 and 0"):
         reliability(torch.rand(0), torch.ones(0))
-    for share in (0.0, 1.0):
+    for share in (0.0, 1.0, math.inf, math.nan):
         with pytest.raises(ValueError, match=f"held_out must be a share .*, got {share}"):
             temperature_scaling(model, batches, held_out=share)
     with pytest.raises(ValueError, match="got none"):

@@ -112,11 +112,11 @@ def temperature_scaling(
     ``held_out`` is the share for the fit, drawn by ``seed``. Metrics are ``temperature``, those of
     ``calibration`` with it, and with the suffix ``_before`` without it, on the same images.
     """
+    if not 0 < held_out < 1:
+        raise ValueError(f"held_out must be a share between 0 and 1, got {held_out}")
     logits, labels = collect_logits(model, batches, normalized_by, amp_dtype, team)
     n = len(labels)
     num_fit = round(held_out * n)
-    if not 0 < held_out < 1:
-        raise ValueError(f"held_out must be a share between 0 and 1, got {held_out}")
     if not 0 < num_fit < n:
         raise Skipped(
             f"held_out={held_out} of {n} images leaves {num_fit} to fit and {n - num_fit} to "
