@@ -570,6 +570,22 @@ def test_wrong_options_are_explained_before_anything_runs(two_tone, options, mes
     assert told == []
 
 
+def test_an_unknown_score_is_explained_before_anything_runs(two_tone):
+    told = []
+    with pytest.raises(
+        ValueError, match=r"ood\.score must be 'max_softmax' or 'energy' or 'entropy'"
+    ):
+        evaluate(
+            Brightness(),
+            two_tone,
+            tasks=["accuracy", "ood"],
+            ood=["uniform"],
+            options={"ood": {"score": "enrgy"}},
+            on_task=told.append,
+        )
+    assert told == []
+
+
 def test_a_precision_by_name_is_explained(two_tone):
     with pytest.raises(ValueError, match=r"a type such as torch\.bfloat16, got 'bf16'"):
         evaluate(Brightness(), two_tone, amp_dtype="bf16")

@@ -41,6 +41,7 @@ from alignmixup.registry import register_task
 from alignmixup.training.distributed import Team
 
 Prior = Literal["balanced", "empirical"]
+Score = Literal["max_softmax", "energy", "entropy"]
 
 
 @register_task("ood", about="detection of images of other data sets and of noise")
@@ -49,7 +50,7 @@ def ood(
     batches: ImageBatches,
     outliers: Iterable[Outliers],
     *,
-    score: str = "max_softmax",
+    score: Score = "max_softmax",
     prior: Prior = "balanced",
     normalized_by: Normalization | None = None,
     amp_dtype: torch.dtype | None = None,
@@ -85,7 +86,7 @@ def ood_from_logits(
     ood_logits: Float[Tensor, "m k"],
     source: str,
     *,
-    score: str = "max_softmax",
+    score: Score = "max_softmax",
     prior: Prior = "balanced",
     amp: str | None = None,
     seed: int | None = None,
@@ -142,7 +143,7 @@ def _negative_entropy(logits: Tensor) -> Tensor:
     return (log_p.exp() * log_p).sum(dim=1)
 
 
-SCORES: Mapping[str, Callable[[Tensor], Tensor]] = {
+SCORES: Mapping[Score, Callable[[Tensor], Tensor]] = {
     "max_softmax": lambda logits: logits.softmax(dim=1).amax(dim=1),
     "energy": lambda logits: logits.logsumexp(dim=1),
     "entropy": _negative_entropy,
