@@ -283,6 +283,14 @@ def test_tasks_are_done_once_and_what_names_none_is_explained(two_tone):
         tasks_of(["accuracy"], ood=["all", "isnu"])
 
 
+def test_a_source_that_is_named_twice_is_measured_once(two_tone):
+    def measured(ood):
+        results = evaluate(Brightness(), two_tone, tasks=["ood"], ood=ood).results
+        return [(r.metric, r.settings["source"], r.value) for r in results]
+
+    assert measured(["uniform", "gaussian", "uniform"]) == measured(["uniform", "gaussian"])
+
+
 def test_wrong_users_data_is_explained(images):
     x, y = images.images.float() / 255, images.labels
     with pytest.raises(ValueError, match=r"must lie in \[0, 1\].*normalized_by"):

@@ -280,7 +280,7 @@ def _outliers(
     team: Team,
 ) -> list[Outliers]:
     """Find the sources before anything is measured, so that a misspelled one costs no time."""
-    named = [name for name in names if name != "all"]
+    named = list(dict.fromkeys(name for name in names if name != "all"))
     every = [n for n in sources_for(images.name) if "all" in names and n not in named]
     found = []
     for name in [*every, *named]:
