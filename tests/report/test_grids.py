@@ -144,6 +144,15 @@ def test_charts_show_a_run_on_its_own_images_if_it_was_scored_on_them():
     assert run.value("fgsm", "top1_error") == 90.0
 
 
+@pytest.mark.parametrize("dates", [("", ""), ("2026-01-02", "2026-01-02"), ("2", "1")])
+def test_tables_and_lists_of_runs_show_the_same_of_two_measurements(dates):
+    lines = [line("input", v, date=d) for v, d in zip((96.0, 95.0), dates, strict=True)]
+    (row,) = measured(only_grid(lines))
+    (cell,) = row.cells.values()
+    (run,) = runs_of(lines, of_300)
+    assert cell.seeds == {0: 100 - run.top1}
+
+
 def test_labels_name_what_differs_and_nothing_else():
     runs = runs_of([line("input", 96.0), line("cutmix", 95.0)], of_300)
     assert short_labels(runs) == ["Input mixup", "CutMix"]

@@ -24,18 +24,18 @@ from alignmixup.report.charting import (
     shape_by,
 )
 from alignmixup.report.measures import number
-from alignmixup.report.runs import RunInfo, short_labels
+from alignmixup.report.runs import RunInfo, latest, short_labels
 
 
 def reliability_charts(runs: Sequence[RunInfo]) -> list[ChartBlock]:
     """Accuracy by confidence, one small diagram per run that was scored for calibration."""
     blocks = []
     for place, group in by_place(runs).items():
-        diagrams = [(run, newest) for run in group if (newest := _diagram(run)) is not None]
+        diagrams = [(run, found) for run in group if (found := _diagram(run)) is not None]
         labels = short_labels([run for run, _ in diagrams])
-        for (run, newest), label in zip(diagrams, labels, strict=True):
-            caption = f"{long_label(run, label)}: ECE\u00a0{number(newest.value, 2)}\u00a0%"
-            chart = _reliability(_bins(newest.settings["reliability"]))
+        for (run, found), label in zip(diagrams, labels, strict=True):
+            caption = f"{long_label(run, label)}: ECE\u00a0{number(found.value, 2)}\u00a0%"
+            chart = _reliability(_bins(found.settings["reliability"]))
             blocks.append(block(chart, caption, place, [run], is_small=True))
     return blocks
 
@@ -43,7 +43,7 @@ def reliability_charts(runs: Sequence[RunInfo]) -> list[ChartBlock]:
 def _diagram(run: RunInfo) -> Result | None:
     """The newest measurement of ECE with its bins."""
     found = [r for r in run.of("calibration", "ece") if "reliability" in r.settings]
-    return max(found, key=lambda r: r.date) if found else None
+    return latest(found) if found else None
 
 
 def _bins(recorded: Any) -> Rows:

@@ -20,7 +20,7 @@ from alignmixup.report.grids import (
     shared_variant,
 )
 from alignmixup.report.measures import Measure, number
-from alignmixup.report.runs import RunInfo, place_name
+from alignmixup.report.runs import RunInfo, latest, place_name
 
 _ARROWS = {"lower": "\u2193", "higher": "\u2191"}
 Head = tuple[str, str]  # the name of a column and the classes of its cell
@@ -162,14 +162,14 @@ def runs_html(runs: Sequence[RunInfo]) -> str:
     for run in sorted(runs, key=lambda run: run.date, reverse=True):
         place = place_name(run.key.data, run.key.network)
         top1 = run.top1
-        newest = max(run.results, key=lambda result: result.date)
+        last = latest(run.results)
         cells = (
             f"<td>{escape(place)}</td>",
             _number("", "") if run.epochs is None else _number(f"{run.epochs:,}", run.epochs),
             f'<td class="number">{"" if run.seed is None else run.seed}</td>',
             f'<td class="number">{"" if top1 is None else number(top1, 2)}</td>',
             f'<td class="date">{escape(run.date[:16].replace("T", " "))}</td>',
-            f"<td>{escape(newest.hardware)}</td><td>{escape(newest.commit)}</td>",
+            f"<td>{escape(last.hardware)}</td><td>{escape(last.commit)}</td>",
         )
         rows.append(_tr(run.key.name, place, run.is_smoke, cells))
     note = "Top-1: the median of the last ten epochs where there is one, else the last epoch."

@@ -77,7 +77,7 @@ class RunInfo:
         """Return the newest result of the first of these metrics that it has."""
         for metric in metrics:
             if found := self.of(task, metric):
-                return max(found, key=lambda r: r.date)
+                return latest(found)
         return None
 
     def of(self, task: str, metric: str) -> list[Result]:
@@ -87,6 +87,11 @@ class RunInfo:
         """
         found = [r for r in self.results if (r.task, r.metric) == (task, metric)]
         return [r for r in found if "images" not in r.settings] or found
+
+
+def latest(results: Sequence[Result]) -> Result:
+    """Return the result of the latest date; of equal dates the last line, as tables do."""
+    return max(reversed(results), key=lambda r: r.date)
 
 
 def method_name(method: str) -> str:
