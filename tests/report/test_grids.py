@@ -153,6 +153,20 @@ def test_tables_and_lists_of_runs_show_the_same_of_two_measurements(dates):
     assert cell.seeds == {0: 100 - run.top1}
 
 
+def test_an_attack_that_is_measured_again_has_one_line_in_its_chart():
+    def attacked(errors, date, eps):
+        settings = {"eps": eps, "errors_by_step": errors}
+        more = {"settings": settings, "date": date}
+        return line("input", errors[-1], task="pgd", metric="top1_error", **more)
+
+    again = [attacked([30.0, 40.0], "2026-01-02", 0.01), attacked([10.0, 20.0], "2026-01-01", 0.01)]
+    (run,) = runs_of([*again, attacked([1.0, 2.0], "2026-01-01", 0.005)], of_300)
+    strength, steps = _attacked([run])
+    assert sorted(row["top1"] for row in strength) == [60.0, 98.0]
+    places = [(row["series"], row["attack"], row["step"]) for row in steps]
+    assert len(places) == len(set(places)) == 4
+
+
 def test_labels_name_what_differs_and_nothing_else():
     runs = runs_of([line("input", 96.0), line("cutmix", 95.0)], of_300)
     assert short_labels(runs) == ["Input mixup", "CutMix"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from alignmixup.contracts import Result
 from alignmixup.report.charting import (
     ChartBlock,
     Palette,
@@ -132,11 +133,8 @@ def _attacked(runs: Sequence[RunInfo]) -> tuple[Rows, Rows]:
     steps: Rows = []
     attacked = [run for run in runs if any(r.task in ATTACKS for r in run.results)]
     for run, label in zip(attacked, short_labels(attacked), strict=True):
-        metrics = ("clean_error", "top1_error")
-        for result in (r for task in ATTACKS for metric in metrics for r in run.of(task, metric)):
-            eps, by_step = result.settings.get("eps"), result.settings.get("errors_by_step")
-            if not isinstance(eps, int | float):
-                continue
+        for (_, _, eps), result in _newest_attacks(run).items():
+            by_step = result.settings.get("errors_by_step")
             is_clean = result.metric == "clean_error"
             row = {**row_of(run, label), "attack": ATTACKS[result.task]}
             at = 0.0 if is_clean else round(255 * eps, 2)
@@ -146,6 +144,18 @@ def _attacked(runs: Sequence[RunInfo]) -> tuple[Rows, Rows]:
                 errors = enumerate(by_step, start=1)
                 steps += [{**row, "step": n, "top1": round(100 - e, 2)} for n, e in errors]
     return strength, steps
+
+
+def _newest_attacks(run: RunInfo) -> dict[tuple[str, str, float], Result]:
+    """The newest result of each attack, measure and strength: a line has one value at a place."""
+    measured = [
+        r
+        for task in ATTACKS
+        for metric in ("clean_error", "top1_error")
+        for r in sorted(run.of(task, metric), key=lambda r: r.date)
+    ]
+    strengths = ((r, r.settings.get("eps")) for r in measured)
+    return {(r.task, r.metric, e): r for r, e in strengths if isinstance(e, int | float)}
 
 
 def _lines(rows: Rows, axis: alt.X, palette: Palette, *, point: bool = False) -> Any:
