@@ -72,3 +72,25 @@ def test_csv_files_belong_to_the_recipe_they_are_named_after(tmp_path):
 def test_a_folder_named_twice_is_read_once(tmp_path):
     folder = run(tmp_path / "a", key())
     assert run_folders([tmp_path, folder, tmp_path / "a" / "ledger.jsonl"]) == [folder]
+
+
+def test_csv_files_of_a_folder_named_twice_are_read_once(tmp_path):
+    (tmp_path / f"{KEY.name}.csv").write_text("epoch,top1\n5,20.5\n")
+    results = [Result("accuracy", "top1_last", 1.0, key=KEY)]
+    twice = read_curves([tmp_path, tmp_path / ".." / tmp_path.name], results)
+    assert twice == read_curves([tmp_path], results)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"epoch,top1\n1.5,50\n", b"epoch,top1\n1,nan\n", b"epoch,top1\n,5\n", b"\xe4,top1\n"],
+)
+def test_a_damaged_csv_file_is_left_out_with_a_warning(tmp_path, content):
+    (tmp_path / f"{KEY.name}.csv").write_bytes(content)
+    with pytest.warns(UserWarning, match=rf"{KEY.name}\.csv is damaged"):
+        assert read_curves([tmp_path], [Result("accuracy", "top1_last", 1.0, key=KEY)]) == []
+
+
+def test_csv_files_of_other_names_are_not_read(tmp_path):
+    (tmp_path / "members.csv").write_bytes("näme;epoch\n".encode("latin-1"))
+    assert read_curves([tmp_path], [Result("accuracy", "top1_last", 1.0, key=KEY)]) == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -47,9 +48,9 @@ def read_curves(paths: Sequence[Path], results: Sequence[Result]) -> list[Curve]
     """
     curves = [curve for folder in run_folders(paths) if (curve := _of_run(folder)) is not None]
     keys = {result.key.name: result.key for result in results if result.key is not None}
-    for path in paths:
-        for file in sorted(path.rglob("*.csv")) if path.is_dir() else []:
-            curves += [curve] if (curve := _of_csv(file, keys)) is not None else []
+    tables = (file for path in paths if path.is_dir() for file in sorted(path.rglob("*.csv")))
+    for file in {file.resolve(): file for file in tables}.values():
+        curves += [curve] if (curve := _of_csv(file, keys)) is not None else []
     places = {(curve.data, curve.network) for curve in curves}
     for (data, net), points in LOGS.items():
         place = (data, LOGGED[net])
@@ -79,13 +80,8 @@ def _of_run(folder: Path) -> Curve | None:
 
 
 def _of_csv(file: Path, keys: dict[str, RecipeKey]) -> Curve | None:
-    with file.open(encoding="utf-8", newline="") as lines:
-        rows = csv.DictReader(lines)
-        if not {"epoch", "top1"} <= {*(rows.fieldnames or ())}:
-            return None
-        points = [(int(row["epoch"]), float(row["top1"])) for row in rows if row["top1"]]
     names = [name for name in keys if file.stem.startswith(name)]
-    if not names or not points:
+    if not names or not (points := _csv_points(file)):
         return None
     name = max(names, key=len)
     rest = file.stem[len(name) :].strip("-")
@@ -93,6 +89,22 @@ def _of_csv(file: Path, keys: dict[str, RecipeKey]) -> Curve | None:
     label = f"{method_name(keys[name].method)} ({words})"
     key = keys[name]
     return Curve(label, key.method, key.data, key.network, _thinned(points))
+
+
+def _csv_points(file: Path) -> list[tuple[int, float]]:
+    """Read the epochs that were scored; none of a table of other columns or a damaged one."""
+    try:
+        with file.open(encoding="utf-8-sig", newline="") as lines:
+            rows = csv.DictReader(lines)
+            if not {"epoch", "top1"} <= {*(rows.fieldnames or ())}:
+                return []
+            points = [(int(row["epoch"]), float(row["top1"])) for row in rows if row["top1"]]
+        if not all(math.isfinite(top1) for _, top1 in points):
+            raise ValueError("a top1 is not finite")
+    except (OSError, ValueError, TypeError, csv.Error) as error:
+        warnings.warn(f"{file} is damaged ({error}): its curve is left out", stacklevel=4)
+        return []
+    return points
 
 
 def _thinned(points: Sequence[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
