@@ -81,6 +81,15 @@ def test_better_is_claimed_only_where_the_interval_excludes_zero():
     assert claims_of(only_grid(better[:1] + worse[1:])) == []  # no seed in common
 
 
+def test_negative_seeds_are_seeds_and_an_unknown_one_is_none():
+    lines = [line(m, v + 0.1 * s * s, seed=s) for m, v in (("input", 96), ("cutmix", 95))
+             for s in (-3, -1, 2)]  # fmt: skip
+    (claim,) = claims_of(only_grid(lines))
+    assert claim.comparison.num_seeds == 3
+    unknown = only_grid([line("input", 96.0, seed=-1), line("input", 95.0, seed=None)])
+    assert [row.num_seeds for row in measured(unknown)] == [2]
+
+
 def test_variants_of_one_method_are_compared_and_named():
     """Settings of one method side by side, as in a study: the names say what differs."""
     faster = {"trained": {"train.epochs": 300, "train.lr": 0.2}}

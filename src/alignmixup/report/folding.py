@@ -51,7 +51,7 @@ class Row:
     settings: tuple[tuple[str, str], ...] = ()
 
 
-Cells = dict[tuple[Row, Column], dict[object, float]]
+Cells = dict[tuple[Row, Column], dict[int | None, float]]
 
 
 @dataclass(frozen=True, slots=True)

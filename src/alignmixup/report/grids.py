@@ -21,9 +21,9 @@ from alignmixup.report.statistics import Comparison, Spread, compare, spread
 
 @dataclass(frozen=True)
 class Cell:
-    """Our values by seed, and the published value; either may be missing."""
+    """Our values by seed, None if it is not recorded, and the published value; both optional."""
 
-    seeds: Mapping[int, float]
+    seeds: Mapping[int | None, float]
     published: float | None
 
     @property
@@ -165,7 +165,7 @@ def make_grids(
         for (row, column), seeds in folded.cells.items():
             rows = places.setdefault((column.data, column.network), {})
             of_row = rows.setdefault((row, epochs, planned, column.source), {})
-            of_row[column.measure] = {s if isinstance(s, int) else -1: v for s, v in seeds.items()}
+            of_row[column.measure] = seeds
     return [
         _grid(kind, place, rows, measures, which)
         for place, rows in sorted(places.items(), key=lambda item: _place_order(*item[0]))
@@ -174,7 +174,7 @@ def make_grids(
 
 # A row by its method, epochs, those of its recipe and source; its values by measure and seed.
 _Id = tuple[Row, int | None, int | None, str]
-_Rows = dict[_Id, dict[Measure, dict[int, float]]]
+_Rows = dict[_Id, dict[Measure, Mapping[int | None, float]]]
 
 
 def _grid(
@@ -188,7 +188,7 @@ def _grid(
         note = f"Ours is {shown_epoch}."
     used = tuple(m for m in measures if any(m in cells for cells in rows.values()))
 
-    def made(of: _Id, values: Mapping[Measure, Mapping[int, float]]) -> GridRow:
+    def made(of: _Id, values: Mapping[Measure, Mapping[int | None, float]]) -> GridRow:
         row, epochs, planned, source = of
         key = RecipeKey(data, network, row.method).labeled(*row.labels)
         cells = {m: Cell(values.get(m, {}), m.published(key, source)) for m in used}
@@ -256,7 +256,7 @@ def claims_of(grid: Grid) -> list[Claim]:
 
 def _known(row: GridRow, measure: Measure) -> dict[int, float]:
     """The values whose seed is recorded: others cannot be paired."""
-    return {seed: value for seed, value in row.cells[measure].seeds.items() if seed >= 0}
+    return {seed: value for seed, value in row.cells[measure].seeds.items() if seed is not None}
 
 
 def without_smoke_tests(

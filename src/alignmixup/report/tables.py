@@ -118,7 +118,7 @@ def _full_title(title: str, kind: str, which: str, columns: Sequence[Column]) ->
     return title + where + (f", {ACCURACIES[which]}" if kind == "accuracy" else "")
 
 
-def _cell_text(row: Row, column: Column, seeds: Mapping[object, float] | None) -> str:
+def _cell_text(row: Row, column: Column, seeds: Mapping[int | None, float] | None) -> str:
     digits = column.measure.digits
     printed = _printed(row, column)
     theirs = "" if printed is None else f"({printed:.{digits}f})"
