@@ -8,7 +8,8 @@ from alignmixup.cli import main
 from alignmixup.contracts import Result
 from alignmixup.demo import claims, program
 from alignmixup.demo.claims import MEASURES, confidences, headline, margin, table, values
-from alignmixup.demo.setup import CLASSES, few_shapes, unseen_shapes
+from alignmixup.demo.setup import CLASSES, Size, few_shapes, unseen_shapes
+from alignmixup.demo.story import write_story
 from alignmixup.training.signals import Stopped
 from small_demo import shrink_demo
 
@@ -51,6 +52,13 @@ def test_what_is_not_measured_is_not_claimed():
     found = {"no mixing": {"test accuracy": 70.0}, "AlignMixup": {}}
     assert headline(found, 500) == "No network with mixing has been measured yet."
     assert "not measured" in table(found, 500).rows[1]
+
+
+def test_a_folder_that_is_named_like_a_page_holds_the_page(tmp_path):
+    (tmp_path / "demo.html" / "runs").mkdir(parents=True)
+    page = write_story(tmp_path / "demo.html", Size(), {}, {}, ["no mixing"])
+    assert page == tmp_path / "demo.html" / "report.html"
+    assert "stopped before it had finished: no mixing" in page.read_text(encoding="utf-8")
 
 
 def test_mean_confidence_and_accuracy_are_those_of_the_bins():

@@ -10,7 +10,7 @@ from pathlib import Path
 from alignmixup.contracts import Result
 from alignmixup.demo.claims import confidences, headline, least, table, values
 from alignmixup.demo.setup import LAYER, METHODS, Size
-from alignmixup.report.page import Section, write_page
+from alignmixup.report.page import PAGE, Section, write_page
 from alignmixup.report.render import to_html
 
 CURVES = "Test accuracy after each epoch. Baseline is the network without mixing."
@@ -45,7 +45,8 @@ def write_story(
     sections += [Section("What this does not show", _not_shown(size)), Section("Next", _next(out))]
     lines = [result for found in results.values() for result in found]
     folders = [out / "runs" / folder_name(method) for method in METHODS]
-    return write_page(lines, folders, out, title="alignmixup demo", sections=sections)
+    # A folder is meant also if its name ends like that of a page.
+    return write_page(lines, folders, out / PAGE, title="alignmixup demo", sections=sections)
 
 
 def folder_name(method: str) -> str:
