@@ -14,7 +14,7 @@ from PIL import Image
 from rich.table import Table
 
 from alignmixup.cli import main, program
-from alignmixup.cli.parsing import take_plugins, take_settings, typed_settings
+from alignmixup.cli.parsing import parse_value, take_plugins, take_settings, typed_settings
 from alignmixup.cli.printing import print_table
 from alignmixup.cli.program import COMMANDS, _place_in_user_code
 from alignmixup.contracts import RecipeKey, Result
@@ -26,6 +26,23 @@ from alignmixup.training import Stopped
 from picture_folder import make_pictures
 
 KEY = RecipeKey("cifar10", "r18", "alignmixup")
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("8/255", 8 / 255),
+        ("0.5/255", 0.5 / 255),
+        ("-1/4", -0.25),
+        ("007", 7.0),
+        ("1/2/3", "1/2/3"),
+        ("1/0", "1/0"),
+        ("1e400/1", "1e400/1"),
+        ("a/b", "a/b"),
+    ],
+)
+def test_a_fraction_of_two_numbers_is_a_value(text, value):
+    assert parse_value(text) == value
 
 
 def call(capsys, *args):

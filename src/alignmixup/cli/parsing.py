@@ -201,6 +201,6 @@ def parse_value(text: str) -> object:
     except (ValueError, SyntaxError):
         pass
     try:
-        return float(Fraction(text))  # 8/255
-    except (ValueError, ZeroDivisionError):
+        return float(Fraction(*map(Fraction, text.split("/"))))  # 8/255, 0.5/255
+    except (TypeError, ValueError, ArithmeticError):
         return text
