@@ -20,6 +20,7 @@ from alignmixup.datasets import shapes
 from alignmixup.datasets.tiny_imagenet import TinyLayout, load_tiny
 from alignmixup.evaluation import outliers
 from alignmixup.evaluation.outliers import find_outliers, sources_for
+from alignmixup.evaluation.subject import EvalImages, Subject, eval_images
 from alignmixup.evaluation.task_options import task_options
 from alignmixup.evaluation.tasks.localization import localization
 from alignmixup.experiments import run_folder, styling
@@ -597,6 +598,14 @@ def test_an_unknown_score_is_explained_before_anything_runs(two_tone):
 def test_a_precision_by_name_is_explained(two_tone):
     with pytest.raises(ValueError, match=r"a type such as torch\.bfloat16, got 'bf16'"):
         evaluate(Brightness(), two_tone, amp_dtype="bf16")
+
+
+def test_boxes_that_are_passed_are_those_of_images_that_stream(images):
+    x, y = images.images.float() / 255, images.labels
+    streamed = EvalImages([(x, y)], "files", (3, 32, 32), len(x))
+    subject = Subject(Brightness(), streamed)
+    assert eval_images(subject, None, None, 500).boxes is None
+    assert eval_images(subject, images.boxes, None, 500).boxes == images.boxes
 
 
 def test_every_option_of_every_task_has_a_type():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import singledispatch
 from pathlib import Path
 from typing import Any
@@ -88,7 +88,7 @@ def eval_images(
     if boxes is not None:
         check_boxes(boxes)
     if isinstance(images, EvalImages):
-        return images
+        return images if boxes is None else replace(images, boxes=boxes)
     if isinstance(images, ImageSet):
         whole = images
 
