@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from alignmixup.contracts import RecipeKey
+from alignmixup.contracts import RecipeKey, Result
 from alignmixup.datasets import shapes
 from alignmixup.evaluation.tasks.calibration import Reliability
 from alignmixup.experiments.run import Sets, train
@@ -103,6 +103,19 @@ def test_a_run_is_drawn_from_its_record_or_else_measured(run, images, tmp_path, 
     assert recorded[0].note == measured[0].note
     assert list(recorded[0].bins.counts) == list(measured[0].bins.counts)
     assert "small" in written[2].read_text()
+
+
+def test_recorded_diagrams_are_of_one_epoch_and_of_the_runs_own_images():
+    def diagram(task, epoch, **settings):
+        more = {"reliability": dataclasses.asdict(BINS), "temperature": 1.0, **settings}
+        return Result(task, "ece", 5.0, more, epoch=epoch, date="2026-01-01")
+
+    own = [diagram("calibration", 20), diagram("temperature", 20)]
+    others = [diagram("calibration", 20, images="shapes/test"), diagram("temperature", 10)]
+    assert figures._recorded([*own, *others]) == own
+    assert figures._recorded(own[:1] + others) == own[:1]  # no temperature of another network
+    assert figures._recorded(others) == others[:1]
+    assert figures._recorded([Result("accuracy", "top1", 50.0)]) == []
 
 
 def bars(axes):

@@ -37,8 +37,11 @@ def reliability(
     """Draw the reliability diagram of a run: the figures it recorded, or else measured now."""
     results: Sequence[Result] = []
     if run is not None and (run / "results.jsonl").exists():
-        what, results = f"run {read_recipe(run).name}", read_results([run])
-    if not any(_has_diagram(r) for r in results):
+        results = _recorded(read_results([run]))
+        what = f"run {read_recipe(run).name}"
+        if results and results[0].epoch is not None:
+            what += f", {results[0].epoch} epoch{'' if results[0].epoch == 1 else 's'}"
+    if not results:
         source = classifier_source(out, run, seed, data_root)
         what, tasks = source.what, ["calibration", "temperature"]
         results = evaluate(source.net, source.images, tasks=tasks, seed=seed).results
@@ -49,6 +52,14 @@ def reliability(
     )
     figure = draw_reliability(reliability_panels(results), "Reliability")
     return save(figure, out / "reliability", caption)
+
+
+def _recorded(results: Sequence[Result]) -> list[Result]:
+    """The diagrams of the last epoch that has any, on the run's own images if it has those."""
+    found = [r for r in results if _has_diagram(r)]
+    last = max((r.epoch or 0 for r in found), default=0)
+    found = [r for r in found if (r.epoch or 0) == last]
+    return [r for r in found if "images" not in r.settings] or found
 
 
 def reliability_panels(results: Sequence[Result]) -> list[ReliabilityPanel]:
