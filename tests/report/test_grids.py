@@ -8,7 +8,7 @@ from alignmixup.contracts import RecipeKey, Result
 from alignmixup.report.grids import claims_of, make_grids
 from alignmixup.report.page_charts import _attacked
 from alignmixup.report.runs import is_smoke_test, runs_of, short_labels
-from alignmixup.report.summary import comparison_table, summarize
+from alignmixup.report.summary import comparison_table, paper_tables, summarize
 
 
 def line(method, value, seed=0, epochs=300, task="accuracy", metric="top1_median10", **more):
@@ -125,6 +125,20 @@ def test_the_summary_shows_the_ten_most_recent_runs():
     *_, recent = summarize(lines, "median10", of_300).tables
     assert [row[2] for row in recent.rows] == [str(s) for s in range(11, 1, -1)]
     assert "10 most recent of 12" in recent.title
+
+
+def test_the_recipe_of_many_results_is_looked_up_once():
+    asked = []
+
+    def settings(key):
+        asked.append(key)
+        return of_300(key)
+
+    lines = [line(method, 96.0, seed=seed) for method in ("input", "cutmix") for seed in range(9)]
+    summary = summarize(lines, "median10", settings)
+    assert len(asked) == 2
+    paper_tables(summary, "median10", settings)
+    assert len(asked) == 4
 
 
 def test_comparisons_are_a_table_for_papers():

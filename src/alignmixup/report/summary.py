@@ -5,6 +5,7 @@ from __future__ import annotations
 import string
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from alignmixup.contracts import Result
 from alignmixup.report import paper
@@ -48,6 +49,7 @@ def summarize(
     smoke_tests: bool = False,
 ) -> Summary:
     """Return what ``alignmixup report`` prints."""
+    recipe_settings = cache(recipe_settings)
     kept, num_smoke = list(results), 0
     if not smoke_tests:
         kept, num_smoke = without_smoke_tests(results, smoke_filter(recipe_settings))
@@ -67,6 +69,7 @@ def summarize(
 
 def paper_tables(summary: Summary, which: str, recipe_settings: RecipeSettings) -> list[Table]:
     """Return the tables for papers: one per kind, published figures in brackets."""
+    recipe_settings = cache(recipe_settings)
     return [
         table(summary.results, kind, which=which, recipe_settings=recipe_settings)
         for kind in dict.fromkeys(grid.kind for grid in summary.grids)
