@@ -1,11 +1,15 @@
 """Pictures of a run for the report page: what is made, what is left out, and when it is remade."""
 
 import re
+import shutil
 
 import pytest
+import torch
 
 import alignmixup as am
 from alignmixup.datasets import shapes
+from alignmixup.experiments.load import load_run
+from alignmixup.figures import run_pictures
 from alignmixup.figures.run_pictures import has_pictures, make_pictures, write_pictures
 from alignmixup.report.artifacts import KINDS, read_artifact, read_artifacts, write_artifact
 from alignmixup.report.page import write_page
@@ -63,6 +67,25 @@ def test_pictures_are_made_once_and_again_for_other_weights(made):
     assert not has_pictures(folder)
     write_artifact(folder, "confusion", confusion)
     assert has_pictures(folder)
+
+
+def test_a_diverged_network_has_no_pictures_and_a_page(made, tmp_path, monkeypatch):
+    folder, images, _ = made
+    shutil.copytree(folder, tmp_path / "run", ignore=lambda *_: ["page"])
+
+    def diverged(*args, **options):
+        run = load_run(*args, **options)
+        for weight in run.model.parameters():
+            weight.data.fill_(torch.nan)
+        return run
+
+    monkeypatch.setattr(run_pictures, "load_run", diverged)
+    left_out = write_pictures(tmp_path / "run", images=images, device="cpu")
+    assert set(left_out) == set(KINDS)
+    assert all("logits that are not finite for 1 of 1 images" in why for why in left_out.values())
+    key = am.RecipeKey("cifar10", "r18", "alignmixup-ae", "fast")
+    result = am.Result("accuracy", "top1_last", 9.0, key=key)
+    assert "not finite" in write_page([result], [tmp_path / "run"], tmp_path).read_text()
 
 
 def test_the_page_shows_them_and_says_what_is_missing(made, tmp_path):

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from alignmixup.contracts import ImageSet
+from alignmixup.evaluation.forward import check_finite
 from alignmixup.experiments.decoding import DECODER, align_settings, mixed_layer, open_painter
 from alignmixup.experiments.load import Run, load_run
 from alignmixup.experiments.run_folder import read_recipe
@@ -47,6 +49,16 @@ class _Subject:
 
     def names(self, i: int, j: int) -> list[str]:
         return [self.images.class_names[int(self.images.labels[k])] for k in (i, j)]
+
+    @torch.no_grad()
+    def logits(self, rows: Sequence[int]) -> Tensor:
+        """Return the logits of these images; raise if they are not finite."""
+        device = next(self.run.model.parameters()).device
+        parts = (rows[start : start + 250] for start in range(0, len(rows), 250))
+        x = (floats(self.images, list(part)).to(device) for part in parts)
+        logits = torch.cat([self.run.model(each).float().cpu() for each in x])
+        check_finite(logits)
+        return logits
 
 
 def make_pictures(
@@ -105,6 +117,7 @@ def write_pictures(
         opened = load_run(folder, num_classes=found.num_classes, image_size=size, device=device)
         subject = _Subject(opened, found, seed)
         common["epoch"] = opened.epoch
+        subject.logits([0])  # or the reason why there is no picture of a diverged network
     except (FileNotFoundError, ValueError) as error:
         left_out = dict.fromkeys(KINDS, str(error))
         common["epoch"] = read_facts(folder / CHECKPOINT)["epoch"]
@@ -180,19 +193,11 @@ def _localization(subject: _Subject) -> Fields:
     return {"caption": "images drawn at random", "examples": examples}
 
 
-@torch.no_grad()
 def _confusion(subject: _Subject) -> Fields:
     images = subject.images
     rng = torch.Generator().manual_seed(subject.seed)
     chosen = torch.randperm(len(images), generator=rng)[:NUM_IMAGES].tolist()
-    device = next(subject.run.model.parameters()).device
-    logits = torch.cat(
-        [
-            subject.run.model(floats(images, chosen[start : start + 250]).to(device)).float().cpu()
-            for start in range(0, len(chosen), 250)
-        ]
-    )
-    confidence, predicted = logits.softmax(dim=1).max(dim=1)
+    confidence, predicted = subject.logits(chosen).softmax(dim=1).max(dim=1)
     labels = images.labels[chosen].cpu()
     k = images.num_classes
     counts = (labels * k + predicted).bincount(minlength=k * k).view(k, k)
