@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, get_args, get_type_hints
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 
 import alignmixup as am
 from alignmixup.checking import check_choices, check_kind
+from alignmixup.figures.by_name import draw_figure
 from alignmixup.ops.sinkhorn import SOLVERS
 from alignmixup.registry import MIXERS
 
@@ -109,3 +111,13 @@ def test_the_choices_of_the_operators_are_refused(name: str, value: object) -> N
 
 def test_the_backends_of_the_hint_are_the_solvers() -> None:
     assert set(get_args(get_type_hints(am.AlignMixup)["backend"])) == {"auto", *SOLVERS}
+
+
+@pytest.mark.parametrize("seed", [2**70, -(2**70), 1.5, True, "0"])
+def test_what_is_no_seed_is_refused_where_a_seed_is_taken(seed: Any, tmp_path: Path) -> None:
+    message = re.escape(f"seed must be a whole number from -2**62 to 2**62, got {seed!r}")
+    data = [(torch.rand(2, 3, 4, 4), torch.zeros(2).long())]
+    with pytest.raises(ValueError, match=message):
+        am.evaluate(torch.nn.Flatten(), data, tasks=["accuracy"], seed=seed)
+    with pytest.raises(ValueError, match=message):
+        draw_figure("toy", tmp_path, seed=seed)

@@ -30,6 +30,12 @@ def check_kind(name: str, value: object, hint: Any) -> None:
         raise ValueError(f"{name} must be {_words(hint)}, got {value!r}")
 
 
+def check_seed(seed: object) -> None:
+    """Raise a ``ValueError`` for what is no seed of a ``torch.Generator``, as of training."""
+    if not isinstance(seed, int) or isinstance(seed, bool) or abs(seed) >= 2**62:
+        raise ValueError(f"seed must be a whole number from -2**62 to 2**62, got {seed!r}")
+
+
 def _choices_of(kind: type) -> dict[str, tuple[object, ...]]:
     try:
         hints = get_type_hints(kind)

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from alignmixup.checking import check_seed
 from alignmixup.contracts import ImageSet, Result, Skipped
 from alignmixup.datasets.folder import FileSet
 from alignmixup.evaluation.forward import ALONE, Batches, Normalization, PixelBatches, Pixels
@@ -131,6 +132,7 @@ def evaluate(
     names, options = task_names(tasks), options or {}
     check_options(options, names)
     check_sources(ood, names)
+    check_seed(seed)
     if not isinstance(amp_dtype, torch.dtype | None):
         raise ValueError(f"amp_dtype must be a type such as torch.bfloat16, got {amp_dtype!r}")
     normalized_by = None if normalized_by is None else Pixels.of(normalized_by)

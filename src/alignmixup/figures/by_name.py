@@ -15,6 +15,7 @@ import inspect
 from collections.abc import Callable
 from pathlib import Path
 
+from alignmixup.checking import check_seed
 from alignmixup.figures.style import FORMATS, use_style
 from alignmixup.files import make_folder
 from alignmixup.registry import FIGURES
@@ -87,6 +88,7 @@ def draw_figure(
         ValueError: If there is no such figure or style, or it cannot be drawn from this run, or it
             has no number of pairs.
     """
+    check_seed(seed)
     draw: Draw = FIGURES[name] if num_pairs is None else _with_pairs(name, num_pairs)
     extension = out.suffix.removeprefix(".")
     if not extension or out.is_dir():
