@@ -598,6 +598,11 @@ def test_an_unknown_score_is_explained_before_anything_runs(two_tone):
 def test_a_precision_by_name_is_explained(two_tone):
     with pytest.raises(ValueError, match=r"a type such as torch\.bfloat16, got 'bf16'"):
         evaluate(Brightness(), two_tone, amp_dtype="bf16")
+    for wide in (torch.float32, torch.float64):  # autocast would be off, and the record wrong
+        with pytest.raises(
+            ValueError, match=rf"got {wide}: torch\.bfloat16, torch\.float16 or None"
+        ):
+            evaluate(Brightness(), two_tone, amp_dtype=wide)
 
 
 def test_boxes_that_are_passed_are_those_of_images_that_stream(images):

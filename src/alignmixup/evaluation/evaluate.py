@@ -133,8 +133,11 @@ def evaluate(
     check_options(options, names)
     check_sources(ood, names)
     check_seed(seed)
-    if not isinstance(amp_dtype, torch.dtype | None):
-        raise ValueError(f"amp_dtype must be a type such as torch.bfloat16, got {amp_dtype!r}")
+    if amp_dtype not in (None, torch.bfloat16, torch.float16):  # autocast ignores any other
+        raise ValueError(
+            f"amp_dtype must be a type such as torch.bfloat16, got {amp_dtype!r}: torch.bfloat16, "
+            "torch.float16 or None"
+        )
     normalized_by = None if normalized_by is None else Pixels.of(normalized_by)
     team = team or ALONE
     with team.guarded():
