@@ -81,4 +81,15 @@ def test_figures_of_a_run_use_its_network_its_images_and_its_settings(tmp_path):
     png, pdf, caption = draw_figure("correspondences", tmp_path, run=tmp_path / "run")
     assert png.stat().st_size > 5000
     assert pdf.read_bytes().startswith(b"%PDF")
-    assert "shapes-r18-alignmixup-run, 1 epoch" in " ".join(caption.read_text().split())
+    text = " ".join(caption.read_text().split())
+    assert "shapes-r18-alignmixup-run, 1 epoch" in text
+    num_pairs = len(sources.different_pairs(source.images, 5))
+    assert f"{num_pairs} pairs of different classes drawn at random" in text
+
+
+def test_a_caption_says_that_there_are_fewer_pairs_than_asked_for():
+    images = shapes("test", 12)
+    num_pairs = len(sources.different_pairs(images, 9))
+    assert num_pairs <= 6
+    assert sources.drawn(num_pairs, 9).endswith("drawn at random: the images make no 9 such pairs.")
+    assert sources.drawn(3, 3) == "3 pairs of different classes drawn at random."

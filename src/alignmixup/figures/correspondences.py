@@ -16,7 +16,14 @@ from torch import Tensor, nn
 from alignmixup.contracts import ImageSet
 from alignmixup.experiments.painters import features_at
 from alignmixup.figures.by_name import register_figure
-from alignmixup.figures.sources import different_pairs, floats, run_source, shown, trained_source
+from alignmixup.figures.sources import (
+    different_pairs,
+    drawn,
+    floats,
+    run_source,
+    shown,
+    trained_source,
+)
 from alignmixup.figures.style import PALETTE, Figure, Image, new_figure, save, show, write_title
 from alignmixup.ops.align import align_mix, to_positions
 from alignmixup.ops.cost import pairwise_cost
@@ -64,7 +71,7 @@ def correspondences(
         "image is joined to the position of the right one that it is assigned to most, if that "
         f"one receives at least {MIN_MASS:.0%} of its mass and it is the strongest in return; of "
         f"each pair the {MOST_MATCHES} matches of most mass. Right: the features on their first "
-        "three principal axes. Pairs drawn at random."
+        f"three principal axes. {drawn(len(pairs), num_pairs)}"
     )
     figure = draw_pairs(pairs, f"What is matched with what at {source.layer}")
     return save(figure, out / "correspondences", caption)

@@ -15,7 +15,7 @@ from torch import Tensor
 from alignmixup.experiments.built_in import decoded_source
 from alignmixup.experiments.painters import Painter
 from alignmixup.figures.by_name import register_figure
-from alignmixup.figures.sources import different_pairs, floats, shown
+from alignmixup.figures.sources import different_pairs, drawn, floats, shown
 from alignmixup.figures.style import Figure, Image, new_figure, save, write_title
 from alignmixup.ops.align import Keep, align_mix
 from alignmixup.ops.blend import blend
@@ -62,7 +62,7 @@ def interpolations(
     caption = (
         f"Decoded mixes of features: {source.what}. Columns: the share of x, from all to none. "
         "Aligned, x keeps its positions and takes the features of x'; unaligned, x turns into x'. "
-        "Pairs drawn at random."
+        + drawn(len(pairs), num_pairs)
     )
     figure = draw_interpolations(pairs, "Decoded mixes of the features of two images")
     return save(figure, out / "interpolations", caption)

@@ -90,6 +90,13 @@ def different_pairs(images: ImageSet, count: int, seed: int = 0) -> list[tuple[i
     return pairs[:count]
 
 
+def drawn(num_pairs: int, wanted: int) -> str:
+    """Say in a caption how many pairs are shown, and that there are no more if that is why."""
+    pairs = "One pair" if num_pairs == 1 else f"{num_pairs} pairs"
+    fewer = f": the images make no {wanted} such pairs" if num_pairs < wanted else ""
+    return f"{pairs} of different classes drawn at random{fewer}."
+
+
 def floats(images: ImageSet, indices: list[int]) -> Float[Tensor, "b 3 h w"]:
     """These images as floats in [0, 1]."""
     return images.images[indices].float() / 255
