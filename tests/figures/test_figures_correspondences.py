@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from torch import nn
 
 from alignmixup.contracts import RecipeKey
 from alignmixup.datasets import shapes
@@ -93,3 +94,12 @@ def test_a_caption_says_that_there_are_fewer_pairs_than_asked_for():
     assert num_pairs <= 6
     assert sources.drawn(num_pairs, 9).endswith("drawn at random: the images make no 9 such pairs.")
     assert sources.drawn(3, 3) == "3 pairs of different classes drawn at random."
+
+
+@pytest.mark.parametrize("channels", [1, 2, 3, 8])
+def test_maps_of_few_channels_have_colors(channels):
+    net = nn.Sequential(nn.Conv2d(3, channels, 3, stride=4), nn.ReLU())
+    pair = aligned_pair(net, "0", shapes("test", 4), 0, 1)
+    for picture in pair.maps.values():  # [h, w, 3]
+        assert picture.shape == (8, 8, 3)
+        assert (picture[..., channels:] == 0).all()

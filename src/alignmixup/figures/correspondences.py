@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from alignmixup.contracts import ImageSet
 from alignmixup.experiments.painters import features_at
@@ -115,11 +116,12 @@ def aligned_pair(
 
 
 def _principal_colors(maps: Float[Tensor, "k c h w"]) -> NDArray[np.float32]:
-    """Feature maps as pictures [k, h, w, 3]: their first three principal axes."""
+    """Feature maps as pictures [k, h, w, 3]: their first three principal axes, black if fewer."""
     points = maps.permute(0, 2, 3, 1).flatten(0, 2)
     centered = points - points.mean(0)
     _, _, axes = torch.linalg.svd(centered, full_matrices=False)
     scores = centered @ axes[:3].T
+    scores = F.pad(scores, (0, 3 - scores.shape[1]))
     low, high = scores.amin(0), scores.amax(0)
     k, _, h, w = maps.shape
     colors: NDArray[np.float32] = (
