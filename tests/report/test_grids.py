@@ -176,6 +176,16 @@ def test_tables_and_lists_of_runs_show_the_same_of_two_measurements(dates):
     assert cell.seeds == {0: 100 - run.top1}
 
 
+@pytest.mark.parametrize("epochs", [10, 29, 30, 300])
+def test_tables_and_lists_of_runs_show_the_same_accuracy(epochs):
+    metrics = {"top1_median10": 60.0, "top1_last": 90.0, "top1": 91.0}
+    lines = [line("input", v, epochs=epochs, metric=m) for m, v in metrics.items()]
+    (row,) = measured(only_grid(lines))
+    (cell,) = row.cells.values()
+    (run,) = runs_of(lines, of_300)
+    assert cell.seeds == {0: 100 - run.top1}
+
+
 def test_an_attack_that_is_measured_again_has_one_line_in_its_chart():
     def attacked(errors, date, eps):
         settings = {"eps": eps, "errors_by_step": errors}
