@@ -342,3 +342,13 @@ def test_the_histogram_is_in_the_settings_of_auroc_alone():
     assert [r.metric for r in results if "histogram" in r.settings] == ["auroc"]
     (auroc,) = (r for r in results if r.metric == "auroc")
     assert type(auroc).from_json(auroc.to_json()) == auroc  # plain numbers
+
+
+@pytest.mark.parametrize("spread", [0.0, 1e-12, 1e-7, 0.5, 1e4])
+def test_the_bins_of_a_histogram_have_a_width(spread):
+    inside = 0.1 + spread * torch.linspace(0, 1, 9, dtype=torch.float64)
+    made = score_histogram(inside, inside[3:6])
+    widths = np.diff(made["edges"])
+    assert (widths > 0).all()
+    assert widths.max() < 1.1 * widths.min()
+    assert (sum(made["id"]), sum(made["ood"])) == (9, 3)

@@ -20,6 +20,7 @@ equal size.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Literal
 
@@ -125,6 +126,8 @@ def score_histogram(
     if low == high:  # one bin around the only value
         low, high = low - 0.5, high + 0.5
     edges = torch.linspace(low, high, num_bins + 1, dtype=torch.float64)
+    # Three digits of a bin, and at least six: scores of an untrained network hardly differ.
+    digits = max(6, 3 - math.floor(math.log10((high - low) / num_bins)))
 
     def counts(scores: Tensor) -> list[int]:
         index = torch.bucketize(scores.double().cpu(), edges[1:-1], right=True)
@@ -132,7 +135,7 @@ def score_histogram(
         return numbers
 
     return {
-        "edges": [round(edge, 6) for edge in edges.tolist()],
+        "edges": [round(edge, digits) for edge in edges.tolist()],
         "id": counts(id_scores),
         "ood": counts(ood_scores),
     }
