@@ -160,6 +160,15 @@ def test_smoothing_spreads_over_all_classes_also_the_right_one() -> None:
     assert mixed.targets[0].tolist() == pytest.approx([0.92, 0.02, 0.02, 0.02, 0.02])
 
 
+@pytest.mark.parametrize("loss", ["bce", "sigmoid_bce"])
+def test_clean_batches_have_the_loss_of_a_method_inside_wrappers(loss: str) -> None:
+    plain = InputMixup(loss=loss)
+    for wrapped in (LabelSmoothing(plain, 0.0), OneOf((LabelSmoothing(plain, 0.0), CutMix()))):
+        mixers = (OneOf((mixer,), prob=0.0) for mixer in (plain, wrapped))
+        losses = [mixer(TinyNet(), images(6), labels(6)).loss() for mixer in mixers]
+        assert torch.equal(*losses)
+
+
 def test_smoothing_before_mixing_is_the_same() -> None:
     draw, x = draw_case(InputMixup(), "input", 6), images(6)
     smooth = 0.9 * torch.eye(NUM_CLASSES)[labels(6)] + 0.1 / NUM_CLASSES

@@ -30,7 +30,7 @@ from alignmixup.mixers.label_smoothing import check_smoothing, smoothed
 from alignmixup.mixers.nomix import NoMix
 from alignmixup.mixers.per_sample import Mode, apply_each, check_mode, mixing_share, sample_each
 from alignmixup.mixers.sampling import CLEAN, clean_draw, probabilities, sample_case
-from alignmixup.mixers.wrapper import check_mixers
+from alignmixup.mixers.wrapper import check_mixers, within
 from alignmixup.registry import register_mixer
 
 Pairing = Literal["random", "reverse"]
@@ -151,7 +151,8 @@ class OneOf(Mixer):
     def apply(self, net: nn.Module, x: Tensor, y: Tensor, draw: Draw) -> Mixed:
         name, _, case = draw.case.partition("/")
         if draw.case == CLEAN:
-            mixer: Mixer = NoMix(loss=getattr(self.mixers[0], "loss", "ce"))
+            losses = (getattr(inner, "loss", None) for inner in within(self.mixers[0]))
+            mixer: Mixer = NoMix(loss=next(filter(None, losses), "ce"))
             case = CLEAN
         elif draw.case == self.mode and (mixers := self._per_sample()):
             mixed = apply_each([mixer for mixer, _ in mixers], net, x, y, draw)

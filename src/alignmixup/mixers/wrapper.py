@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -53,6 +53,15 @@ class Wrapper(Mixer):
     @abstractmethod
     def _wrap(self, mixed: Mixed) -> Mixed:
         """Return the result with other targets or another loss."""
+
+
+def within(mixer: Mixer) -> Iterator[Mixer]:
+    """Yield the mixer and those that it holds, at any depth."""
+    yield mixer
+    for value in vars(mixer).values():
+        for held in value if isinstance(value, tuple | list) else (value,):
+            if isinstance(held, Mixer):
+                yield from within(held)
 
 
 def check_mixers(mixers: tuple[object, ...]) -> None:
