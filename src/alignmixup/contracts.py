@@ -122,6 +122,7 @@ class Mixed:
         targets: Class shares of each mixed sample, ``[b, k]``, or None.
         extra: Further loss terms by name; ``loss`` adds all of them.
         criterion: Function of ``(logits, targets)`` that ``loss`` uses by default.
+        smoothing: Share of the targets that label smoothing has spread evenly over all classes.
 
     Example:
         ```python
@@ -138,6 +139,7 @@ class Mixed:
     targets: Float[Tensor, "b k"] | None
     extra: Mapping[str, Tensor] = field(default_factory=dict)
     criterion: Criterion = soft_cross_entropy
+    smoothing: float = 0.0
 
     def loss(self, criterion: Criterion | None = None) -> Tensor:
         """Return the value to minimize: the classification loss, if any, plus all of ``extra``.

@@ -9,11 +9,13 @@ import torch
 from hypothesis import given, strategies as st
 from torch import Tensor
 
-from alignmixup.contracts import soft_cross_entropy
+from alignmixup.contracts import Mixer, soft_cross_entropy
 from alignmixup.mixers.comixup import CoMixup
 from alignmixup.mixers.decoupled import Decoupled, decoupled_cross_entropy
 from alignmixup.mixers.input_mixup import InputMixup
 from alignmixup.mixers.label_smoothing import LabelSmoothing
+from alignmixup.mixers.oneof import OneOf
+from alignmixup.mixers.tokenmix import TokenMix
 from cases import NUM_CLASSES, TinyNet, draw_case, images, labels
 
 
@@ -136,6 +138,25 @@ def test_more_than_two_classes_and_smoothing() -> None:
     assert torch.equal(mixed.loss(), loss)
     many = Decoupled(CoMixup(loss="ce"))
     assert many(TinyNet(), images(8), labels(8), torch.Generator().manual_seed(0)).loss() > 0
+
+
+@pytest.mark.parametrize(
+    ("mixer", "smoothing"),
+    [
+        (OneOf((LabelSmoothing(InputMixup(), 0.1),)), 0.1),
+        (LabelSmoothing(LabelSmoothing(InputMixup(), 0.1), 0.2), 0.28),
+        (LabelSmoothing(OneOf((OneOf((InputMixup(),), smoothing=0.1),)), 0.2), 0.28),
+        (LabelSmoothing(TokenMix(grid=4, score="area", smoothing=0.1, loss="ce"), 0.2), 0.28),
+    ],
+    ids=["oneof", "twice", "nested", "token"],
+)
+def test_smoothing_is_not_mixing_at_any_depth(mixer: Mixer, smoothing: float) -> None:
+    draw = mixer.draw(6, torch.Generator().manual_seed(0))
+    batch = TinyNet(), images(6), labels(6), dataclasses.replace(draw, perm=torch.arange(6).roll(1))
+    plain, ours = (m.apply(*batch) for m in (mixer, Decoupled(mixer, eta=1.0)))
+    added = term(ours.logits, ours.targets, smoothing=smoothing)
+    assert added > 0.1
+    torch.testing.assert_close(ours.loss() - plain.loss(), added)
 
 
 def test_bf16_logits_are_computed_in_float32() -> None:

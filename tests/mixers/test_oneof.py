@@ -280,6 +280,7 @@ def test_two_mixers_with_state_are_refused() -> None:
         (lambda: LabelSmoothing(NoMix(), 1.0), r"smoothing must lie in \[0, 1\), got 1.0"),
         (lambda: LabelSmoothing(Decoupled(NoMix())), "put Decoupled outside"),
         (lambda: OneOf((Decoupled(NoMix()),), smoothing=0.1), "put Decoupled outside"),
+        (lambda: LabelSmoothing(OneOf((NoMix(), Decoupled(NoMix())))), "put Decoupled outside"),
     ],
 )
 def test_bad_settings_are_named(build, message: str) -> None:

@@ -77,7 +77,7 @@ class Decoupled(Wrapper):
             decoupled_cross_entropy,
             eta=self.eta,
             by_label=self.weight == "label",
-            smoothing=getattr(self.mixer, "smoothing", 0.0),
+            smoothing=mixed.smoothing,
         )
         return dataclasses.replace(mixed, criterion=loss)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from alignmixup.contracts import Mixed, Mixer
 from alignmixup.mixers.decoupled import Decoupled
-from alignmixup.mixers.wrapper import Wrapper
+from alignmixup.mixers.wrapper import Wrapper, within
 from alignmixup.registry import register_mixer
 
 
@@ -54,7 +54,8 @@ def check_smoothing(smoothing: float, mixers: tuple[Mixer, ...]) -> None:
     """Raise a ``ValueError`` for a share out of range, or a loss that would see every class."""
     if not 0 <= smoothing < 1:
         raise ValueError(f"smoothing must lie in [0, 1), got {smoothing}")
-    if smoothing and any(isinstance(mixer, Decoupled) for mixer in mixers):
+    inner = (held for mixer in mixers for held in within(mixer))
+    if smoothing and any(isinstance(mixer, Decoupled) for mixer in inner):
         raise ValueError(
             f"smoothing={smoothing} around Decoupled would give every class a share of the label: "
             "put Decoupled outside"
@@ -66,4 +67,5 @@ def smoothed(mixed: Mixed, smoothing: float) -> Mixed:
     if mixed.targets is None or smoothing == 0:
         return mixed
     targets = (1 - smoothing) * mixed.targets + smoothing / mixed.targets.shape[1]
-    return dataclasses.replace(mixed, targets=targets)
+    spread = 1 - (1 - smoothing) * (1 - mixed.smoothing)
+    return dataclasses.replace(mixed, targets=targets, smoothing=spread)

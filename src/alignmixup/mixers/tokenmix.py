@@ -137,7 +137,7 @@ class TokenMix(Method):
         check_logits(logits, len(x))
         labels = soft_targets(y, logits.shape[1], multi_label=self.is_multi_label)
         targets = token_targets(labels, draw.perm, *shares, smoothing=self.smoothing)
-        return Mixed(logits, targets, {}, LOSSES[self.loss])
+        return Mixed(logits, targets, {}, LOSSES[self.loss], self.smoothing)
 
     def _scores(self, net: nn.Module, x: Tensor, y: Tensor) -> Float[Tensor, "b n m"]:
         """Return where each clean image shows its class, without gradient."""
