@@ -235,6 +235,30 @@ def test_auto_gamma_is_tanh_of_the_distance_of_the_classes(weights: str) -> None
     torch.testing.assert_close(soft.targets, mixed.targets)
 
 
+def test_auto_gamma_averages_over_the_classes_of_multi_label_targets(weights: str) -> None:
+    mixer = StyleCutMix(
+        weights, gamma="auto", delta=2.0, content_weight=0.0, loss="sigmoid_bce", prob=1.0
+    )
+    y = torch.tensor([[1, 1, 0], [0, 0, 1], [1, 0, 0], [1, 1, 1], [0, 1, 1], [0, 0, 0]])
+    gamma = torch.zeros(6)
+    for i, partner in enumerate(y[PERM]):
+        pairs = [(k, m) for k in range(3) for m in range(3) if y[i, k] and partner[m]]
+        far = [float(DISTANCES[k, m]) + 2.0 * (k == m) for k, m in pairs]
+        gamma[i] = torch.tanh(torch.tensor(sum(far) / max(len(far), 1) / 2.0))
+    share = (gamma + (1 - gamma) * 0.25)[:, None]
+    expected = share * y + (1 - share) * y[PERM]
+    for rows in (y, y.bool(), y.float()):
+        mixed = mixer.apply(Seen(3), images(6), rows, cut_draw(1.0, 0.25, 0.9))
+        torch.testing.assert_close(mixed.targets, expected)
+
+
+def test_auto_gamma_takes_small_integers_as_class_numbers(weights: str) -> None:
+    mixer, y = StyleCutMix(weights, gamma="auto"), labels(6) % 3
+    draw = cut_draw(0.5, 0.25, 0.9)
+    ours, small = (mixer.apply(Seen(3), images(6), t, draw) for t in (y, y.to(torch.uint8)))
+    assert torch.equal(ours.targets, small.targets)
+
+
 @pytest.mark.unchecked_shapes
 def test_auto_gamma_without_its_distances_is_named(weights: str, tmp_path: Path) -> None:
     bare = tmp_path / "bare.safetensors"

@@ -142,26 +142,25 @@ class StyleCutMix(StyleMixer):
         return paste(outside, inside, box)
 
     def _auto_gamma(self, style: AdaIN, y: Tensor, perm: Tensor) -> Float[Tensor, " b"]:
-        """Return tanh(D / delta) of each pair; D is averaged over the classes of soft labels."""
+        """Return tanh(D / delta) of each pair; D is averaged over the classes of both labels."""
         assert style.class_distances is not None  # checked by network()
         k = len(style.class_distances)
         _check_classes(y, k)
         distances = style.class_distances + SAME_CLASS * torch.eye(
             k, device=y.device, dtype=torch.float32
         )
-        if y.is_floating_point():
-            with torch.autocast(y.device.type, enabled=False):
-                apart = ((y.float() @ distances) * y[perm]).sum(1)
-        else:
-            apart = distances[y, y[perm]]
+        rows = self._rows(y, k).float()
+        rows = rows / rows.sum(1, keepdim=True).clamp(min=1e-6)  # a row may have no class
+        with torch.autocast(y.device.type, enabled=False):
+            apart = ((rows @ distances) * rows[perm]).sum(1)
         return torch.tanh(apart / self.delta)
 
 
 def _check_classes(y: Tensor, num_classes: int) -> None:
-    if y.is_floating_point():
+    if y.ndim == 2:
         count = y.shape[1]
     elif y.device.type == "cpu" and y.numel():  # on a GPU this would synchronize
-        count = max(num_classes, int(y.max()) + 1)
+        count = max(num_classes, int(y.long().max()) + 1)
     else:
         return
     if count != num_classes:
