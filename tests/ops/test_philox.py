@@ -55,6 +55,15 @@ def test_dirichlet_columns_sum_to_one_and_have_beta_marginals() -> None:
     assert scipy.stats.kstest(weights[2].double().numpy(), *law).pvalue > 1e-4
 
 
+@pytest.mark.parametrize("alpha", [1e-40, 1e-3, 0.02, 1e30])
+def test_dirichlet_of_every_alpha_has_its_law(alpha: float) -> None:
+    """Beta marginals; with two parts the share of each is 0 or 1 for a small alpha."""
+    weights = dirichlet(torch.tensor(3), torch.tensor(alpha), (2, 4000), dim=0)
+    torch.testing.assert_close(weights.sum(0), torch.ones(4000))
+    assert float(weights.mean(1)[0]) == pytest.approx(0.5, abs=0.03)
+    assert float(weights[0].var()) == pytest.approx(0.25 / (2 * alpha + 1), abs=0.01)
+
+
 def test_seeds_and_positions_are_independent() -> None:
     alpha = torch.tensor(1.0)
     a, b = (gammas(torch.tensor(seed), alpha, (4000,)).numpy() for seed in (1, 2))

@@ -65,11 +65,18 @@ def _normals(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
 def gammas(
     seed: Int[Tensor, ""], alpha: Float[Tensor, ""], shape: tuple[int, ...]
 ) -> Float[Tensor, "..."]:
-    """Draw from Gamma(alpha, 1) in float32, for alpha of about 0.1 and more."""
+    """Draw from Gamma(alpha, 1) in float32; with an alpha below 0.1 some are too small for it."""
+    return log_gammas(seed, alpha, shape).exp()
+
+
+def log_gammas(
+    seed: Int[Tensor, ""], alpha: Float[Tensor, ""], shape: tuple[int, ...]
+) -> Float[Tensor, "..."]:
+    """Draw logarithms of gammas, which are finite for every alpha."""
     index = torch.arange(math.prod(shape), device=seed.device).view(shape)
     a, b, u = (philox(seed, index, stream) for stream in range(3))
     boost = _unit(a[0])
-    alpha = alpha.float()
+    alpha = alpha.float().clamp(min=1e-30)
     d = alpha + 2 / 3
     scale = (9 * d).rsqrt()
     value, is_found = torch.ones_like(boost), torch.zeros_like(boost, dtype=torch.bool)
@@ -78,7 +85,7 @@ def gammas(
         limit = 0.5 * x * x + d - d * v + d * v.clamp(min=1e-30).log()
         accepted = (v > 0) & (_unit(word).log() < limit) & ~is_found
         value, is_found = torch.where(accepted, v, value), is_found | accepted
-    return d * value * boost ** (1 / alpha)
+    return d.log() + value.log() + boost.log() / alpha
 
 
 @fusible
@@ -86,5 +93,5 @@ def dirichlet(
     seed: Int[Tensor, ""], alpha: Float[Tensor, ""], shape: tuple[int, ...], dim: int
 ) -> Float[Tensor, "..."]:
     """Draw weights that sum to 1 over ``dim``, from a symmetric Dirichlet distribution."""
-    parts = gammas(seed, alpha, shape)
-    return parts / parts.sum(dim, keepdim=True)
+    # Of logarithms: with a small alpha all gammas of a sum may be zero in float32.
+    return log_gammas(seed, alpha, shape).softmax(dim)
