@@ -413,6 +413,16 @@ def test_the_layout_of_the_images_is_kept() -> None:
 
 
 @pytest.mark.unchecked_shapes  # hundreds of draws of the same shapes
+@pytest.mark.parametrize("alpha", [1e-6, 1e-3, 0.009, 0.011])
+def test_a_prior_of_small_alpha_has_its_law(alpha: float) -> None:
+    """The variance of a share of two is 1 / 4 / (2 alpha + 1): nearly always 0 or 1."""
+    mixer, rng = CoMixup(alpha=alpha, part_size=2, num_restarts=1), torch.Generator().manual_seed(0)
+    prior = mixer.draw(4000, rng).prior.view(2000, 2)
+    torch.testing.assert_close(prior.sum(1), torch.ones(2000))
+    assert float(prior[:, 0].mean()) == pytest.approx(0.5, abs=0.04)
+    assert float(prior[:, 0].var()) == pytest.approx(0.25 / (2 * alpha + 1), abs=0.01)
+
+
 def test_a_dirichlet_prior_for_each_part() -> None:
     mixer = CoMixup(grids=(2, 4))
     draw = draw_from(mixer, 47)

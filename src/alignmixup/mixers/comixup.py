@@ -24,7 +24,7 @@ from alignmixup.contracts import Draw, Mixed
 from alignmixup.mixers.base import LOSSES, Loss, Method
 from alignmixup.mixers.checks import check_grids, check_integers, check_nonnegative, require
 from alignmixup.mixers.pixels import Scale
-from alignmixup.mixers.sampling import clean_draw, sample_case, sample_unit
+from alignmixup.mixers.sampling import clean_draw, sample_case, sample_parts, sample_unit
 from alignmixup.ops.backend import Backend
 from alignmixup.ops.gradient_saliency import block_saliency, gradient_saliency
 from alignmixup.ops.joint import JointCosts, Penalty, assign_blocks
@@ -122,13 +122,7 @@ class CoMixup(Method):
 
     def draw(self, batch_size: int, rng: torch.Generator, progress: float = 0.0) -> Draw:
         case = sample_case(self.cases, rng)
-        concentration = torch.full(
-            (batch_size,), self.alpha, device=rng.device, dtype=torch.float64
-        )
-        # Normalized gammas are a Dirichlet draw; torch.distributions takes no generator.
-        gammas = torch._standard_gamma(concentration, generator=rng)
-        parts = torch.split(gammas, self.part_size)
-        prior = torch.cat([part / part.sum() for part in parts]).float()
+        prior = sample_parts(self.alpha, batch_size, self.part_size, rng)
         start = sample_unit((self.num_restarts, batch_size, int(case), int(case)), rng)
         clean = clean_draw(batch_size, rng)
         return CoDraw(case, clean.perm, clean.lam, prior, start)

@@ -50,13 +50,29 @@ def sample_share(
     if ahead:
         concentration[0] += ahead
     if alpha < LEAST_ALPHA:
-        # Gamma(a) is Gamma(a + 1) U^(1 / a), taken as logarithms.
-        unit = 1 - torch.rand(shape, dtype=torch.float64, generator=rng, device=rng.device)
-        log_g = torch._standard_gamma(concentration + 1, generator=rng).log()
-        log_g += unit.log() / concentration
+        log_g = _sample_log_gamma(concentration, rng)
         return torch.sigmoid(log_g[0] - log_g[1]).float()
     g = torch._standard_gamma(concentration, generator=rng)
     return (g[0] / g.sum(0)).float()
+
+
+def sample_parts(alpha: float, size: int, part_size: int, rng: torch.Generator) -> Tensor:
+    """Draw ``size`` shares; each part of ``part_size`` is from a symmetric Dirichlet."""
+    concentration = torch.full((size,), alpha, dtype=torch.float64, device=rng.device)
+    if alpha < LEAST_ALPHA:
+        parts = torch.split(_sample_log_gamma(concentration, rng), part_size)
+        return torch.cat([part.softmax(0) for part in parts]).float()
+    # Normalized gammas are a Dirichlet draw; torch.distributions takes no generator.
+    parts = torch.split(torch._standard_gamma(concentration, generator=rng), part_size)
+    return torch.cat([part / part.sum() for part in parts]).float()
+
+
+def _sample_log_gamma(concentration: Tensor, rng: torch.Generator) -> Tensor:
+    """Draw logarithms of gammas: Gamma(a) is Gamma(a + 1) U^(1 / a)."""
+    shape = concentration.shape
+    unit = 1 - torch.rand(shape, dtype=torch.float64, generator=rng, device=rng.device)
+    log_g = torch._standard_gamma(concentration + 1, generator=rng).log()
+    return log_g + unit.log() / concentration
 
 
 def sample_unit(shape: tuple[int, ...], rng: torch.Generator) -> Tensor:
