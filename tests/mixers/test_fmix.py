@@ -44,8 +44,22 @@ def image_of(noise: Tensor, size: tuple[int, int], decay: float = 3.0) -> np.nda
 def test_the_image_is_numpys(size: tuple[int, int]) -> None:
     noise = noise_of(0)
     ours = low_frequency_image(isotropic_spectrum(noise, 3.0, size), size[1])
-    theirs = torch.from_numpy(image_of(noise, size)).float()
+    theirs = torch.from_numpy(image_of(noise, size) / max(size) ** 3).float()
     torch.testing.assert_close(ours, theirs, atol=1e-4 * float(theirs.abs().max()), rtol=0)
+
+
+@pytest.mark.parametrize("decay", [8.0, 40.0, 500.0])
+def test_a_mask_of_any_decay_is_that_of_float64(decay: float) -> None:
+    """Powers of the lowest frequency that float32 cannot hold are no loss of the mask."""
+    size, lam, coin = (32, 24), torch.tensor(0.4), torch.tensor(0.0)
+    for make in (isotropic_spectrum, released_spectrum):
+        images = (
+            low_frequency_image(make(noise_of(3).to(dtype), decay, size), size[1])
+            for dtype in (torch.float32, torch.float64)
+        )
+        ours, theirs = (largest(image, lam, coin) for image in images)
+        assert float((ours != theirs).float().mean()) < 0.01
+        assert 0 < float(ours[: size[0] // 4].float().mean()) < 1  # not the first pixels
 
 
 @pytest.mark.parametrize("size", [(32, 32), (16, 16), (12, 8)], ids=str)
@@ -56,7 +70,7 @@ def test_the_released_image_is_a_transform_of_the_wrong_axis(size: tuple[int, in
     field = noise[16:, : width // 2 + 1].double().numpy().copy()  # ky = 0, 1, ...
     for ky in range(len(field)):
         for kx in range(field.shape[1]):
-            field[ky, kx] /= max(np.hypot(ky / height, kx / width), 1 / max(size)) ** 3
+            field[ky, kx] /= max(np.hypot(ky / height, kx / width) * max(size), 1) ** 3
     theirs = torch.from_numpy(np.fft.irfftn(field[0] + 1j * field[1], size, (0, 1))).float()
     ours = low_frequency_image(released_spectrum(noise, 3.0, size), width)
     torch.testing.assert_close(ours, theirs, atol=1e-4 * float(theirs.abs().max()), rtol=0)

@@ -159,7 +159,8 @@ def released_spectrum(
 
 
 def _amplitude(squared: Tensor, decay: float, size: tuple[int, int]) -> Tensor:
-    return squared.sqrt().clamp(min=1 / max(size)).pow(-decay)
+    # Relative to the largest: the mask does not change, and no decay overflows float32.
+    return (squared.sqrt() * max(size)).clamp(min=1).pow(-decay)
 
 
 def low_frequency_image(spectrum: Float[Tensor, "h half 2"], width: int) -> Float[Tensor, "h w"]:
