@@ -31,6 +31,7 @@ from alignmixup.mixers.snapmix import SnapMix
 from alignmixup.ops.align import align_mix
 from alignmixup.registry import MIXERS
 from cases import (
+    IMAGE_SIZE,
     NUM_CLASSES,
     ROWS,
     Row,
@@ -143,6 +144,31 @@ def test_small_batches_and_targets_that_sum_to_one(row: Row, case: str, batch_si
     torch.testing.assert_close(mixed.targets.sum(1), torch.ones(num_rows))
     assert (mixed.targets >= 0).all()
     assert mixed.loss().isfinite()
+
+
+@pytest.mark.unchecked_shapes
+@every_unguided_case
+def test_a_lam_per_sample_is_that_of_each_sample_or_named(row: Row, case: str) -> None:
+    """In a batch as large as the side of the images, where the shapes alone would fit."""
+    b, net = IMAGE_SIZE, TinyNet().eval()
+    draw, is_first = draw_case(row.mixer, case, b), torch.arange(b) % 2 == 0
+
+    def mixed(lam: Tensor) -> Mixed:
+        changed = dataclasses.replace(draw, lam=lam)
+        return row.apply(net, images(b), labels(b), changed)
+
+    each = torch.where(is_first, 0.3, 0.8)
+    if getattr(row.mixer, "has_one_lam", False):
+        with pytest.raises(ValueError, match=rf"has one lam per batch, got \[{b}\]"):
+            mixed(each)
+        return
+    ours = mixed(each)
+    one, two = (mixed(torch.tensor(lam)) for lam in (0.3, 0.8))
+    if len(ours.logits) == b:  # else a row is not of one sample
+        mask = is_first.unsqueeze(1)
+        expected = torch.where(mask, one.logits, two.logits)
+        torch.testing.assert_close(ours.logits, expected, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(ours.targets, torch.where(mask, one.targets, two.targets))
 
 
 @every_case

@@ -78,6 +78,7 @@ class AdAutoMix(Learned):
     """
 
     case = "mask"
+    has_one_lam = True
 
     alpha: float = 1.0
     switch: float = 0.03

@@ -66,6 +66,7 @@ class AttentiveMix(Method):
     """
 
     case = "cut"
+    has_one_lam = True
 
     guide: str = SELF
     sha256: str = ""

@@ -63,6 +63,7 @@ class PairLearned(Learned):
     """
 
     case = "mask"
+    has_one_lam = True
 
     mask_weight: float = 0.1
     mask_margin: float = 0.1

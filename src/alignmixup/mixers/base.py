@@ -45,6 +45,8 @@ class Method(Mixer):
     # ``prob``: all other batches are then CLEAN.
     case: ClassVar[str] = ""
     has_clean: ClassVar[bool] = False
+    # Whether all samples share one mask, so that ``lam`` of a draw must be a scalar.
+    has_one_lam: ClassVar[bool] = False
 
     loss: Loss
 
@@ -84,6 +86,11 @@ class Method(Mixer):
             raise ValueError(
                 f"the draw's case is {draw.case!r}, but this mixer has {list(self.known_cases)}: "
                 "use its own draw()"
+            )
+        if self.has_one_lam and draw.lam.ndim:
+            raise ValueError(
+                f"{type(self).__name__} has one lam per batch, got {list(draw.lam.shape)}: use a "
+                "scalar, as its own draw() does"
             )
         mix = self._clean if draw.case == CLEAN else self._mix
         return mix(net, x, y, draw.to(x.device))

@@ -73,6 +73,7 @@ class FMix(Method):
     """
 
     case = "cut"
+    has_one_lam = True
     needs_network = False
 
     alpha: float = 1.0

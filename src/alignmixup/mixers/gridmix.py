@@ -82,6 +82,7 @@ class GridMix(Stateful):
     """
 
     case = "cut"
+    has_one_lam = True
 
     grid: Grid = "holes"
     alpha: float | None = None

@@ -68,6 +68,7 @@ class RecursiveMix(Stateful):
     """
 
     case = "history"
+    has_one_lam = True
 
     layer: str = "layer4"
     alpha: float = 0.5

@@ -59,6 +59,7 @@ class SmoothMix(Method):
     """
 
     case = "cut"
+    has_one_lam = True
     needs_network = False
 
     strength: float = 1.0

@@ -70,6 +70,7 @@ class SnapMix(Method):
     """
 
     case = "cut"
+    has_one_lam = True
     has_clean = True
 
     layer: str = "layer4"

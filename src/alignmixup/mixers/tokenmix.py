@@ -77,6 +77,7 @@ class TokenMix(Method):
     """
 
     case = "cut"
+    has_one_lam = True
 
     grid: int = 14
     share: float = 4 / 7
