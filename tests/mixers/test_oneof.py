@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
+import math
 
 import numpy as np
 import pytest
@@ -269,7 +270,10 @@ def test_two_mixers_with_state_are_refused() -> None:
     ("build", "message"),
     [
         (lambda: OneOf(()), r"weights must be one number >= 0 for each of 0 mixers"),
-        (lambda: OneOf(weights=(1,)), r"for each of 2 mixers, and not all zero, got \(1,\)"),
+        (lambda: OneOf(weights=(1,)), r"2 mixers, finite and not all zero, got \(1,\)"),
+        (lambda: OneOf(weights=(math.nan, 1)), r"2 mixers, finite .*, got \(nan, 1\)"),
+        (lambda: OneOf(weights=(1, math.nan)), r"2 mixers, finite .*, got \(1, nan\)"),
+        (lambda: OneOf(weights=(math.inf, 1)), r"2 mixers, finite .*, got \(inf, 1\)"),
         (lambda: OneOf(weights=(1, -1)), "weights must be one number >= 0"),
         (lambda: OneOf(weights=(0, 0)), "not all zero"),
         (lambda: OneOf(prob=1.5), r"prob must lie in \[0, 1\], got 1.5"),

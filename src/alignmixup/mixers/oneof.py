@@ -11,6 +11,7 @@ second method of the same class is ``CutMix2``. Chosen per sample or pair, all m
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -76,10 +77,11 @@ class OneOf(Mixer):
         check_mixers(self.mixers)
         check_smoothing(self.smoothing, self.mixers)
         weights = (1.0,) * len(self.mixers) if self.weights is None else self.weights
-        if len(weights) != len(self.mixers) or min(weights, default=-1) < 0 or not sum(weights):
+        is_usable = min(weights, default=-1) >= 0 and 0 < sum(weights) < math.inf  # NaN is not
+        if len(weights) != len(self.mixers) or not is_usable:
             raise ValueError(
-                f"weights must be one number >= 0 for each of {len(self.mixers)} mixers, and not "
-                f"all zero, got {self.weights}"
+                f"weights must be one number >= 0 for each of {len(self.mixers)} mixers, finite "
+                f"and not all zero, got {self.weights}"
             )
         check_unit(self, "prob", "until")
         check_mode(self.mode, self.mixers)
