@@ -83,8 +83,9 @@ def test_the_emphasis_of_samix_rises_from_0_to_1(curve: float) -> None:
     g = emphasis(torch.linspace(0, 1, 101, dtype=torch.float64), curve)
     torch.testing.assert_close(g[[0, 50, 100]], torch.tensor([0, 0.5, 1], dtype=torch.float64))
     assert (g.diff() >= -1e-12).all()
-    with pytest.raises(ValueError, match="curve must be at least 1"):
-        SAMix(curve=0.9)
+    for wrong in (0.9, math.nan, math.inf):
+        with pytest.raises(ValueError, match="curve must be finite and at least 1"):
+            SAMix(curve=wrong)
 
 
 @pytest.mark.parametrize("num_images", [2, 3, 4])

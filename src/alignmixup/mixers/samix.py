@@ -9,6 +9,7 @@ mask loss = w (max(0, |mean m - lam| - margin) - 2 Var m)
 from __future__ import annotations
 
 import functools
+import math
 from collections import OrderedDict
 from dataclasses import dataclass
 
@@ -64,9 +65,10 @@ class SAMix(PairLearned):
         check_nonnegative(self, "global_eta")
         if self.global_eta and self.loss != "ce":
             raise ValueError(f"global_eta extends cross-entropy: set loss='ce', got {self.loss!r}")
-        if self.curve is not None and self.curve < 1:
+        if self.curve is not None and not 1 <= self.curve < math.inf:
             raise ValueError(
-                f"curve must be at least 1, below which g falls and then rises, got {self.curve}"
+                "curve must be finite and at least 1, below which g falls and then rises, got "
+                f"{self.curve}; None is g = lam"
             )
 
     @classmethod
