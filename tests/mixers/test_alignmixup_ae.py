@@ -493,7 +493,7 @@ class NarrowBackbone(nn.Module):
         (lambda: AE(alpha=0.0), "alpha must be positive and finite, got 0.0"),
         (lambda: AE(eps=0.0), "eps must be a positive number, got 0.0"),
         (lambda: AE(num_iters=-1), "num_iters must be an integer >= 0 .* got -1"),
-        (lambda: AE(resolution=0), "resolution must be at least 1, got 0"),
+        (lambda: AE(resolution=0), "resolution must be an integer >= 1, got 0"),
         (lambda: AE(loss="mse"), "loss must be .*, got 'mse'"),
         (lambda: AlignMixupVAE(embedding_dim=0), "embedding_dim must be an integer >= 1, got 0"),
         (lambda: AlignMixupVAE(kl_weight=-1.0), "kl_weight must be >= 0 and finite, got -1.0"),

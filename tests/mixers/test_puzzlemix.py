@@ -540,7 +540,7 @@ def test_published_settings() -> None:
         ({"t_eps": math.nan}, "t_eps must be >= 0 and finite, got nan"),
         ({"adv_eps": math.nan}, "adv_eps must be >= 0 and finite, got nan"),
         ({"clean_lam": math.nan}, "clean_lam must be >= 0 .* got nan"),
-        ({"t_size": 0}, "got 4 and 0"),
+        ({"t_size": 0}, "t_size must be an integer >= 1, or -1 .*, got 0"),
         ({"adv_prob": 1.5}, "adv_prob must lie in .* got 1.5"),
         ({"mean": (0.5,)}, "set both mean and std or neither"),
         ({"mean": (0.5,), "std": (0.0,)}, "std positive"),

@@ -31,7 +31,7 @@ from alignmixup.hooks import (
     tap,
 )
 from alignmixup.mixers.base import Loss, Method
-from alignmixup.mixers.checks import check_weights
+from alignmixup.mixers.checks import check_integers, check_weights
 from alignmixup.mixers.layouts import looks_channels_last, returns_channels_last
 from alignmixup.mixers.sampling import probabilities, sample_pairs
 from alignmixup.ops.align import align_mix
@@ -137,10 +137,10 @@ class AlignMixup(Method):
         check_layer_name(self.layer)
         check_weights(self.weights, CASES)
         check_settings(self.eps, self.num_iters, self.tol, self.last or "columns")
-        if self.resolution is not None and self.resolution < 1:
-            raise ValueError(f"resolution must be at least 1, got {self.resolution}")
-        if self.prefix_tokens is not None and self.prefix_tokens < 0:
-            raise ValueError(f"prefix_tokens must be >= 0, got {self.prefix_tokens}")
+        if self.resolution is not None:
+            check_integers(self, 1, "resolution")
+        if self.prefix_tokens is not None:
+            check_integers(self, 0, "prefix_tokens")
 
     @classmethod
     def released(cls, layer: str = "layer4") -> Self:

@@ -114,11 +114,12 @@ class PuzzleMix(Method):
         super().__post_init__()
         check_grids(self.grids, least=2)
         check_integers(self, 2, "num_labels")
+        check_integers(self, 1, "neigh_size")
         check_nonnegative(self, "clean_lam", "eta", "beta", "gamma", "t_eps", "adv_eps")
-        if self.neigh_size < 1 or (self.t_size < 1 and self.t_size != -1):
+        if not isinstance(self.t_size, int) or (self.t_size < 1 and self.t_size != -1):
             raise ValueError(
-                "neigh_size must be at least 1, and t_size at least 1 or -1 for the blocks of the "
-                f"mask, got {self.neigh_size} and {self.t_size}"
+                "t_size must be an integer >= 1, or -1 for the blocks of the mask, got "
+                f"{self.t_size!r}"
             )
         if self.std is not None and self.saliency_std is not None:
             raise ValueError(

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from alignmixup.contracts import Draw, Mixed
 from alignmixup.mixers.base import Loss, Method
-from alignmixup.mixers.checks import image_size, require
+from alignmixup.mixers.checks import check_integers, image_size, require
 from alignmixup.mixers.pixels import Scale, from_pixels, to_pixels
 from alignmixup.mixers.sampling import sample_case, sample_perm, sample_share, sample_unit
 from alignmixup.ops.adain import AdaIN, adain, find_weights, load_adain, style_statistics
@@ -55,8 +55,8 @@ class StyleMixer(Method):
             raise ValueError(
                 f"sha256 {self.sha256!r} given without weights: set both, or leave it empty"
             )
-        if self.input_size is not None and self.input_size < 16:
-            raise ValueError(f"input_size must be at least 16 pixels, got {self.input_size}")
+        if self.input_size is not None:
+            check_integers(self, 16, "input_size")
 
     def check_weights(self) -> None:
         """Raise a ``ValueError`` if there are no weights.
