@@ -15,6 +15,7 @@ from alignmixup.mixers.decoupled import Decoupled, decoupled_cross_entropy
 from alignmixup.mixers.input_mixup import InputMixup
 from alignmixup.mixers.label_smoothing import LabelSmoothing
 from alignmixup.mixers.oneof import OneOf
+from alignmixup.mixers.regmixup import RegMixup
 from alignmixup.mixers.tokenmix import TokenMix
 from cases import NUM_CLASSES, TinyNet, draw_case, images, labels
 
@@ -179,6 +180,9 @@ def test_the_preset_of_the_paper_counts_classes_alike() -> None:
 def test_bad_settings_are_named() -> None:
     with pytest.raises(ValueError, match="eta must be >= 0 and finite, got -1"):
         Decoupled(InputMixup(), eta=-1.0)
+    for mixer in (RegMixup(), OneOf((InputMixup(), LabelSmoothing(RegMixup())))):
+        with pytest.raises(ValueError, match=r"RegMixup .* Decoupled would have no effect"):
+            Decoupled(mixer)
     with pytest.raises(ValueError, match="weight must be 'label' or 'one', got 'half'"):
         Decoupled(InputMixup(), weight="half")
     with pytest.raises(ValueError, match="InputMixup has another loss: set its loss='ce'"):

@@ -21,7 +21,8 @@ from torch import Tensor
 
 from alignmixup.contracts import Mixed, Mixer, fusible, soft_cross_entropy, widened
 from alignmixup.mixers.checks import check_nonnegative
-from alignmixup.mixers.wrapper import Wrapper
+from alignmixup.mixers.regmixup import RegMixup
+from alignmixup.mixers.wrapper import Wrapper, within
 from alignmixup.registry import register_mixer
 
 Weight = Literal["label", "one"]
@@ -59,6 +60,11 @@ class Decoupled(Wrapper):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_nonnegative(self, "eta")
+        if any(isinstance(inner, RegMixup) for inner in within(self.mixer)):
+            raise ValueError(
+                "RegMixup adds the loss of its mixed images by itself, where Decoupled would have "
+                "no effect: use another mixer, such as InputMixup"
+            )
 
     @classmethod
     def paper(cls, mixer: Mixer) -> Decoupled:
