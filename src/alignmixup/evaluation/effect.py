@@ -23,8 +23,7 @@ from alignmixup.evaluation.forward import model_dtype
 from alignmixup.hooks import find_layer, keeping_modes, logits_module, tap
 from alignmixup.mixers.alignmixup import AlignMixup, mix_features, to_resolution
 from alignmixup.mixers.checks import check_images
-from alignmixup.mixers.oneof import OneOf
-from alignmixup.mixers.wrapper import Wrapper
+from alignmixup.mixers.wrapper import within
 from alignmixup.ops.align import Keep, exact_side, to_positions
 from alignmixup.ops.blend import check_logits
 from alignmixup.ops.cost import pairwise_cost
@@ -199,21 +198,13 @@ def _feature_mixer(
         return AlignMixup(mixer, weights=weights, **settings)  # type: ignore[arg-type]
     if settings:
         raise ValueError(f"{sorted(settings)} are settings of the mixer: change them there")
-    found = _aligning(mixer)
+    held = (getattr(each, "feature_mixer", None) for each in within(mixer))
+    found: AlignMixup | None = next(filter(None, held), None)
     if found is None:
         raise ValueError(f"this mixer aligns no features, so there is nothing to measure: {mixer}")
     if keep is None:
         return found
     return dataclasses.replace(found, weights={c: 1.0 for c, kept in KEEPS.items() if kept == keep})
-
-
-def _aligning(mixer: Mixer) -> AlignMixup | None:
-    """Return the mixer that aligns features: this one or the first that it holds, if any does."""
-    held = mixer.mixers if isinstance(mixer, OneOf) else ()
-    held = (mixer.mixer,) if isinstance(mixer, Wrapper) else held
-    found: list[AlignMixup | None] = [_aligning(each) for each in held]
-    found.append(getattr(mixer, "feature_mixer", None))
-    return next((each for each in found if each is not None), None)
 
 
 def _changes(
