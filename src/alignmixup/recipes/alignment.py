@@ -28,23 +28,21 @@ from alignmixup.recipes.schema import DataSpec, Recipe
 from alignmixup.registry import register_recipe
 
 DATA = "cifar100"
-EXACT = dataclasses.replace(AlignMixup.released("layer4"), last=None)
-EXACT_3 = dataclasses.replace(EXACT, layer="layer3")
+RELEASED = AlignMixup.released("layer4")
+EXACT = dataclasses.replace(RELEASED, last=None)
+UNALIGNED = dataclasses.replace(EXACT, aligned=False)
 
 # By network: the mixer of each arm.
 ARMS = {
     "r18": {
-        "unaligned": dataclasses.replace(EXACT, aligned=False),
+        "unaligned": UNALIGNED,
         "exact": EXACT,
-        "released": AlignMixup.released("layer4"),
-        "converged": dataclasses.replace(AlignMixup.released("layer4"), num_iters=1000),
-        "layer3-unaligned": dataclasses.replace(EXACT_3, aligned=False),
-        "layer3-exact": EXACT_3,
+        "released": RELEASED,
+        "converged": dataclasses.replace(RELEASED, num_iters=1000),
+        "layer3-unaligned": dataclasses.replace(UNALIGNED, layer="layer3"),
+        "layer3-exact": dataclasses.replace(EXACT, layer="layer3"),
     },
-    "r18-flatten": {
-        "unaligned": dataclasses.replace(EXACT, aligned=False),
-        "exact": EXACT,
-    },
+    "r18-flatten": {"unaligned": UNALIGNED, "exact": EXACT},
 }
 
 
