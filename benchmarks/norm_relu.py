@@ -83,10 +83,11 @@ def measure() -> Iterator[Row]:
         _, mean, var = kernel.forward(x, weight, bias, EPS)
         size = "x".join(str(n) for n in shape)
         given = x, weight, bias
-        forward = timed(lambda given=given: kernel.forward(*given, EPS))
         saved = dy, x, weight, bias, mean, var
-        backward = timed(lambda saved=saved: kernel.backward(*saved, EPS))
-        yield Row(size, "kernel", forward, backward, where)
+        for by, phases in (("kernel", kernel.BOTH), ("two launches", 1)):
+            forward = timed(lambda g=given, p=phases: kernel.forward(*g, EPS, phases=p))
+            backward = timed(lambda s=saved, p=phases: kernel.backward(*s, EPS, phases=p))
+            yield Row(size, by, forward, backward, where)
         leaves = [t.clone().requires_grad_() for t in given]
         with torch.no_grad():
             forward = timed(lambda given=given: plain(*given))
@@ -102,7 +103,7 @@ def main() -> None:
         raise SystemExit("the kernel runs on a CUDA device, and there is none")
     rows = []
     for row in measure():
-        print(f"{row.shape:16} {row.by:7} {row.forward_us:8.2f} {row.backward_us:8.2f} us")
+        print(f"{row.shape:16} {row.by:13} {row.forward_us:8.2f} {row.backward_us:8.2f} us")
         rows.append(row)
     if args.out:
         is_new = not args.out.exists()

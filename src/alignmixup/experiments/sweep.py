@@ -7,7 +7,7 @@ OUT/NAME-seedN.log           what it said; the process that trains or scores the
 Each run has a process of its own, on this machine or on another one (``launchers``). A sweep that
 is started again resumes stopped runs and skips finished ones; a second sweep leaves alone what the
 first one is working on. Where a network leaves a GPU idle at times, runs side by side take less
-than one after another, with CUDA MPS above all (docs/speed.md has how much).
+than one after another under CUDA MPS.
 """
 
 from __future__ import annotations

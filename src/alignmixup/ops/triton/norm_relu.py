@@ -7,9 +7,11 @@
 Both need sums over all rows before they write the first. One launch does both phases: its programs
 synchronize in between, and the second phase reads in reverse order, from the cache, what the first
 has read. The launch is cooperative: the driver runs it only if all programs are resident together.
-``phases`` 1 and 2 are the two phases as separate launches.
+Under CUDA MPS it would wait for the kernels of other processes, so there the phases are two
+launches, as they are with ``phases=1``.
 """
 
+import ctypes
 import functools
 import itertools
 
@@ -26,6 +28,7 @@ NUM_WARPS = 8
 # Barriers for the programs of a launch, used in turn: launches that run side by side must not share
 # one.
 NUM_BARRIERS = 4096
+MPS_ENABLED = 133  # CU_DEVICE_ATTRIBUTE_MPS_ENABLED
 
 
 @triton.jit
@@ -208,6 +211,25 @@ def _num_processors(device: torch.device) -> int:
 
 
 @functools.cache
+def _default_phases(device: torch.device) -> int:
+    """Both phases in one launch, unless programs are interpreted or other processes run beside."""
+    if device.type != "cuda":
+        return 1  # interpreted programs run sequentially
+    return 1 if _is_shared(device) else BOTH
+
+
+def _is_shared(device: torch.device) -> bool:
+    """Whether kernels of several processes run on the GPU at a time, by CUDA MPS."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:  # not Linux: there is no MPS
+        return False
+    is_enabled = ctypes.c_int(0)
+    driver.cuDeviceGetAttribute(ctypes.byref(is_enabled), MPS_ENABLED, device.index or 0)
+    return bool(is_enabled.value)
+
+
+@functools.cache
 def _barriers(device: torch.device) -> tuple[Tensor, "itertools.cycle[int]"]:
     """Barriers, and the cycle of their indices."""
     zeros = torch.zeros(NUM_BARRIERS, MAX_SLICES, dtype=torch.int32, device=device)
@@ -242,7 +264,7 @@ def forward(
     c = x.shape[1]
     out = torch.empty_like(x)
     mean, var = (torch.empty(c, dtype=torch.float32, device=x.device) for _ in range(2))
-    phases = phases or (BOTH if x.is_cuda else 1)  # interpreted programs run sequentially
+    phases = phases or _default_phases(x.device)
     _launch(_forward_kernel, x, [x, weight, bias, out, mean, var], c, eps, phases)
     return out, mean, var
 
@@ -255,7 +277,7 @@ def backward(
     c = x.shape[1]
     dx = torch.empty_like(x)
     dweight, dbias = (torch.empty(c, dtype=torch.float32, device=x.device) for _ in range(2))
-    phases = phases or (BOTH if x.is_cuda else 1)
+    phases = phases or _default_phases(x.device)
     tensors = [dy, x, weight, bias, mean, var, dx, dweight, dbias]
     _launch(_backward_kernel, x, tensors, c, eps, phases)
     return dx, dweight, dbias
