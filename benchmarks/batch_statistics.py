@@ -10,13 +10,15 @@ both, as it happens. With the weights fixed, this estimates the statistics anew 
     drawn again          from ``--steps`` steps of the mixer, several times with other draws
     CASE alone           from steps of that case only
     without mixing       from clean images
+
+The scores are added to the results of the run, as the task ``batch_statistics``.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -26,6 +28,9 @@ import alignmixup as am
 from alignmixup.contracts import ImageSet, Mixer
 from alignmixup.datasets import DeviceLoader
 from alignmixup.experiments.batches import load_split, train_batches
+from alignmixup.experiments.provenance import origin, provenance
+from alignmixup.experiments.run_folder import append_results
+from alignmixup.results import Result
 
 
 @torch.no_grad()
@@ -49,6 +54,21 @@ def scores(net: nn.Module, images: ImageSet) -> tuple[float, float]:
     return found.value("accuracy", "top1"), found.value("calibration", "ece")
 
 
+def measured(
+    run: am.Run, root: Path | None, steps: int, draws: int
+) -> Iterator[tuple[str, list[tuple[float, float]]]]:
+    """Yield each kind of statistics with the scores of its draws."""
+    mixer, device = run.recipe.mixer, next(run.model.parameters()).device
+    train, test = (load_split(run.recipe.data, split, root) for split in ("train", "test"))
+    batches = train_batches(run.recipe.data, run.recipe.train, train, device)
+    yield "as saved", [scores(run.model, test)]
+    ways = [("drawn again", mixer, ""), *((f"{c} alone", mixer, c) for c in mixer.cases)]
+    for name, by, case in [*ways, ("without mixing", am.NoMix(), "")]:
+        seeds = range(draws)
+        nets = (estimated(run.model, by, case, batches, steps, seed) for seed in seeds)
+        yield name, [scores(net, test) for net in nets]
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -59,19 +79,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--draws", type=int, default=5, help="repetitions with other draws")
     chosen = parser.parse_args(arguments)
     run = am.load_run(chosen.run)
-    mixer, device = run.recipe.mixer, next(run.model.parameters()).device
-    train, test = (load_split(run.recipe.data, split, chosen.data) for split in ("train", "test"))
-    batches = train_batches(run.recipe.data, run.recipe.train, train, device)
+    found = []
     print("statistics          top-1 and ECE (%), for each draw")
-    print(f"{'as saved':20}" + "{:.2f} {:.2f}".format(*scores(run.model, test)))
-    ways = [("drawn again", mixer, ""), *((f"{c} alone", mixer, c) for c in mixer.cases)]
-    for name, by, case in [*ways, ("without mixing", am.NoMix(), "")]:
-        nets = (
-            estimated(run.model, by, case, batches, chosen.steps, seed)
-            for seed in range(chosen.draws)
+    for name, pairs in measured(run, chosen.data, chosen.steps, chosen.draws):
+        print(
+            f"{name:20}" + ",  ".join("{:.2f} {:.2f}".format(*pair) for pair in pairs), flush=True
         )
-        found = ["{:.2f} {:.2f}".format(*scores(net, test)) for net in nets]
-        print(f"{name:20}" + ",  ".join(found), flush=True)
+        for draw, pair in enumerate(pairs):
+            settings = {"statistics": name, "steps": chosen.steps, "draw": draw}
+            for metric, value in zip(("top1", "ece"), pair, strict=True):
+                found.append(Result("batch_statistics", metric, value, settings))
+    device = next(run.model.parameters()).device
+    where = {**origin(run.recipe, run.epoch, chosen.run), **provenance(device)}
+    append_results(chosen.run, [result.stamped(**where) for result in found])
 
 
 if __name__ == "__main__":

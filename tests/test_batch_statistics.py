@@ -1,6 +1,7 @@
 """The script that estimates batch statistics anew: rows for all cases, and the run unchanged."""
 
 import importlib.util
+import json
 import re
 from pathlib import Path
 
@@ -28,6 +29,11 @@ def test_statistics_of_features_mixed_later_are_those_of_clean_images(tmp_path, 
         re.split(r"\s{2,}", line, maxsplit=1) for line in capsys.readouterr().out.splitlines()
     )
     assert {*rows} >= {"as saved", "drawn again", "input alone", "feat alone", "without mixing"}
+    text = (tmp_path / "run" / "results.jsonl").read_text(encoding="utf-8")
+    lines = [json.loads(line) for line in text.splitlines()]
+    found = [line for line in lines if line["task"] == "batch_statistics"]
+    assert len(found) == 2 * (1 + 2 * 5)
+    assert f"{found[0]['value']:.2f} {found[1]['value']:.2f}" == rows["as saved"]
     assert rows["feat alone"] == rows["feat' alone"] == rows["without mixing"]
     after = am.load_run(folder).model.state_dict()
     assert all(torch.equal(before[name], after[name]) for name in before)
