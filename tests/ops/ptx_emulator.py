@@ -41,7 +41,21 @@ COMPARISONS: dict[str, Any] = {
     "gtu": lambda x, y: ~(x <= y), "geu": lambda x, y: ~(x < y),
 }  # fmt: skip
 NAMES = {*OPERATIONS, "st", "bar", "bra", "ret", "setp", "cvt", "shfl"}
-MODIFIERS = {"rn", "rzi", "ftz", "approx", "full", "lo", "wide", "uni", "sync", "bfly", "v2", "v4"}
+MODIFIERS = {
+    "warp",
+    "rn",
+    "rzi",
+    "ftz",
+    "approx",
+    "full",
+    "lo",
+    "wide",
+    "uni",
+    "sync",
+    "bfly",
+    "v2",
+    "v4",
+}
 MODIFIERS |= {"global", "shared", "param", *TYPES, *COMPARISONS}
 TOKEN = re.compile(r"\s*(?:([$\w]+):|([{}])|\.loc.*|([^;]+);)")  # label, scope, line, statement
 STATEMENT = re.compile(r"(?:@(!?)(\S+)\s+)?(\w+)([.\w:]*)\s*(.*)", re.DOTALL)
@@ -123,7 +137,9 @@ class Program:
         if name == "bra":
             assert active.all() or not active.any(), "threads take different branches"
             return self.labels[operands[0]] if active.all() else place + 1
-        if name == "bar":
+        if modifiers[:1] == ["warp"]:
+            pass  # the threads of a warp are in lockstep here
+        elif name == "bar":
             for memory in self.memories.values():
                 memory.synchronize()
         elif modifiers[0] in self.memories:

@@ -34,7 +34,7 @@ class Case(NamedTuple):
     num_iters: int
     tol: float | None = None
     parts: int = 1
-    tiling: tuple[int, int] = (4, 8)  # warps, threads that share a row
+    tiling: tuple[int, int, bool] = (4, 8, False)  # fields of HeldTiling
 
     def costs(self) -> Tensor:
         """Costs [parts, b, n, m] of three sizes; scalings of the largest are absorbed often."""
@@ -50,6 +50,8 @@ QUICK = {
     "40 iterations": Case(20, 20, 40),
     "tol": Case(20, 20, 40, tol=1e-2),
     "odd, two parts": Case(20, 33, 40, parts=2),
+    "shared sums": Case(20, 20, 40, tiling=(4, 8, True)),
+    "shared sums, tol": Case(20, 33, 40, tol=1e-2, tiling=(4, 8, True)),
 }
 SLOW = {
     "odd": Case(33, 33, 40),
@@ -57,8 +59,12 @@ SLOW = {
     "odd, no iteration": Case(17, 33, 0),
     "more columns than threads": Case(20, 130, 3),
     "100 positions": Case(100, 100, 40),
-    "196 positions": Case(196, 196, 40, tiling=(8, 32)),
-    "196 positions, tol": Case(196, 196, 40, tol=1e-2, tiling=(8, 32)),
+    "100 positions, shared sums": Case(100, 100, 40, tiling=(8, 16, True)),
+    "196 positions": Case(196, 196, 40, tiling=(8, 32, False)),
+    "196 positions, shared sums": Case(196, 196, 40, tiling=(8, 32, True)),
+    "196 positions, tol": Case(196, 196, 40, tol=1e-2, tiling=(8, 32, True)),
+    "208 positions, few warps, shared sums": Case(208, 208, 3, tiling=(4, 8, True)),
+    "odd, shared sums": Case(203, 201, 3, tiling=(8, 32, True)),
 }
 CASES = {**QUICK, **SLOW}
 Results = dict[str, tuple[Tensor, Tensor]]  # plan and numbers of iterations by case

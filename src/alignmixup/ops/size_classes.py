@@ -31,10 +31,14 @@ class Tiling:
 
 @dataclass(frozen=True, slots=True)
 class HeldTiling:
-    """A program per sample, with all rows in registers; ``lanes`` threads share a row."""
+    """A program per sample, with all rows in registers; ``lanes`` threads share a row.
+
+    They add its sum by shuffles, or in shared memory if ``shared_sums``.
+    """
 
     num_warps: int
     lanes: int
+    shared_sums: bool = False
 
     @property
     def max_registers(self) -> int:
@@ -90,7 +94,7 @@ SIZE_CLASSES = (
         mix=Tiling(64, 64, channels=64, num_warps=4, num_stages=2),
     ),
     SizeClass(max_positions=128, rows=HeldTiling(num_warps=8, lanes=16)),
-    SizeClass(max_positions=208, rows=HeldTiling(num_warps=8, lanes=32)),
+    SizeClass(max_positions=208, rows=HeldTiling(num_warps=8, lanes=32, shared_sums=True)),
     SizeClass(max_positions=256, rows=RowTiling(group=4, block=0, num_warps=4, per_sm=2, width=64)),
     SizeClass(max_positions=1024, rows=RowTiling(group=8, block=4, num_warps=4)),
 )

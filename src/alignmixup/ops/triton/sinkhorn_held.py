@@ -7,7 +7,7 @@
 K is a tuple of tiles: 25 of 8 x 256 entries for 196 positions, 200 registers of each thread. T
 contains the absorbed scalings and replaces the costs in place; in the end the plan replaces T. So
 the plan is the only tensor of n x m entries per sample. Only b is kept between passes: a is
-computed again from the b before it, to the same bits.
+computed again from the b before it.
 """
 
 import torch
@@ -26,6 +26,8 @@ from alignmixup.ops.triton.tiles import (
     per_row,
     row_lse,
     row_minima,
+    row_scaling_code,
+    row_scalings,
     row_sums,
     tile_shape,
 )
@@ -53,8 +55,8 @@ def solve(
         costs, plan, used, LOG2_E / eps, num_iters, tol or 0.0, costs.stride(0), n=n, m=m,
         ROWS=rows, TILES=triton.cdiv(n, rows), M=padded(m), WIDTH=width, PARTS=parts,
         ONCE=num_iters == 0, HAS_TOL=tol is not None,
-        **column_sum_code(rows, m, tiling.num_warps), num_warps=tiling.num_warps,
-        maxnreg=tiling.max_registers,
+        **column_sum_code(rows, m, tiling.num_warps), **row_scaling_code(n, m, tiling),
+        num_warps=tiling.num_warps, maxnreg=tiling.max_registers,
     )  # fmt: skip
     return used
 
@@ -65,6 +67,7 @@ def _held_kernel(
     m: tl.constexpr, ROWS: tl.constexpr, TILES: tl.constexpr, M: tl.constexpr,
     WIDTH: tl.constexpr, PARTS: tl.constexpr, ONCE: tl.constexpr, HAS_TOL: tl.constexpr,
     PTX: tl.constexpr, CONSTRAINTS: tl.constexpr, COUNT: tl.constexpr,
+    ROW_PTX: tl.constexpr, ROW_CONSTRAINTS: tl.constexpr, ROW_COUNT: tl.constexpr,
 ):  # fmt: skip
     """P = a exp2(T) b, at T_ptr."""
     sample = tl.program_id(0).to(tl.int64)
@@ -82,7 +85,7 @@ def _held_kernel(
     else:
         b, old, at_one, used = _steps(
             T_ptr, at, i, j, least, scale, num_iters, tol, n, m, ROWS, TILES, M, HAS_TOL, PTX,
-            CONSTRAINTS, COUNT,
+            CONSTRAINTS, COUNT, ROW_PTX, ROW_CONSTRAINTS, ROW_COUNT,
         )  # fmt: skip
     _plan_pass(T_ptr, at, i, j, b, old, at_one, n, m, ROWS)
     tl.store(used_ptr + sample, used)
@@ -190,6 +193,7 @@ def _steps(
     T_ptr, at, i, j, least, scale, num_iters, tol, n: tl.constexpr, m: tl.constexpr,
     ROWS: tl.constexpr, TILES: tl.constexpr, M: tl.constexpr, HAS_TOL: tl.constexpr,
     PTX: tl.constexpr, CONSTRAINTS: tl.constexpr, COUNT: tl.constexpr,
+    ROW_PTX: tl.constexpr, ROW_CONSTRAINTS: tl.constexpr, ROW_COUNT: tl.constexpr,
 ):  # fmt: skip
     """b, the b before it, whether a and b are 1, and the number of iterations."""
     v = tl.where(per_column(j < m), least * -scale, 0.0)
@@ -218,7 +222,10 @@ def _steps(
             taken = 0
             while (taken < steps) & ((not HAS_TOL) | (error > tol)):
                 old = b
-                b = _linear_step(K, b, i, j, n, m, ROWS, TILES, M, PTX, CONSTRAINTS, COUNT)
+                b = _linear_step(
+                    K, b, i, j, n, m, ROWS, TILES, M, PTX, CONSTRAINTS, COUNT, ROW_PTX,
+                    ROW_CONSTRAINTS, ROW_COUNT,
+                )  # fmt: skip
                 taken += 1
                 if HAS_TOL:
                     error = _row_error(K, old, b, i, n, ROWS, TILES)
@@ -264,14 +271,13 @@ def _row_scalings(K, b, rows, n: tl.constexpr):
 def _linear_step(
     K, b, i, j, n: tl.constexpr, m: tl.constexpr, ROWS: tl.constexpr, TILES: tl.constexpr,
     M: tl.constexpr, PTX: tl.constexpr, CONSTRAINTS: tl.constexpr, COUNT: tl.constexpr,
+    ROW_PTX: tl.constexpr, ROW_CONSTRAINTS: tl.constexpr, ROW_COUNT: tl.constexpr,
 ):  # fmt: skip
     """The next b, 1 in the padding."""
-    a = ()
-    for k in tl.static_range(TILES):  # first all sums, which do not wait for each other
-        a += (_row_scalings(K[k], b, i < n - k * ROWS, n),)
-    total = K[0] * per_row(a[0])
+    a = row_scalings(K, b, i, n, ROWS, TILES, ROW_PTX, ROW_CONSTRAINTS, ROW_COUNT)
+    total = K[0] * a[0]
     for k in tl.static_range(1, TILES):
-        total += K[k] * per_row(a[k])
+        total += K[k] * a[k]
     pad = per_column(tl.where(j < m, 0.0, 1 / m))
     return reciprocal(m * (column_sums(total, i, j, M, PTX, CONSTRAINTS, COUNT) + pad))
 

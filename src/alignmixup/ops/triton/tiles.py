@@ -8,13 +8,17 @@ to the last one first, then up to 3.6 to the first and since 3.7 to the second.
 """
 
 import math
+import struct
 
 import torch
 import triton
 import triton.language as tl
 
-from alignmixup.ops.triton.common import INTERPRETED, NEG, padded
+from alignmixup.ops.size_classes import HeldTiling
+from alignmixup.ops.triton.common import INTERPRETED, NEG, padded, reciprocal
 
+HAS_TUPLES = hasattr(triton, "constexpr_function")  # of types: not in Triton 3.4
+_constexpr_function = getattr(triton, "constexpr_function", triton.jit)
 VERSION = tuple(map(int, triton.__version__.split(".")[:2]))
 ROW_AXIS = tl.constexpr(0 if VERSION < (3, 7) else 1)
 SLICE_AXIS = tl.constexpr(1 if VERSION < (3, 7) else 0)
@@ -66,6 +70,100 @@ def row_minima(C, inside):
     return tl.min(tl.min(tl.where(inside, C, -NEG), axis=SLICE_AXIS), axis=1)
 
 
+# ---- sums of rows --------------------------------------------------------------------------------
+# tl.sum adds what the threads of a row have by shuffles, five per row for 32 threads, and then each
+# thread computes the same scaling. Here each thread stores its sum, one thread adds those of a row,
+# and its warp loads the scaling. That is right where a warp has whole rows.
+
+
+@triton.jit
+def row_scalings(
+    K, b, i, n: tl.constexpr, ROWS: tl.constexpr, TILES: tl.constexpr, PTX: tl.constexpr,
+    CONSTRAINTS: tl.constexpr, COUNT: tl.constexpr,
+):  # fmt: skip
+    """a = (1/n) / (K b) for the rows of each tile, finite in the padding."""
+    a = ()
+    if PTX == "":
+        for k in tl.static_range(TILES):  # first all sums, which do not wait for each other
+            pad = tl.where(i < n - k * ROWS, 0.0, 1 / n)
+            a += (per_row(reciprocal(n * (row_sums(K[k] * b) + pad))),)  # type: ignore[assignment]
+    else:
+        K += (b,)
+        a = tl.inline_asm_elementwise(
+            PTX, CONSTRAINTS, K, dtype=_float32(TILES), is_pure=False, pack=COUNT
+        )
+    return a
+
+
+@_constexpr_function
+def _float32(TILES):
+    return (tl.float32,) * TILES
+
+
+def row_scaling_code(n: int, m: int, tiling: HeldTiling) -> dict[str, str | int]:
+    """Return the PTX, its constraints and the number of entries per thread and tile."""
+    num_warps = tiling.num_warps
+    rows, _ = tile_shape(m, num_warps, tiling.lanes)
+    tiles, count = triton.cdiv(n, rows), rows * padded(m) // (32 * num_warps)
+    if INTERPRETED or not (tiling.shared_sums and HAS_TUPLES) or torch.version.hip is not None:
+        return {"ROW_PTX": "", "ROW_CONSTRAINTS": "", "ROW_COUNT": count}
+    own = rows // num_warps  # rows of a warp in a tile
+    lanes = 32 // own  # threads of a row
+    stride, length = lanes + 4, triton.cdiv(tiles, 4) * 4  # so that loads of 16 bytes are aligned
+    sums, words = tiles * own * stride, tiles * own * stride + own * length  # of a warp
+    code = [".reg .b32 lane, base, at, group;", ".reg .pred mine;"]
+    code += [f".reg .f32 x<{max(8, length)}>;"]
+    code += [f".shared .align 16 .b32 memory[{num_warps * words}];", "mov.u32 base, memory;"]
+    code += ["mov.u32 lane, %tid.x;", "shr.u32 at, lane, 5;", "and.b32 lane, lane, 31;"]
+    code += [f"mad.lo.u32 base, at, {4 * words}, base;", f"shr.u32 group, lane, {_log2(lanes)};"]
+    # Each thread stores its part of a row: [tile, row of the warp, thread].
+    code += [f"mad.lo.u32 at, group, {stride - lanes}, lane;", "mad.lo.u32 at, at, 4, base;"]
+    for k in range(tiles):
+        K, b = (tiles + k) * count, 2 * tiles * count  # places of their entries
+        code += [f"mul.f32 x0, ${K}, ${b};"]
+        code += [f"fma.rn.f32 x0, ${K + e}, ${b + e}, x0;" for e in range(1, count)]
+        code += [f"st.shared.f32 [at + {4 * k * own * stride}], x0;"]
+    code += ["bar.warp.sync 0xffffffff;"]
+    # One thread adds the parts of a row, and stores its scaling: [row of the warp, tile].
+    for first in range(0, tiles * own, 32):
+        code += [f"add.u32 at, lane, {first};", f"setp.lt.u32 mine, at, {tiles * own};"]
+        code += [f"mad.lo.u32 at, at, {4 * stride}, base;"]
+        code += [f"@mine ld.shared.v4.f32 {{{_list('x', 0)}}}, [at];"]
+        for e in range(4, lanes, 4):
+            code += [f"@mine ld.shared.v4.f32 {{{_list('x', 4)}}}, [at + {4 * e}];"]
+            code += [f"add.f32 x{k}, x{k}, x{k + 4};" for k in range(4)]
+        code += ["add.f32 x0, x0, x1;", "add.f32 x2, x2, x3;", "add.f32 x0, x0, x2;"]
+        code += [f"mul.f32 x0, x0, {_hex(n)};", f"max.f32 x0, x0, {_hex(1e-30)};"]
+        code += ["rcp.approx.ftz.f32 x0, x0;", f"add.u32 at, lane, {first};"]
+        code += [f"and.b32 group, at, {own - 1};", f"shr.u32 at, at, {_log2(own)};"]
+        code += [f"mad.lo.u32 at, group, {length}, at;", "mad.lo.u32 at, at, 4, base;"]
+        code += [f"@mine st.shared.f32 [at + {4 * sums}], x0;"]
+    code += ["bar.warp.sync 0xffffffff;"]
+    code += [f"shr.u32 group, lane, {_log2(lanes)};", f"mad.lo.u32 at, group, {4 * length}, base;"]
+    for k in range(0, tiles, 4):
+        code += [f"ld.shared.v4.f32 {{{_list('x', k)}}}, [at + {4 * (sums + k)}];"]
+    code += [f"mov.f32 ${k * count + e}, x{k};" for k in range(tiles) for e in range(count)]
+    constraints = ",".join(["=f"] * (tiles * count) + ["f"] * ((tiles + 1) * count))
+    return {"ROW_PTX": _scope(code), "ROW_CONSTRAINTS": constraints, "ROW_COUNT": count}
+
+
+def _log2(x: int) -> int:
+    return x.bit_length() - 1
+
+
+def _hex(x: float) -> str:
+    """A float32 in PTX."""
+    return "0f" + struct.pack(">f", x).hex()
+
+
+def _list(name: str, first: int) -> str:
+    return ", ".join(f"{name}{first + k}" for k in range(4))
+
+
+def _scope(code: list[str]) -> str:
+    return "\n".join(["{", *code, "}"])
+
+
 # ---- sums of columns -----------------------------------------------------------------------------
 # tl.sum stores the partial sums of a column next to each other, so that the threads of a warp meet
 # in one bank of the shared memory: at 196 positions that takes longer than all products. Here the
@@ -114,4 +212,4 @@ def column_sum_code(rows: int, m: int, num_warps: int) -> dict[str, str | int]:
     for k in range(count):
         code += [f"mad.lo.u32 at, ${3 * count + k}, 4, tile;"]
         code += [f"ld.shared.f32 ${k}, [at + {4 * rows * M}];"]
-    return {"PTX": "\n".join(["{", *code, "}"]), "CONSTRAINTS": constraints, "COUNT": count}
+    return {"PTX": _scope(code), "CONSTRAINTS": constraints, "COUNT": count}
