@@ -62,7 +62,7 @@ SIZES = [
 SMOKE_SIZES = [Size(2, 66, 8, 1e9)]
 
 # The fields of HeldTiling, and of RowTiling up to 256 positions and beyond.
-HELD = [(4, 8), (4, 16), (8, 16), (8, 32), (16, 32)]
+HELD = [(4, 8, True), (4, 16), (4, 16, True), (8, 16), (8, 16, True), (8, 32), (8, 32, True)]
 SHARED = [(4, 0, 4, 3, 2, 64), (2, 0, 8, 3, 1, 64)]
 STREAMED = [(8, 4, 4, 3), (8, 4, 4, 4), (8, 8, 8, 3), (8, 8, 8, 1), (8, 16, 16, 1)]
 # tile, channels, warps, stages, partial sums
