@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -314,6 +315,56 @@ def test_a_hook_of_the_users_stays() -> None:
     net(images(4))
     assert len(seen) == 2
     assert len(net.layer4._forward_hooks) == 1
+
+
+def in_another_thread(function: Callable[[], Tensor]) -> Tensor:
+    with ThreadPoolExecutor(1) as threads:
+        return threads.submit(function).result()
+
+
+def test_another_thread_sees_the_plain_network_meanwhile() -> None:
+    net, x = TinyNet(), images(4)
+    plain, expected = net(x), doubled(net, x, "layer4")
+    with tap(net, "layer4", double):
+        assert torch.equal(in_another_thread(lambda: net(x)), plain)
+        assert torch.equal(net(x), expected)
+
+
+def test_threads_that_mix_at_once_each_see_their_own_mix() -> None:
+    net, x, mixer = TinyNet(), images(4), AlignMixup()
+
+    def scaled() -> Tensor:
+        with tap(net, "layer4", scale, torch.tensor(3.0)):
+            return net(x)
+
+    def mixed(seed: int) -> Tensor:
+        logits = mixer(net, x, labels(4), torch.Generator().manual_seed(seed)).logits
+        assert logits is not None
+        return logits
+
+    tripled, expected = scaled(), doubled(net, x, "layer4")
+    with tap(net, "layer4", double):
+        assert torch.equal(in_another_thread(scaled), tripled)
+        assert torch.equal(net(x), expected)
+    alone = [mixed(seed) for seed in range(40)]
+    with ThreadPoolExecutor(4) as threads:
+        at_once = list(threads.map(mixed, range(40)))
+    assert all(map(torch.equal, alone, at_once))
+
+
+def test_a_second_thread_that_mixes_a_compiled_network_is_an_error() -> None:
+    net, x = compiled(TinyNet()), images(4)
+
+    def mixed() -> Tensor:
+        with tap(net, "layer4", double):
+            return net(x)
+
+    expected = doubled(TinyNet(), x, "layer4")
+    with tap(net, "layer4", double):
+        with pytest.raises(RuntimeError, match="another thread mixes at layer 'layer4'"):
+            in_another_thread(mixed)
+        assert torch.equal(net(x), expected)
+    assert torch.equal(mixed(), expected)
 
 
 def test_data_parallel_is_refused() -> None:

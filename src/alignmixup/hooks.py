@@ -5,6 +5,10 @@
 
 A tap whose layer did not run exactly once raises an error.
 
+A tap acts in the thread that entered it: a plain forward pass of another thread stays plain, and
+threads that mix at once each see their own mix. Compiled code cannot ask for its thread, so a
+compiled module is one thread's during the block; a second tap of the layer raises an error.
+
 In eager mode the hook exists only within the ``with`` block. ``torch.compile`` ignores hooks that
 are added after the first compiled call, and recompiles when hooks come and go. In a compiled module
 the hook is therefore installed by the first ``tap`` (also with ``action=None``: a mixer taps in
@@ -16,6 +20,7 @@ from __future__ import annotations
 import copy
 import difflib
 import sys
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -99,9 +104,17 @@ class _Slot:
         self.part = Selection("")
         self.reads_input = False
         self.has_backward = False
+        self.thread: int | None = None  # None: entered in compiled code
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether another thread has entered the tap."""
+        if torch.compiler.is_compiling():
+            return False
+        return self.thread not in (None, threading.get_ident())
 
     def hook(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
-        if self.action is None:
+        if self.action is None or self.is_elsewhere:
             return None  # keeps the output
         self.fired += 1
         tensor = inputs[0] if self.reads_input else self.part.get(output)
@@ -163,6 +176,12 @@ def tap(
         handle = target.register_forward_hook(slot.hook)
         if stays:
             _installed[target] = slot
+    if slot.action is not None and slot.is_elsewhere:
+        raise RuntimeError(
+            f"another thread mixes at layer {part.layer!r}, whose hook stays installed: call the "
+            "mixer in one thread at a time, or copy.deepcopy the network for each"
+        )
+    slot.thread = None if torch.compiler.is_compiling() else threading.get_ident()
     slot.action, slot.args, slot.fired, slot.part = action, args, 0, part
     slot.reads_input = reads_input
     # The backward pass of a compiled module recomputes what was traced, including the action.
