@@ -20,7 +20,8 @@ from torch.utils.checkpoint import checkpoint
 
 from alignmixup.contracts import Mixer
 from alignmixup.evaluation.effect import alignment_effect
-from alignmixup.hooks import find_layer, layer_names, plain_module, tap
+from alignmixup.experiments.painters import features_at
+from alignmixup.hooks import find_layer, layer_names, peek, plain_module, tap
 from alignmixup.mixers.alignmixup import AlignMixup
 from alignmixup.mixers.alignmixup_ae import AlignMixupAE
 from alignmixup.mixers.automix import AutoMix
@@ -99,6 +100,16 @@ def test_without_an_action_the_forward_is_plain() -> None:
         assert not has_hooks(net)
     with tap(net, "layer4", None):
         pass  # nothing was to be done, so nothing was missed
+
+
+def test_a_peek_is_not_overwritten_in_place() -> None:
+    """As by nn.ReLU(inplace=True) after a convolution: the features read were those behind it."""
+    net = nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True))
+    x = torch.randn(8, 4)
+    with peek(net, "0") as peeked:
+        net(x)
+    assert torch.equal(peeked.output, net[0](x))
+    assert torch.equal(features_at(net, "0", x), net[0](x))
 
 
 def test_several_layers_at_once() -> None:

@@ -219,7 +219,7 @@ def peek(net: nn.Module, layer: str) -> Iterator[Peeked]:
 
 def keep(output: Tensor, peeked: Peeked) -> Tensor:
     """Keep the output of a layer in ``peeked``: the action of ``peek``."""
-    peeked.output = output
+    peeked.output = output.clone()  # an activation in place may follow
     return output
 
 
