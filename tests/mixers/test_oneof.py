@@ -121,6 +121,7 @@ def test_after_until_nothing_is_mixed_and_labels_stay_smooth() -> None:
         "CutMix/cut",
     }
     assert {mixer.draw(4, rng, p).case for p in (0.75, 0.9, 0.999)} == {"clean"}
+    assert OneOf().draw(4, rng, 1.0).case != "clean"  # 1 is never, also at the very end
     net = PixelRecorder()
     mixed = mixer.apply(net, images(4), labels(4), mixer.draw(4, rng, 0.8))
     assert torch.equal(net.seen, images(4))

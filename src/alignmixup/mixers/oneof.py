@@ -149,10 +149,11 @@ class OneOf(Mixer):
         return dataclasses.replace(self, mixers=mixers)
 
     def draw(self, batch_size: int, rng: torch.Generator, progress: float = 0.0) -> Draw:
-        if progress < self.until and (mixers := self._per_sample()):
+        mixes = progress < self.until or self.until == 1
+        if mixes and (mixers := self._per_sample()):
             is_reversed = self.pairing == "reverse"
             return sample_each(mixers, self.mode, is_reversed, batch_size, rng)
-        choices = self._choices() if progress < self.until else {CLEAN: 1.0}
+        choices = self._choices() if mixes else {CLEAN: 1.0}
         # A single choice draws nothing: OneOf of one mixer is that mixer.
         name = sample_case(choices, rng) if len(choices) > 1 else next(iter(choices))
         if name == CLEAN:
