@@ -300,6 +300,28 @@ def test_a_scripted_module_is_named() -> None:
         mixer.apply(net, images(4), labels(4), draw_case(mixer, "feat", 4))
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_traced_layer_of_a_plain_network_mixes() -> None:
+    net, traced, mixer = TinyNet().eval(), TinyNet().eval(), AlignMixup()
+    traced.layer4 = torch.jit.trace(traced.layer4, net.layer2(net.layer1(images(4))))
+    draw = draw_case(mixer, "feat", 4)
+    losses = [mixer.apply(each, images(4), labels(4), draw).loss() for each in (net, traced)]
+    torch.testing.assert_close(*losses)
+
+
+def test_a_layer_that_is_called_by_keyword_has_no_input_to_read() -> None:
+    class Keyword(TinyNet):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.fc(input=self.layer4(self.layer2(self.layer1(x))).flatten(1))
+
+    net = Keyword()
+    with (
+        pytest.raises(ValueError, match="'fc' is called by keyword: pass its input by position"),
+        tap(net, "fc", double, reads_input=True),
+    ):
+        net(images(4))
+
+
 @pytest.mark.parametrize("place", ["action", "network"])
 def test_nothing_stays_hooked_after_an_exception(place: str) -> None:
     net, x = TinyNet(), images(4)

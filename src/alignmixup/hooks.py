@@ -117,6 +117,10 @@ class _Slot:
         if self.action is None or self.is_elsewhere:
             return None  # keeps the output
         self.fired += 1
+        if self.reads_input and not inputs:
+            raise WrongOutput(
+                f"layer {self.part.layer!r} is called by keyword: pass its input by position"
+            )
         tensor = inputs[0] if self.reads_input else self.part.get(output)
         if self.has_backward and not torch.compiler.is_compiling():
             _refuse_checkpointing(self.part.layer)
@@ -273,7 +277,7 @@ def parameters_around(net: nn.Module, layer: str) -> set[str]:
     """Return the names of the parameters of the modules around ``layer`` and of their children."""
     around = [module for module, _ in _modules_around(net, layer)]
     owners = [part for module in around for part in (module, *module.children())]
-    return {name for owner in owners for name in owner._parameters}
+    return {name for owner in owners for name, _ in owner.named_parameters(recurse=False)}
 
 
 def _modules_around(net: nn.Module, layer: str) -> list[tuple[nn.Module, bool]]:
