@@ -266,10 +266,13 @@ class Checkpointed(TinyNet):
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
 @pytest.mark.parametrize("is_reentrant", [True, False])
 @pytest.mark.parametrize("layer", ["layer2", "layer4"])
-def test_a_layer_that_backward_runs_again_is_an_error(is_reentrant: bool, layer: str) -> None:
+@pytest.mark.parametrize("wrap", [lambda net: net, compiled], ids=["eager", "compiled"])
+def test_a_layer_that_backward_runs_again_is_an_error(
+    is_reentrant: bool, layer: str, wrap: Callable[[nn.Module], nn.Module]
+) -> None:
     """The second time nobody mixes: the gradient would be that of other features."""
     mixer = AlignMixup(layer)
-    net, draw = Checkpointed(is_reentrant), draw_case(mixer, "feat", 6)
+    net, draw = wrap(Checkpointed(is_reentrant)), draw_case(mixer, "feat", 6)
     with pytest.raises(ValueError, match=rf"'{layer}' runs within torch.utils.checkpoint"):
         mixer.apply(net, images(6), labels(6), draw)
     with torch.no_grad():  # no backward, no second time
@@ -277,11 +280,14 @@ def test_a_layer_that_backward_runs_again_is_an_error(is_reentrant: bool, layer:
 
 
 @pytest.mark.parametrize("is_reentrant", [True, False])
-def test_a_layer_beside_what_is_checkpointed_mixes(is_reentrant: bool) -> None:
+@pytest.mark.parametrize("wrap", [lambda net: net, compiled], ids=["eager", "compiled"])
+def test_a_layer_beside_what_is_checkpointed_mixes(
+    is_reentrant: bool, wrap: Callable[[nn.Module], nn.Module]
+) -> None:
     mixer = AlignMixup("layer1")
     draw, nets = draw_case(mixer, "feat", 6), (Checkpointed(is_reentrant), TinyNet())
     for net in nets:
-        mixer.apply(net.eval(), images(6), labels(6), draw).loss().backward()
+        mixer.apply(wrap(net.eval()), images(6), labels(6), draw).loss().backward()
     for ours, plain in zip(*(net.parameters() for net in nets), strict=True):
         torch.testing.assert_close(ours.grad, plain.grad)
 

@@ -21,10 +21,10 @@ import copy
 import difflib
 import sys
 import threading
+import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import FrameType
 from typing import Any, Self
 from weakref import WeakKeyDictionary
 
@@ -122,24 +122,25 @@ class _Slot:
                 f"layer {self.part.layer!r} is called by keyword: pass its input by position"
             )
         tensor = inputs[0] if self.reads_input else self.part.get(output)
-        if self.has_backward and not torch.compiler.is_compiling():
-            _refuse_checkpointing(self.part.layer)
+        if self.has_backward and _is_checkpointed():
+            raise WrongOutput(
+                f"layer {self.part.layer!r} runs within torch.utils.checkpoint, which reruns it "
+                "unmixed in the backward pass; choose a layer outside of the checkpoint"
+            )
         return self.part.put(output, self.action(tensor, *self.args))
 
 
-def _refuse_checkpointing(layer: str) -> None:
-    """Raise within activation checkpointing, which reruns the layer in backward, after the tap.
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _is_checkpointed() -> bool:
+    """Whether activation checkpointing is to rerun the layer in backward, after the tap.
 
-    The gradient would be that of unmixed features.
+    The gradient would be that of unmixed features. Compiled code asks once, while it is compiled:
+    then the checkpoint is a frame of the stack, unless its function is traced with the action.
     """
-    frame: FrameType | None = sys._getframe()
-    while frame is not None:
-        if frame.f_code.co_name == "checkpoint" and frame.f_globals is vars(checkpoint):
-            raise WrongOutput(
-                f"layer {layer!r} runs within torch.utils.checkpoint, which reruns it unmixed in "
-                "the backward pass; choose a layer outside of the checkpoint"
-            )
-        frame = frame.f_back
+    return any(
+        frame.f_code.co_name == "checkpoint" and frame.f_globals is vars(checkpoint)
+        for frame, _ in traceback.walk_stack(None)
+    )
 
 
 # Slots of layers in compiled modules, whose hooks stay installed.
@@ -188,8 +189,7 @@ def tap(
     slot.thread = None if torch.compiler.is_compiling() else threading.get_ident()
     slot.action, slot.args, slot.fired, slot.part = action, args, 0, part
     slot.reads_input = reads_input
-    # The backward pass of a compiled module recomputes what was traced, including the action.
-    slot.has_backward = torch.is_grad_enabled() and not stays
+    slot.has_backward = torch.is_grad_enabled()
     try:
         yield
     except WrongOutput as error:
