@@ -277,7 +277,8 @@ def parameters_around(net: nn.Module, layer: str) -> set[str]:
     """Return the names of the parameters of the modules around ``layer`` and of their children."""
     around = [module for module, _ in _modules_around(net, layer)]
     owners = [part for module in around for part in (module, *module.children())]
-    return {name for owner in owners for name, _ in owner.named_parameters(recurse=False)}
+    own = [owner.named_parameters(recurse=False, remove_duplicate=False) for owner in owners]
+    return {name for named in own for name, _ in named}
 
 
 def _modules_around(net: nn.Module, layer: str) -> list[tuple[nn.Module, bool]]:
