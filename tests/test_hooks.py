@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -19,7 +20,8 @@ from torch.utils.checkpoint import checkpoint
 
 from alignmixup.contracts import Mixer
 from alignmixup.evaluation.effect import alignment_effect
-from alignmixup.hooks import find_layer, layer_names, plain_module, tap
+from alignmixup.experiments.painters import features_at
+from alignmixup.hooks import find_layer, layer_names, peek, plain_module, tap
 from alignmixup.mixers.alignmixup import AlignMixup
 from alignmixup.mixers.alignmixup_ae import AlignMixupAE
 from alignmixup.mixers.automix import AutoMix
@@ -98,6 +100,16 @@ def test_without_an_action_the_forward_is_plain() -> None:
         assert not has_hooks(net)
     with tap(net, "layer4", None):
         pass  # nothing was to be done, so nothing was missed
+
+
+def test_a_peek_is_not_overwritten_in_place() -> None:
+    """As by nn.ReLU(inplace=True) after a convolution: the features read were those behind it."""
+    net = nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True))
+    x = torch.randn(8, 4)
+    with peek(net, "0") as peeked:
+        net(x)
+    assert torch.equal(peeked.output, net[0](x))
+    assert torch.equal(features_at(net, "0", x), net[0](x))
 
 
 def test_several_layers_at_once() -> None:
@@ -254,10 +266,13 @@ class Checkpointed(TinyNet):
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
 @pytest.mark.parametrize("is_reentrant", [True, False])
 @pytest.mark.parametrize("layer", ["layer2", "layer4"])
-def test_a_layer_that_backward_runs_again_is_an_error(is_reentrant: bool, layer: str) -> None:
+@pytest.mark.parametrize("wrap", [lambda net: net, compiled], ids=["eager", "compiled"])
+def test_a_layer_that_backward_runs_again_is_an_error(
+    is_reentrant: bool, layer: str, wrap: Callable[[nn.Module], nn.Module]
+) -> None:
     """The second time nobody mixes: the gradient would be that of other features."""
     mixer = AlignMixup(layer)
-    net, draw = Checkpointed(is_reentrant), draw_case(mixer, "feat", 6)
+    net, draw = wrap(Checkpointed(is_reentrant)), draw_case(mixer, "feat", 6)
     with pytest.raises(ValueError, match=rf"'{layer}' runs within torch.utils.checkpoint"):
         mixer.apply(net, images(6), labels(6), draw)
     with torch.no_grad():  # no backward, no second time
@@ -265,11 +280,14 @@ def test_a_layer_that_backward_runs_again_is_an_error(is_reentrant: bool, layer:
 
 
 @pytest.mark.parametrize("is_reentrant", [True, False])
-def test_a_layer_beside_what_is_checkpointed_mixes(is_reentrant: bool) -> None:
+@pytest.mark.parametrize("wrap", [lambda net: net, compiled], ids=["eager", "compiled"])
+def test_a_layer_beside_what_is_checkpointed_mixes(
+    is_reentrant: bool, wrap: Callable[[nn.Module], nn.Module]
+) -> None:
     mixer = AlignMixup("layer1")
     draw, nets = draw_case(mixer, "feat", 6), (Checkpointed(is_reentrant), TinyNet())
     for net in nets:
-        mixer.apply(net.eval(), images(6), labels(6), draw).loss().backward()
+        mixer.apply(wrap(net.eval()), images(6), labels(6), draw).loss().backward()
     for ours, plain in zip(*(net.parameters() for net in nets), strict=True):
         torch.testing.assert_close(ours.grad, plain.grad)
 
@@ -286,6 +304,28 @@ def test_a_scripted_module_is_named() -> None:
     net = torch.jit.trace(nn.Sequential(nn.Flatten(), nn.Linear(768, 5)), images(4))
     with pytest.raises(ValueError, match="the layers of a TopLevelTracedModule cannot be tapped"):
         mixer.apply(net, images(4), labels(4), draw_case(mixer, "feat", 4))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_traced_layer_of_a_plain_network_mixes() -> None:
+    net, traced, mixer = TinyNet().eval(), TinyNet().eval(), AlignMixup()
+    traced.layer4 = torch.jit.trace(traced.layer4, net.layer2(net.layer1(images(4))))
+    draw = draw_case(mixer, "feat", 4)
+    losses = [mixer.apply(each, images(4), labels(4), draw).loss() for each in (net, traced)]
+    torch.testing.assert_close(*losses)
+
+
+def test_a_layer_that_is_called_by_keyword_has_no_input_to_read() -> None:
+    class Keyword(TinyNet):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.fc(input=self.layer4(self.layer2(self.layer1(x))).flatten(1))
+
+    net = Keyword()
+    with (
+        pytest.raises(ValueError, match="'fc' is called by keyword: pass its input by position"),
+        tap(net, "fc", double, reads_input=True),
+    ):
+        net(images(4))
 
 
 @pytest.mark.parametrize("place", ["action", "network"])
@@ -314,6 +354,56 @@ def test_a_hook_of_the_users_stays() -> None:
     net(images(4))
     assert len(seen) == 2
     assert len(net.layer4._forward_hooks) == 1
+
+
+def in_another_thread(function: Callable[[], Tensor]) -> Tensor:
+    with ThreadPoolExecutor(1) as threads:
+        return threads.submit(function).result()
+
+
+def test_another_thread_sees_the_plain_network_meanwhile() -> None:
+    net, x = TinyNet(), images(4)
+    plain, expected = net(x), doubled(net, x, "layer4")
+    with tap(net, "layer4", double):
+        assert torch.equal(in_another_thread(lambda: net(x)), plain)
+        assert torch.equal(net(x), expected)
+
+
+def test_threads_that_mix_at_once_each_see_their_own_mix() -> None:
+    net, x, mixer = TinyNet(), images(4), AlignMixup()
+
+    def scaled() -> Tensor:
+        with tap(net, "layer4", scale, torch.tensor(3.0)):
+            return net(x)
+
+    def mixed(seed: int) -> Tensor:
+        logits = mixer(net, x, labels(4), torch.Generator().manual_seed(seed)).logits
+        assert logits is not None
+        return logits
+
+    tripled, expected = scaled(), doubled(net, x, "layer4")
+    with tap(net, "layer4", double):
+        assert torch.equal(in_another_thread(scaled), tripled)
+        assert torch.equal(net(x), expected)
+    alone = [mixed(seed) for seed in range(40)]
+    with ThreadPoolExecutor(4) as threads:
+        at_once = list(threads.map(mixed, range(40)))
+    assert all(map(torch.equal, alone, at_once))
+
+
+def test_a_second_thread_that_mixes_a_compiled_network_is_an_error() -> None:
+    net, x = compiled(TinyNet()), images(4)
+
+    def mixed() -> Tensor:
+        with tap(net, "layer4", double):
+            return net(x)
+
+    expected = doubled(TinyNet(), x, "layer4")
+    with tap(net, "layer4", double):
+        with pytest.raises(RuntimeError, match="another thread mixes at layer 'layer4'"):
+            in_another_thread(mixed)
+        assert torch.equal(net(x), expected)
+    assert torch.equal(mixed(), expected)
 
 
 def test_data_parallel_is_refused() -> None:

@@ -5,6 +5,10 @@
 
 A tap whose layer did not run exactly once raises an error.
 
+A tap acts in the thread that entered it: a plain forward pass of another thread stays plain, and
+threads that mix at once each see their own mix. Compiled code cannot ask for its thread, so a
+compiled module is one thread's during the block; a second tap of the layer raises an error.
+
 In eager mode the hook exists only within the ``with`` block. ``torch.compile`` ignores hooks that
 are added after the first compiled call, and recompiles when hooks come and go. In a compiled module
 the hook is therefore installed by the first ``tap`` (also with ``action=None``: a mixer taps in
@@ -16,10 +20,11 @@ from __future__ import annotations
 import copy
 import difflib
 import sys
+import threading
+import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import FrameType
 from typing import Any, Self
 from weakref import WeakKeyDictionary
 
@@ -99,30 +104,43 @@ class _Slot:
         self.part = Selection("")
         self.reads_input = False
         self.has_backward = False
+        self.thread: int | None = None  # None: entered in compiled code
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether another thread has entered the tap."""
+        if torch.compiler.is_compiling():
+            return False
+        return self.thread not in (None, threading.get_ident())
 
     def hook(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
-        if self.action is None:
+        if self.action is None or self.is_elsewhere:
             return None  # keeps the output
         self.fired += 1
+        if self.reads_input and not inputs:
+            raise WrongOutput(
+                f"layer {self.part.layer!r} is called by keyword: pass its input by position"
+            )
         tensor = inputs[0] if self.reads_input else self.part.get(output)
-        if self.has_backward and not torch.compiler.is_compiling():
-            _refuse_checkpointing(self.part.layer)
+        if self.has_backward and _is_checkpointed():
+            raise WrongOutput(
+                f"layer {self.part.layer!r} runs within torch.utils.checkpoint, which reruns it "
+                "unmixed in the backward pass; choose a layer outside of the checkpoint"
+            )
         return self.part.put(output, self.action(tensor, *self.args))
 
 
-def _refuse_checkpointing(layer: str) -> None:
-    """Raise within activation checkpointing, which reruns the layer in backward, after the tap.
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _is_checkpointed() -> bool:
+    """Whether activation checkpointing is to rerun the layer in backward, after the tap.
 
-    The gradient would be that of unmixed features.
+    The gradient would be that of unmixed features. Compiled code asks once, while it is compiled:
+    then the checkpoint is a frame of the stack, unless its function is traced with the action.
     """
-    frame: FrameType | None = sys._getframe()
-    while frame is not None:
-        if frame.f_code.co_name == "checkpoint" and frame.f_globals is vars(checkpoint):
-            raise WrongOutput(
-                f"layer {layer!r} runs within torch.utils.checkpoint, which reruns it unmixed in "
-                "the backward pass; choose a layer outside of the checkpoint"
-            )
-        frame = frame.f_back
+    return any(
+        frame.f_code.co_name == "checkpoint" and frame.f_globals is vars(checkpoint)
+        for frame, _ in traceback.walk_stack(None)
+    )
 
 
 # Slots of layers in compiled modules, whose hooks stay installed.
@@ -163,10 +181,15 @@ def tap(
         handle = target.register_forward_hook(slot.hook)
         if stays:
             _installed[target] = slot
+    if slot.action is not None and slot.is_elsewhere:
+        raise RuntimeError(
+            f"another thread mixes at layer {part.layer!r}, whose hook stays installed: call the "
+            "mixer in one thread at a time, or copy.deepcopy the network for each"
+        )
+    slot.thread = None if torch.compiler.is_compiling() else threading.get_ident()
     slot.action, slot.args, slot.fired, slot.part = action, args, 0, part
     slot.reads_input = reads_input
-    # The backward pass of a compiled module recomputes what was traced, including the action.
-    slot.has_backward = torch.is_grad_enabled() and not stays
+    slot.has_backward = torch.is_grad_enabled()
     try:
         yield
     except WrongOutput as error:
@@ -200,7 +223,7 @@ def peek(net: nn.Module, layer: str) -> Iterator[Peeked]:
 
 def keep(output: Tensor, peeked: Peeked) -> Tensor:
     """Keep the output of a layer in ``peeked``: the action of ``peek``."""
-    peeked.output = output
+    peeked.output = output.clone()  # an activation in place may follow
     return output
 
 
@@ -254,7 +277,8 @@ def parameters_around(net: nn.Module, layer: str) -> set[str]:
     """Return the names of the parameters of the modules around ``layer`` and of their children."""
     around = [module for module, _ in _modules_around(net, layer)]
     owners = [part for module in around for part in (module, *module.children())]
-    return {name for owner in owners for name in owner._parameters}
+    own = [owner.named_parameters(recurse=False, remove_duplicate=False) for owner in owners]
+    return {name for named in own for name, _ in named}
 
 
 def _modules_around(net: nn.Module, layer: str) -> list[tuple[nn.Module, bool]]:

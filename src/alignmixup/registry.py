@@ -86,6 +86,7 @@ class TaskEntry:
     function: Callable[..., list[Any]]
     units: Mapping[str, str] = field(default_factory=dict)
     about: str = ""
+    check: Callable[[Mapping[str, Any]], object] | None = None
 
     def unit(self, metric: str) -> str:
         """Return the unit of a metric: percent, unless ``units`` has the start of its name."""
@@ -289,7 +290,11 @@ def register_dataset(
 
 
 def register_task(
-    name: str, *, about: str = "", units: Mapping[str, str] | None = None
+    name: str,
+    *,
+    about: str = "",
+    units: Mapping[str, str] | None = None,
+    check: Callable[[Mapping[str, Any]], object] | None = None,
 ) -> Callable[[F], F]:
     """Return a decorator that registers an evaluation, a function that returns ``Result`` records.
 
@@ -303,6 +308,8 @@ def register_task(
         name: The name in ``evaluate(tasks=[...])`` and on the command line.
         about: One line for ``alignmixup evaluate --help``.
         units: Units of metrics by how their names begin; a metric that is not listed is in percent.
+        check: Called with all options of the task before any task runs; raises a ``ValueError`` for
+            one that is out of range.
 
     Returns:
         The decorator, which returns what it decorates.
@@ -327,7 +334,7 @@ def register_task(
     TASKS.check_name(name)
 
     def register(function: F) -> F:
-        TASKS.add(name, TaskEntry(function, dict(units or {}), about))
+        TASKS.add(name, TaskEntry(function, dict(units or {}), about, check))
         return function
 
     return register

@@ -32,7 +32,7 @@ from alignmixup.mixers.nomix import NoMix
 from alignmixup.mixers.stylemix import StyleMix
 from alignmixup.models.zoo import NetSpec
 from alignmixup.recipes.schema import DataSpec, Recipe, changed, on_data
-from alignmixup.registry import DATASETS, TASKS
+from alignmixup.registry import DATASETS, TASKS, register_task
 from alignmixup.report.reading import read_results
 from alignmixup.report.tables import table
 from alignmixup.training import Team, TrainSettings
@@ -575,6 +575,42 @@ def test_wrong_options_are_explained_before_anything_runs(two_tone, options, mes
     with pytest.raises(ValueError, match=message):
         evaluate(
             Brightness(), two_tone, tasks=["accuracy", "pgd"], options=options, on_task=told.append
+        )
+    assert told == []
+
+
+@pytest.mark.parametrize(
+    ("task", "options", "message"),
+    [
+        ("fgsm", {"eps": 2.0}, r"fgsm: eps must lie in \[0, 1\]"),
+        ("pgd", {"step": 0.0}, r"pgd: step must lie in \(0, 1\]"),
+        ("pgd", {"chunk": 0}, "pgd: chunk must be at least 1 image, got 0"),
+        ("pgd", {"restarts": 2, "random_start": False}, "all take the same path"),
+        ("strong_attack", {"restarts": 0}, "got 50 and 0"),
+        ("calibration", {"num_bins": 0}, "calibration: num_bins must be at least 1, got 0"),
+        ("temperature", {"held_out": 1.0}, "temperature: held_out must be a share .*, got 1.0"),
+        ("cost", {"num_steps": 0}, "cost: num_steps must be at least 1 .*, got 0 and 3"),
+        ("localization", {"cam_threshold": 1.0}, r"localization: cam_threshold must lie in"),
+        ("bounded", {"top": 9}, "bounded: top must be at most 5, got 9"),
+    ],
+)
+def test_ranges_are_checked_before_anything_runs(two_tone, task, options, message):
+    def check(given):
+        if given["top"] > 5:
+            raise ValueError(f"top must be at most 5, got {given['top']}")
+
+    @register_task("bounded", check=check)
+    def bounded(model, batches, *, top: int = 2):
+        return []
+
+    told = []
+    with pytest.raises(ValueError, match=message):
+        evaluate(
+            Brightness(),
+            two_tone,
+            tasks=["accuracy", task],
+            options={task: options},
+            on_task=told.append,
         )
     assert told == []
 

@@ -17,6 +17,7 @@ from alignmixup.experiments.plugins import plugins_of
 from alignmixup.mixers.alignmixup import AlignMixup
 from alignmixup.mixers.alignmixup_ae import AlignMixupAE
 from alignmixup.mixers.boxes import BoxDraw
+from alignmixup.mixers.comixup import CoMixup
 from alignmixup.mixers.cutmix import CutMix
 from alignmixup.mixers.decoupled import Decoupled
 from alignmixup.mixers.input_mixup import InputMixup
@@ -24,6 +25,7 @@ from alignmixup.mixers.label_smoothing import LabelSmoothing
 from alignmixup.mixers.manifold_mixup import ManifoldMixup
 from alignmixup.mixers.nomix import NoMix
 from alignmixup.mixers.oneof import OneOf
+from alignmixup.mixers.recursivemix import RecursiveMix
 from alignmixup.recipes.catalog import find_recipe
 from alignmixup.recipes.schema import Recipe
 from alignmixup.registry import imported_plugins, register_mixer
@@ -119,6 +121,7 @@ def test_after_until_nothing_is_mixed_and_labels_stay_smooth() -> None:
         "CutMix/cut",
     }
     assert {mixer.draw(4, rng, p).case for p in (0.75, 0.9, 0.999)} == {"clean"}
+    assert OneOf().draw(4, rng, 1.0).case != "clean"  # 1 is never, also at the very end
     net = PixelRecorder()
     mixed = mixer.apply(net, images(4), labels(4), mixer.draw(4, rng, 0.8))
     assert torch.equal(net.seen, images(4))
@@ -279,6 +282,11 @@ def test_two_mixers_with_state_are_refused() -> None:
         (lambda: OneOf(prob=1.5), r"prob must lie in \[0, 1\], got 1.5"),
         (lambda: OneOf(until=-0.1), r"until must lie in \[0, 1\], got -0.1"),
         (lambda: OneOf(pairing="nearest"), "pairing must be 'random' or 'reverse', got 'nearest'"),
+        (lambda: OneOf((CutMix(), CoMixup()), pairing="reverse"), "no effect on CoMixup, which"),
+        (
+            lambda: OneOf((LabelSmoothing(RecursiveMix()),), pairing="reverse"),
+            "no effect on RecursiveMix, which",
+        ),
         (lambda: OneOf((CutMix,)), "a mixer is needed, such as CutMix"),
         (lambda: LabelSmoothing("cutmix"), "a mixer is needed, such as CutMix.., got 'cutmix'"),
         (lambda: LabelSmoothing(NoMix(), 1.0), r"smoothing must lie in \[0, 1\), got 1.0"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import pytest
 import torch
@@ -161,6 +162,18 @@ def test_the_switches_are_put_back(precision: str) -> None:
     assert settings_now() == before
     with pytest.raises(ZeroDivisionError), full_float32(torch.device("cpu")):
         raise ZeroDivisionError
+    assert settings_now() == before
+
+
+@pytest.mark.usefixtures("_fast_products")
+def test_the_last_of_several_threads_puts_the_switches_back() -> None:
+    before = settings_now()
+    first, second = ExitStack(), ExitStack()
+    for thread in (first, second):
+        thread.enter_context(full_float32(torch.device("cpu")))
+    first.close()
+    assert precision_now() == "ieee"  # the second still computes
+    second.close()
     assert settings_now() == before
 
 

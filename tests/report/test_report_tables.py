@@ -449,6 +449,19 @@ def test_latex_leaves_no_bare_special():
     assert not re.search(r"(?<!\\)[%#]", text)
 
 
+def test_latex_translates_what_pdflatex_lacks():
+    title = (
+        "J\u00e9gou \u1ebf \u0141\u00f8 a\u0308 \u03b1=2 \u03bf \u2265 8\u00d78 \u2014 \u8bc6\x07"
+    )
+    text = to_latex(Table(title, ("a",), (("\U0001f600 \u2019x\u2026",),)))
+    assert text.isascii()
+    assert (
+        r"{J\'{e}gou \'{\^{e}} \L{}\o{} \"{a} $\alpha$=2 $\mathit{o}$ $\ge$ 8$\times$8 ---" in text
+    )
+    assert "{[}U+8BC6]{[}U+0007]" in text
+    assert r"{[}U+1F600] 'x\dots{} \\" in text
+
+
 def test_html_escapes_and_parses():
     text = to_html(AWKWARD)
     assert "<script>" not in text

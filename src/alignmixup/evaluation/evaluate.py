@@ -26,10 +26,10 @@ from alignmixup.evaluation.outliers import Outliers, find_outliers, sources_for
 from alignmixup.evaluation.subject import EvalImages, eval_images, import_plugins_of, open_subject
 from alignmixup.evaluation.task_options import (
     DETECTION,
-    NEEDS,
     check_options,
     check_sources,
     parameters_of,
+    task_arguments,
     task_names,
 )
 from alignmixup.registry import TASKS
@@ -256,13 +256,8 @@ def _run_task(
     make: Callable[[], Iterator[Any]] = counted
     if "on_images" in parameters:  # the task reports its own progress
         arguments["on_images"], make = progress, batches.__iter__
-    left = dict(options)
-    for argument, parameter in parameters.items():
-        default = parameter.default
-        if argument not in NEEDS and dataclasses.is_dataclass(default):
-            own = {f.name: left.pop(f.name) for f in dataclasses.fields(default) if f.name in left}
-            arguments[argument] = dataclasses.replace(default, **own)  # type: ignore[type-var]
-    results = TASKS[name].function(model, PixelBatches(make), **arguments, **left)
+    arguments |= task_arguments(name, options)
+    results = TASKS[name].function(model, PixelBatches(make), **arguments)
     if not isinstance(results, list | tuple) or not all(isinstance(r, Result) for r in results):
         raise ValueError(f"the task {name!r} must return a list of Result, got {results!r}")
     return list(results)

@@ -64,7 +64,7 @@ def parameters_of(name: str) -> Mapping[str, inspect.Parameter]:
 
 
 def check_options(options: Mapping[str, Mapping[str, object]], names: Sequence[str]) -> None:
-    """Raise for options of a task that is not run, unknown ones, and values of another type."""
+    """Raise for options of a task that is not run, unknown ones, wrong types and ranges."""
     if not isinstance(options, Mapping):
         raise ValueError(f'options must be a dict such as {{"pgd": {{...}}}}, got {options!r}')
     known_options = {name: task_options(name) for name in names}
@@ -80,6 +80,27 @@ def check_options(options: Mapping[str, Mapping[str, object]], names: Sequence[s
                 hint = suggestion(name, sorted(types)) or "; it has none"
                 raise ValueError(f"{task} has no option {name!r}{hint}")
             check_kind(f"{task}.{name}", value, types[name])
+        try:
+            arguments = task_arguments(task, chosen)
+            if check := TASKS[task].check:
+                check(arguments)
+        except ValueError as error:
+            raise ValueError(f"{task}: {error}") from None
+
+
+def task_arguments(name: str, chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a task that make up its options, by the chosen ones."""
+    arguments: dict[str, Any] = {}
+    for argument, parameter in list(parameters_of(name).items())[2:]:
+        default = parameter.default
+        if argument in NEEDS:
+            continue
+        if dataclasses.is_dataclass(default):
+            own = {f.name: chosen[f.name] for f in dataclasses.fields(default) if f.name in chosen}
+            arguments[argument] = dataclasses.replace(default, **own)  # type: ignore[type-var]
+        else:
+            arguments[argument] = chosen.get(argument, default)
+    return arguments
 
 
 def check_sources(ood: Sequence[str], names: Sequence[str]) -> None:

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from alignmixup.hooks import evaluating, tap
+from alignmixup.hooks import evaluating, peek
 from alignmixup.models.autoencoder import (
     MOST_CHANNELS,
     AutoencodingClassifier,
@@ -157,15 +157,9 @@ class OwnDecoder:
 @torch.no_grad()
 def features_at(net: nn.Module, layer: str, x: Tensor) -> Tensor:
     """Return the output of ``layer`` for images in [0, 1], in evaluation mode, without gradient."""
-    seen: list[Tensor] = []
-
-    def look(output: Tensor) -> Tensor:
-        seen.append(output)
-        return output
-
-    with evaluating(net), tap(net, layer, look):
+    with evaluating(net), peek(net, layer) as peeked:
         net(x)
-    return seen[0]
+    return peeked.output
 
 
 @torch.no_grad()

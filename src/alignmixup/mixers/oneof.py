@@ -23,18 +23,25 @@ from torch import Tensor, nn
 
 from alignmixup.contracts import Draw, Mixed, Mixer
 from alignmixup.hooks import tap
+from alignmixup.mixers.adautomix import AdAutoMix
 from alignmixup.mixers.base import ImageMethod
 from alignmixup.mixers.checks import check_unit
+from alignmixup.mixers.comixup import CoMixup
 from alignmixup.mixers.cutmix import CutMix
 from alignmixup.mixers.input_mixup import InputMixup
 from alignmixup.mixers.label_smoothing import check_smoothing, smoothed
+from alignmixup.mixers.multimix import MultiMix
 from alignmixup.mixers.nomix import NoMix
 from alignmixup.mixers.per_sample import Mode, apply_each, check_mode, mixing_share, sample_each
+from alignmixup.mixers.recursivemix import RecursiveMix
 from alignmixup.mixers.sampling import CLEAN, clean_draw, probabilities, sample_case
 from alignmixup.mixers.wrapper import check_mixers, within
 from alignmixup.registry import register_mixer
 
 Pairing = Literal["random", "reverse"]
+
+# They mix other images than pairs of the batch: those of ``perm`` have no effect.
+UNPAIRED = (AdAutoMix, CoMixup, MultiMix, RecursiveMix)
 
 
 @register_mixer
@@ -49,7 +56,7 @@ class OneOf(Mixer):
         smoothing: Label smoothing, in every case.
         until: Share of training after which nothing is mixed any more; 1 for never.
         pairing: ``"random"`` leaves the partners to the methods; ``"reverse"`` pairs sample i with
-            sample b - 1 - i of a batch of b, as timm does.
+            sample b - 1 - i of a batch of b, as timm does; for methods that mix pairs.
         mode: ``"batch"`` chooses a method for the batch; ``"pair"`` and ``"elem"`` choose one, a
             share and a box for each pair and each sample, with methods that mix images alone by one
             ``lam`` per sample: InputMixup and CutMix.
@@ -85,6 +92,12 @@ class OneOf(Mixer):
             )
         check_unit(self, "prob", "until")
         check_mode(self.mode, self.mixers)
+        held = [inner for mixer in self.mixers for inner in within(mixer)]
+        if self.pairing == "reverse" and (own := [m for m in held if isinstance(m, UNPAIRED)]):
+            raise ValueError(
+                f"pairing='reverse' has no effect on {type(own[0]).__name__}, which does not mix "
+                "pairs of the batch: use pairing='random'"
+            )
 
     @classmethod
     def deit(cls) -> OneOf:
@@ -136,10 +149,11 @@ class OneOf(Mixer):
         return dataclasses.replace(self, mixers=mixers)
 
     def draw(self, batch_size: int, rng: torch.Generator, progress: float = 0.0) -> Draw:
-        if progress < self.until and (mixers := self._per_sample()):
+        mixes = progress < self.until or self.until == 1
+        if mixes and (mixers := self._per_sample()):
             is_reversed = self.pairing == "reverse"
             return sample_each(mixers, self.mode, is_reversed, batch_size, rng)
-        choices = self._choices() if progress < self.until else {CLEAN: 1.0}
+        choices = self._choices() if mixes else {CLEAN: 1.0}
         # A single choice draws nothing: OneOf of one mixer is that mixer.
         name = sample_case(choices, rng) if len(choices) > 1 else next(iter(choices))
         if name == CLEAN:

@@ -6,6 +6,7 @@ are process-wide, so they are changed for these products only and then restored.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -17,19 +18,27 @@ import torch
 _NAMES = ("cpu", "cuda", "meta", "mps", "xpu", "xla", "hpu", "mtia")
 _WITH_AUTOCAST = frozenset(name for name in _NAMES if torch.amp.is_autocast_available(name))
 
+# The settings from before, once for each block that any thread has open: the last one restores.
+_lock = threading.Lock()
+_open: list[list[tuple[Any, str, object]]] = []
+
 
 @contextmanager
 def full_float32(device: torch.device) -> Iterator[None]:
     """Run matrix products on ``device`` in IEEE float32: no autocast, no tf32, no bf16."""
-    switches = [(owner, name, getattr(owner, name)) for owner, name, _ in _switches()]
-    for owner, name, value in _switches():
-        setattr(owner, name, value)
+    with _lock:
+        switches = [(owner, name, getattr(owner, name)) for owner, name, _ in _switches()]
+        _open.append(_open[0] if _open else switches)
+        for owner, name, value in _switches():
+            setattr(owner, name, value)
     try:
         with no_autocast(device):
             yield
     finally:
-        for owner, name, value in switches:
-            setattr(owner, name, value)
+        with _lock:
+            switches = _open.pop()
+            for owner, name, value in [] if _open else switches:
+                setattr(owner, name, value)
 
 
 def no_autocast(device: torch.device) -> AbstractContextManager[None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,6 +68,13 @@ def to_latex(table: Table) -> str:
     return "\n".join(lines) + "\n"
 
 
+_GREEK = (
+    "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi mathit{o} pi rho "
+    "varsigma sigma tau upsilon phi chi psi omega"
+)
+_QUOTES_AND_DASHES = ("`", "'", "``", "''", "--", "---")
+_LETTERS = "\xc6\xd8\xdf\xe6\xf8\u0141\u0142\u0152\u0153"
+_NAMES = ("AE", "O", "ss", "ae", "o", "L", "l", "OE", "oe")
 _LATEX = {
     **{c: rf"\{c}" for c in "&%$#_{}"},
     "\\": r"\textbackslash{}",
@@ -76,12 +84,35 @@ _LATEX = {
     ">": r"\textgreater{}",
     "|": r"\textbar{}",
     "[": "{[}",  # a row that opens with a bracket would be read as an option of the line break
+    **{chr(0x3B1 + i): rf"$\{name}$" for i, name in enumerate(_GREEK.split())},
+    **dict(zip("\u2018\u2019\u201c\u201d\u2013\u2014", _QUOTES_AND_DASHES, strict=True)),
+    **{c: rf"\{name}{{}}" for c, name in zip(_LETTERS, _NAMES, strict=True)},
     "\u00b1": r"$\pm$",
+    "\u00d7": r"$\times$",
+    "\u2264": r"$\le$",
+    "\u2265": r"$\ge$",
+    "\u2192": r"$\to$",
+    "\u2212": "$-$",
+    "\u2026": r"\dots{}",
 }
+# From grave and acute to caron and cedilla.
+_MARKS = "\u0300\u0301\u0302\u0303\u0304\u0306\u0307\u0308\u030a\u030b\u030c\u0327"
+_ACCENTS = dict(zip(_MARKS, "`'^~=u.\"rHvc", strict=True))
 
 
 def _latex(text: str) -> str:
-    return "".join(_LATEX.get(c, c) for c in " ".join(text.split()))
+    letters = unicodedata.normalize("NFC", " ".join(text.split()))
+    return "".join(_LATEX.get(c) or _accented(c) for c in letters)
+
+
+def _accented(letter: str) -> str:
+    """Return a letter by its accents, one that pdflatex does not know by its code point."""
+    base, *marks = list(unicodedata.normalize("NFD", letter))
+    if not (base.isascii() and base.isprintable() and _ACCENTS.keys() >= set(marks)):
+        return f"{{[}}U+{ord(letter):04X}]"
+    for mark in marks:
+        base = rf"\{_ACCENTS[mark]}{{{base}}}"
+    return base
 
 
 def to_html(table: Table) -> str:

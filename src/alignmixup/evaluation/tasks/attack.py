@@ -79,7 +79,11 @@ class Attack:
         check_choices(self)
 
 
-@register_task("fgsm", about="error under FGSM, one signed gradient step")
+@register_task(
+    "fgsm",
+    about="error under FGSM, one signed gradient step",
+    check=lambda o: _check(Attack(o["eps"], o["eps"], 1), o["chunk"]),
+)
 def fgsm(
     model: nn.Module,
     batches: Batches,
@@ -98,7 +102,13 @@ def fgsm(
     return run_attack("fgsm", forward, batches, attack, 0, chunk, on_images, team)
 
 
-@register_task("pgd", about="error under PGD, projected gradient ascent")
+@register_task(
+    "pgd",
+    about="error under PGD, projected gradient ascent",
+    check=lambda o: _check(
+        Attack(o["eps"], o["step"], o["num_steps"], o["random_start"], o["restarts"]), o["chunk"]
+    ),
+)
 def pgd(
     model: nn.Module,
     batches: Batches,
@@ -122,7 +132,13 @@ def pgd(
     return run_attack("pgd", forward, batches, attack, seed, chunk, on_images, team)
 
 
-@register_task("strong_attack", about="error under a longer PGD on the margin, with restarts")
+@register_task(
+    "strong_attack",
+    about="error under a longer PGD on the margin, with restarts",
+    check=lambda o: _check(
+        Attack(o["eps"], o["eps"] / 4, o["num_steps"], True, o["restarts"]), o["chunk"]
+    ),
+)
 def strong_attack(
     model: nn.Module,
     batches: Batches,
@@ -149,6 +165,12 @@ def strong_attack(
     return run_attack("strong_attack", forward, batches, attack, seed, chunk, on_images, team)
 
 
+def _check(attack: Attack, chunk: int) -> None:
+    """Raise for a bad ``chunk``; the attack has checked itself."""
+    if chunk < 1:
+        raise ValueError(f"chunk must be at least 1 image, got {chunk}")
+
+
 def run_attack(
     task: str,
     forward: Forward,
@@ -167,8 +189,7 @@ def run_attack(
     the number of images done, those under attack counted by their share of the steps. A process of
     ``team`` attacks its share, from the starts that one process would draw.
     """
-    if chunk < 1:
-        raise ValueError(f"chunk must be at least 1 image, got {chunk}")
+    _check(attack, chunk)
     if torch.is_inference_mode_enabled():
         raise ValueError(
             "an attack needs gradients, which torch.inference_mode() disables: call it outside"

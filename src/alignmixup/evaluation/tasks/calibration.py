@@ -74,6 +74,7 @@ class Reliability:
     "calibration",
     about="expected calibration error, over-confidence, NLL, Brier score",
     units={"nll": "nats", "brier": ""},
+    check=lambda o: _check(o["num_bins"]),
 )
 def calibration(
     model: nn.Module,
@@ -95,6 +96,7 @@ def calibration(
     "temperature",
     about="calibration after temperature scaling",
     units={"nll": "nats", "brier": "", "temperature": ""},
+    check=lambda o: _check(o["num_bins"], o["held_out"]),
 )
 def temperature_scaling(
     model: nn.Module,
@@ -112,8 +114,7 @@ def temperature_scaling(
     ``held_out`` is the share for the fit, drawn by ``seed``. Metrics are ``temperature``, those of
     ``calibration`` with it, and with the suffix ``_before`` without it, on the same images.
     """
-    if not 0 < held_out < 1:
-        raise ValueError(f"held_out must be a share between 0 and 1, got {held_out}")
+    _check(num_bins, held_out)
     logits, labels = collect_logits(model, batches, normalized_by, amp_dtype, team)
     n = len(labels)
     num_fit = round(held_out * n)
@@ -139,6 +140,13 @@ def temperature_scaling(
         "amp_dtype": amp_name(amp_dtype),
     }
     return _results("temperature", values, settings, diagram)
+
+
+def _check(num_bins: int, held_out: float = 0.5) -> None:
+    if num_bins < 1:
+        raise ValueError(f"num_bins must be at least 1, got {num_bins}")
+    if not 0 < held_out < 1:
+        raise ValueError(f"held_out must be a share between 0 and 1, got {held_out}")
 
 
 def _results(
@@ -175,8 +183,7 @@ def reliability(
     confidence: Float[Tensor, " n"], correct: Tensor, num_bins: int = 15
 ) -> Reliability:
     """Sort confidences in [0, 1] into equal bins, closed on the right, and average each bin."""
-    if num_bins < 1:
-        raise ValueError(f"num_bins must be at least 1, got {num_bins}")
+    _check(num_bins)
     if not len(confidence) or len(confidence) != len(correct):
         raise ValueError(
             f"one confidence and one outcome per image are needed, "

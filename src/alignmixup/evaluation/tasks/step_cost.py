@@ -54,6 +54,7 @@ class Timing:
     "cost",
     about="parameters, time and peak memory of a training step",
     units={"params": "million", "ms_": "ms", "peak_memory": "MiB"},
+    check=lambda o: _check(o["num_steps"], o["num_warmup"]),
 )
 def cost_on(
     model: nn.Module,
@@ -132,14 +133,18 @@ def count_parameters(model: nn.Module) -> tuple[int, int]:
     return total, sum(p.numel() for p in model.parameters() if p.requires_grad)
 
 
-def time_steps(
-    step: Callable[[], None], device: torch.device, num_steps: int = 50, num_warmup: int = 10
-) -> Timing:
-    """Time ``step`` by itself ``num_steps`` times, after ``num_warmup`` untimed ones."""
+def _check(num_steps: int, num_warmup: int) -> None:
     if num_steps < 1 or num_warmup < 0:
         raise ValueError(
             f"num_steps must be at least 1 and num_warmup 0, got {num_steps} and {num_warmup}"
         )
+
+
+def time_steps(
+    step: Callable[[], None], device: torch.device, num_steps: int = 50, num_warmup: int = 10
+) -> Timing:
+    """Time ``step`` by itself ``num_steps`` times, after ``num_warmup`` untimed ones."""
+    _check(num_steps, num_warmup)
     for _ in range(num_warmup):
         step()
     reset_peak_memory(device)
