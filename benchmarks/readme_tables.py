@@ -202,12 +202,55 @@ class Study:
         return [*_pipes(header, rows), "", _origin(shown, f"{self.epochs:,} epochs")]
 
 
+@dataclass(frozen=True)
+class Statistics:
+    """Scores with the statistics of batch norm estimated anew, over several networks.
+
+    Of each network the mean over the draws; ``ways`` are kinds of statistics and their labels.
+    """
+
+    data: str
+    epochs: int
+    variants: tuple[str, ...]
+    ways: Mapping[str, str]
+    metrics: Mapping[str, str]
+
+    def render(self, results: Path) -> list[str]:
+        """Return the lines of the table; none where nothing has been measured."""
+        chosen = [
+            r
+            for r in read_results([results])
+            if r.key is not None
+            and r.task == "batch_statistics"
+            and (r.key.data, r.epoch) == (self.data, self.epochs)
+            and r.key.variant in self.variants
+        ]
+        if not chosen:
+            return []
+        rows = []
+        for way, label in self.ways.items():
+            cells = []
+            for metric in self.metrics.values():
+                draws: dict[object, list[float]] = {}
+                for r in chosen:
+                    if (r.metric, r.settings["statistics"]) == (metric, way):
+                        draws.setdefault((r.key, r.seed), []).append(r.value)
+                means = [statistics.fmean(values) for values in draws.values()]
+                least, most = f"{min(means):.2f}", f"{max(means):.2f}"
+                cells.append(f"{statistics.fmean(means):.2f} ({least} to {most})")
+            rows.append([label, *cells])
+        networks = len({(r.key, r.seed) for r in chosen})
+        length = f"{networks} networks, {self.epochs:,} epochs"
+        table = _pipes(["statistics of", *self.metrics], rows)
+        return [*table, "", _origin(chosen, length).partition("; ")[0].removesuffix(".*") + ".*"]
+
+
 def has(values: Mapping[str, object], wanted: Mapping[str, object]) -> bool:
     """Whether ``values`` has all that is wanted."""
     return all(values.get(name) == value for name, value in wanted.items())
 
 
-Table = Methods | Plateaus | Study
+Table = Methods | Plateaus | Study | Statistics
 README: Mapping[str, Table] = {
     **{
         f"plateaus-{data}": Plateaus(
@@ -240,7 +283,32 @@ README: Mapping[str, Table] = {
 }
 
 
+LONG_STUDY = (
+    Arm("pooled head, unaligned", "r18", "study-unaligned"),
+    Arm("pooled head, released order", "r18", "study-released", "study-unaligned"),
+)
+CLEAN = Quantity(
+    "top-1, clean statistics",
+    "batch_statistics",
+    "top1",
+    2,
+    settings={"statistics": "without mixing", "draw": 0},
+)
 FINDINGS: Mapping[str, Table] = {
+    "alignment-study-200": Study("cifar100", "alignmixup", 200, LONG_STUDY),
+    "alignment-study-200-clean": Study("cifar100", "alignmixup", 200, LONG_STUDY, CLEAN),
+    "batch-statistics": Statistics(
+        "cifar100",
+        200,
+        ("study-unaligned", "study-released"),
+        {
+            "as saved": "the run, as saved",
+            "drawn again": "the mixer's draws, again",
+            "input alone": "mixed images alone",
+            "without mixing": "clean images",
+        },
+        {"top-1 (%)": "top1", "ECE (%)": "ece"},
+    ),
     "alignment-study": Study(
         "cifar100",
         "alignmixup",
@@ -255,7 +323,7 @@ FINDINGS: Mapping[str, Table] = {
             Arm("`layer3`, unaligned", "r18", "study-layer3-unaligned"),
             Arm("`layer3`, exact", "r18", "study-layer3-exact", "study-layer3-unaligned"),
         ),
-    )
+    ),
 }
 PAGES = {"README.md": README, "docs/findings.md": FINDINGS}
 

@@ -1,5 +1,6 @@
 """A run opened from its folder alone: predictions, exports, and a user's own module."""
 
+import copy
 import dataclasses
 import json
 import subprocess
@@ -15,7 +16,7 @@ import alignmixup as am
 from alignmixup.cli import main
 from alignmixup.contracts import RecipeKey
 from alignmixup.datasets import shapes
-from alignmixup.experiments.batches import eval_batches, load_split
+from alignmixup.experiments.batches import eval_batches, load_split, train_batches
 from alignmixup.mixers.input_mixup import InputMixup
 from alignmixup.mixers.manifold_mixup import ManifoldMixup
 from alignmixup.mixers.nomix import NoMix
@@ -25,6 +26,7 @@ from alignmixup.report.reading import read_results
 from alignmixup.training import TrainSettings
 from picture_folder import make_pictures
 
+CPU = torch.device("cpu")
 RECIPE = Recipe(
     key=RecipeKey("shapes", "r18", "input"),
     data=DataSpec("shapes"),
@@ -401,3 +403,56 @@ def test_a_finished_run_is_extended(sets, tmp_path):
     at_once = [json.loads(line)["lr"] for line in lines if '"event": "epoch"' in line]
     assert rates[-1] == at_once[-1]  # the schedule is that of the new length
     assert rates[1] < at_once[1]
+
+
+def test_clean_statistics_are_the_mean_over_batches_without_mixing(run, sets):
+    clean = run.with_clean_statistics(sets.train, num_batches=2)
+    batches = [x for x, _ in train_batches(RECIPE.data, RECIPE.train, sets.train, CPU).epoch(0)][:2]
+    norm = next(m for m in run.model.modules() if isinstance(m, nn.BatchNorm2d))
+    name = next(name for name, module in run.model.named_modules() if module is norm)
+    seen = []
+    net = copy.deepcopy(run.model).train()
+    net.get_submodule(name).register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    for x in batches:
+        net(x)
+    own = clean.model.get_submodule(name)
+    torch.testing.assert_close(own.running_mean, sum(x.mean((0, 2, 3)) for x in seen) / 2)
+    torch.testing.assert_close(own.running_var, sum(x.var((0, 2, 3)) for x in seen) / 2)
+    assert not torch.equal(own.running_mean, norm.running_mean)
+    assert own.momentum == norm.momentum
+    assert not clean.model.training
+    parameters = zip(clean.model.parameters(), run.model.parameters(), strict=True)
+    assert all(torch.equal(a, b) for a, b in parameters)
+
+
+def test_results_say_that_statistics_are_clean(run, sets):
+    clean = run.with_clean_statistics(sets.train)
+    for opened, expected in ((run, None), (clean, "clean")):
+        results = am.evaluate(opened, sets.test).results
+        assert {result.trained.get("statistics") for result in results} == {expected}
+
+
+def test_clean_statistics_need_batch_norm_and_images(run):
+    with pytest.raises(ValueError, match=r"pass the training images"):
+        run.with_clean_statistics()
+    with pytest.raises(ValueError, match=r"num_batches must be at least 1, got 0"):
+        run.with_clean_statistics(num_batches=0)
+    plain = dataclasses.replace(run, model=nn.Linear(2, 2))
+    with pytest.raises(ValueError, match=r"no batch norm"):
+        plain.with_clean_statistics()
+
+
+def test_commands_take_clean_statistics(tmp_path, capsys):
+    words = "--dataset shapes --limit 64 --net.width 4 --train.epochs 1 --train.batch-size 16"
+    folder, path = str(tmp_path / "run"), str(tmp_path / "net.safetensors")
+    recipe = "cifar10-r18-input-fast"
+    assert main(["train", recipe, "--out", folder, "--train.device", "cpu", *words.split()]) == 0
+    assert main(["evaluate", folder, "--clean-statistics", "--device", "cpu"]) == 0
+    results = [r for r in read_results([tmp_path / "run"]) if r.metric == "top1"]
+    assert [result.trained["statistics"] for result in results] == ["clean"]
+    assert main(["export", folder, path, "--clean-statistics"]) == 0
+    saved, exported = am.load_run(folder, device="cpu"), load_file(path)
+    for name, value in saved.with_clean_statistics().model.state_dict().items():
+        torch.testing.assert_close(exported[name], value)
+    means = {name: x for name, x in exported.items() if name.endswith("running_mean")}
+    assert not any(torch.equal(saved.model.state_dict()[name], x) for name, x in means.items())

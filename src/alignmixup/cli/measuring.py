@@ -31,6 +31,8 @@ class Evaluate:
     """Images for the task ood, e.g. uniform lsun-crop folder:PATH; defaults to all found."""
     dataset: str | None = None
     """Score on the test split of other data with the same classes: shapes, folder:PATH@64, ..."""
+    clean_statistics: bool = False
+    """Estimate the statistics of batch norm anew first, from training images without mixing."""
     data: Path | None = None
     """Folder of the data sets; else ALIGNMIXUP_DATA, else ./datasets."""
     seed: int = 0
@@ -39,6 +41,7 @@ class Evaluate:
     """cpu, cuda, cuda:1, or auto: a GPU where there is one."""
 
     def __call__(self) -> None:
+        from alignmixup.experiments.load import Run, load_run
         from alignmixup.experiments.run_folder import read_recipe
         from alignmixup.experiments.scoring import evaluate, join_processes, other_images
         from alignmixup.registry import TASKS
@@ -47,9 +50,12 @@ class Evaluate:
         images = None
         if self.dataset is not None:
             images = other_images(self.run, self.dataset, self.data, team, device)
+        run: Path | Run = self.run
+        if self.clean_statistics:
+            run = load_run(self.run, device=device).with_clean_statistics(data_root=self.data)
         with Watch(is_shown=team.is_rank_zero) as watch:
             done = evaluate(
-                self.run,
+                run,
                 images,
                 tasks=self.tasks,
                 options=_options(self.set),

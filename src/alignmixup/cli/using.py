@@ -69,11 +69,17 @@ class Export:
     format: Literal["safetensors", "torch-export", "hub"] = "safetensors"
     """safetensors: plain weights and a JSON file that says how to build the network; torch-export:
     a program that runs without this package (.pt2); hub: a folder for the Hugging Face Hub."""
+    clean_statistics: bool = False
+    """Estimate the statistics of batch norm anew first, from training images without mixing."""
+    data: Path | None = None
+    """Folder of the data sets, for --clean-statistics; else ALIGNMIXUP_DATA, else ./datasets."""
 
     def __call__(self) -> None:
         from alignmixup.experiments.load import load_run
 
         run = load_run(self.run, device="cpu")
+        if self.clean_statistics:
+            run = run.with_clean_statistics(data_root=self.data)
         note_unfinished(run.folder, run.epoch, run.recipe.train.epochs)
         for path in run.export(self.path, self.format):
             print(path)

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import itertools
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
 from torch import nn
+from torch.optim.swa_utils import update_bn
 
 from alignmixup import models
+from alignmixup.contracts import ImageSet
+from alignmixup.datasets.folder import FileSet
 from alignmixup.device import pick_device
+from alignmixup.experiments.batches import load_split, train_batches
 from alignmixup.experiments.data_record import DataRecord
 from alignmixup.experiments.export import MODULE, Format, export
 from alignmixup.experiments.predict import Prediction, predict
@@ -35,6 +42,7 @@ class Run:
         model: The network in evaluation mode; it takes images in [0, 1] and normalizes them.
         epoch: Epochs trained.
         data: Name, classes, image size and normalization of the images.
+        has_clean_statistics: Whether batch norm has statistics of images without mixing.
 
     Example:
         ```python
@@ -54,6 +62,7 @@ class Run:
     model: nn.Module = field(repr=False)
     epoch: int
     data: DataRecord
+    has_clean_statistics: bool = False
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -78,6 +87,61 @@ class Run:
             The label, the class name and the probabilities of each image.
         """
         return predict(self.model, images, self.recipe.data, self.data, batch_size)
+
+    def with_clean_statistics(
+        self,
+        images: ImageSet | FileSet | None = None,
+        *,
+        num_batches: int = 50,
+        data_root: Path | str | None = None,
+    ) -> Run:
+        """Estimate the running statistics of batch norm anew, from images without mixing.
+
+        In training they follow the last twenty or so steps, of mixed and clean images as these were
+        drawn. The weights stay; the run in its folder stays as it is.
+
+        Args:
+            images: Training images; defaults to those that the run loaded by name.
+            num_batches: Batches to estimate from, augmented as in training; all have equal weight.
+            data_root: Folder of the data sets; defaults to ALIGNMIXUP_DATA, then ``./datasets``.
+
+        Returns:
+            The run with a copy of its network; results of ``am.evaluate`` record the difference.
+
+        Raises:
+            ValueError: If the network has no batch norm, or the training images are not known.
+
+        Example:
+            ```python
+            from alignmixup.datasets import shapes
+
+            sets = am.Sets(shapes("train", 32), shapes("test", 32))
+            small = {"net.width": 4, "train.epochs": 1, "train.batch_size": 16}
+            run = am.train("cifar10-r18-input-fast", "runs/c", sets=sets, changes=small, quiet=True)
+            clean = run.with_clean_statistics(sets.train)
+            print(am.evaluate(clean, sets.test).value("accuracy", "top1"))
+            ```
+        """
+        norms = [m for m in self.model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+        if not any(norm.track_running_stats for norm in norms):
+            raise ValueError(f"the network of {self.folder} has no batch norm with statistics")
+        if num_batches < 1:
+            raise ValueError(f"num_batches must be at least 1, got {num_batches}")
+        spec, settings = self.recipe.data, self.recipe.train
+        if images is None:
+            if self.data.test_sha256 is not None:
+                raise ValueError(
+                    f"{self.folder} was trained on images passed as sets=: pass the training "
+                    "images, run.with_clean_statistics(sets.train)"
+                )
+            images = load_split(spec, "train", data_root)
+        model = copy.deepcopy(self.model)
+        device = next(model.parameters()).device
+        batches = train_batches(spec, settings, images, device).epoch(0)
+        with torch.random.fork_rng():
+            torch.manual_seed(settings.seed)  # of dropout
+            update_bn((x for x, _ in itertools.islice(batches, num_batches)), model)
+        return dataclasses.replace(self, model=model, has_clean_statistics=True)
 
     def export(self, path: Path | str, format: Format = "safetensors") -> list[Path]:
         """Write the network for use without the run.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -100,10 +100,13 @@ def _of_run(
     if isinstance(mixer, StyleMixer) and not mixer.weights:
         mixer = dataclasses.replace(mixer, weights=str(folder / ADAIN))
     place = model_device(run.model) or torch.device("cpu")
+    facts = origin(recipe, run.epoch, folder)
+    if run.has_clean_statistics:
+        facts["trained"] = {**cast(dict[str, object], facts["trained"]), "statistics": "clean"}
     return Subject(
         run.model,
         own if isinstance(own, ImageSet) else _streamed(recipe, own, place),
-        {**origin(recipe, run.epoch, folder), **provenance(place)},
+        {**facts, **provenance(place)},
         mixer,
         partial(append_results, folder),
     )
