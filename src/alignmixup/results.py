@@ -147,11 +147,13 @@ class Result:
         """Return the result as one line of JSON.
 
         Raises:
-            ValueError: If the value is NaN or infinite, which JSON cannot hold.
+            ValueError: If a value is NaN or infinite, which JSON cannot hold, or of a wrong type.
         """
         try:
-            return json.dumps(dataclasses.asdict(self), allow_nan=False)
-        except ValueError as error:
+            fields = dataclasses.asdict(self)
+            _check_kinds(fields)
+            return json.dumps(fields, allow_nan=False)
+        except (TypeError, ValueError) as error:
             name = self.key.name if self.key else "no recipe"
             raise ValueError(
                 f"{self.task} {self.metric} = {self.value} of {name} cannot be recorded: {error}"
@@ -172,10 +174,7 @@ class Result:
             raise ValueError(
                 f"a result of alignmixup has a {missing[0]}; remove the line or the file"
             )
-        for name in fields.keys() & KINDS.keys():
-            kind, types = KINDS[name]
-            if not isinstance(fields[name], types) or isinstance(fields[name], bool):
-                raise ValueError(f"{name} must be {kind}, got {fields[name]!r}")
+        _check_kinds(fields)
         old_name = fields.pop("recipe", "")
         unknown = sorted(set(fields) - {f.name for f in dataclasses.fields(cls)})
         if unknown:
@@ -193,6 +192,13 @@ class Result:
             return cls.from_json(line.decode("utf-8"))
         except (TypeError, ValueError) as error:
             raise ValueError(f"{place}: not a result line: {error}") from error
+
+
+def _check_kinds(fields: Mapping[str, object]) -> None:
+    for name in fields.keys() & KINDS.keys():
+        kind, types = KINDS[name]
+        if not isinstance(fields[name], types) or isinstance(fields[name], bool):
+            raise ValueError(f"{name} must be {kind}, got {fields[name]!r}")
 
 
 class Skipped(ValueError):
