@@ -103,6 +103,14 @@ def test_images_of_another_type_in_the_record_of_a_run_are_named(run, tmp_path, 
         am.load_run(tmp_path / "run")
 
 
+@pytest.mark.parametrize(("part", "value"), [("train", {"epochs": "x"}), ("mixer", {"kind": "x"})])
+def test_a_setting_of_a_run_that_is_none_is_named_with_its_file(run, tmp_path, part, value):
+    record = json.loads((run / RUN).read_text())
+    (tmp_path / RUN).write_text(json.dumps({**record, part: value}))
+    with pytest.raises(ValueError, match=r"run\.json: .*'x'"):
+        read_run(tmp_path)
+
+
 def test_a_damaged_ledger_is_named(run, tmp_path):
     shutil.copytree(run, tmp_path / "run")
     folder = tmp_path / "run"
