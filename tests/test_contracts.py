@@ -7,6 +7,7 @@ import functools
 import json
 import math
 import pickle
+import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -409,10 +410,15 @@ def test_a_line_without_provenance_is_a_result_too() -> None:
     assert Result.from_json(short) == Result("accuracy", "top1", 95.1)
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_a_number_that_json_does_not_have_is_not_written(value):
-    with pytest.raises(ValueError, match=f"ece = {value} of tiny-r18-none-fast cannot be recorded"):
+@pytest.mark.parametrize("value", [math.nan, math.inf, torch.tensor(1.0), "high", None, True])
+def test_what_is_no_number_is_not_written(value):
+    what = re.escape(f"ece = {value} of tiny-r18-none-fast cannot be recorded")
+    with pytest.raises(ValueError, match=what):
         Result("calibration", "ece", value, key=KEY).to_json()
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, torch.tensor(1.0)])
+def test_a_setting_that_json_does_not_have_is_not_written(value):
     with pytest.raises(ValueError, match=r"calibration ece = 1\.0 of no recipe cannot be recorded"):
         Result("calibration", "ece", 1.0, {"bin_width": value}).to_json()
 

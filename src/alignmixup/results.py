@@ -8,6 +8,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+# What the fields of a line must be.
+KINDS: dict[str, tuple[str, tuple[type, ...]]] = {
+    "value": ("a number", (int, float)),
+    **dict.fromkeys(("seed", "epoch"), ("an integer or null", (int, type(None)))),
+    **dict.fromkeys(("settings", "trained"), ("an object", (dict,))),
+    **dict.fromkeys(("key", "base"), ("an object or null", (dict, type(None)))),
+    **dict.fromkeys(
+        ("task", "metric", "version", "hardware", "commit", "date", "command", "recipe"),
+        ("a string", (str,)),
+    ),
+}
+
 
 @dataclass(frozen=True, slots=True)
 class RecipeKey:
@@ -34,6 +46,11 @@ class RecipeKey:
     network: str
     method: str
     variant: str = ""
+
+    def __post_init__(self) -> None:
+        for name, part in dataclasses.asdict(self).items():
+            if not isinstance(part, str):
+                raise ValueError(f"{name} of a recipe's key must be a string, got {part!r}")
 
     @property
     def name(self) -> str:
@@ -130,11 +147,13 @@ class Result:
         """Return the result as one line of JSON.
 
         Raises:
-            ValueError: If the value is NaN or infinite, which JSON cannot hold.
+            ValueError: If a value is NaN or infinite, which JSON cannot hold, or of a wrong type.
         """
         try:
-            return json.dumps(dataclasses.asdict(self), allow_nan=False)
-        except ValueError as error:
+            fields = dataclasses.asdict(self)
+            _check_kinds(fields)
+            return json.dumps(fields, allow_nan=False)
+        except (TypeError, ValueError) as error:
             name = self.key.name if self.key else "no recipe"
             raise ValueError(
                 f"{self.task} {self.metric} = {self.value} of {name} cannot be recorded: {error}"
@@ -148,11 +167,14 @@ class Result:
             ValueError: If the line is no result, or has fields that this version does not know.
         """
         fields = json.loads(line)
+        if not isinstance(fields, dict):
+            raise ValueError("expected a JSON object")
         missing = [name for name in ("task", "metric", "value") if name not in fields]
         if missing:
             raise ValueError(
                 f"a result of alignmixup has a {missing[0]}; remove the line or the file"
             )
+        _check_kinds(fields)
         old_name = fields.pop("recipe", "")
         unknown = sorted(set(fields) - {f.name for f in dataclasses.fields(cls)})
         if unknown:
@@ -162,6 +184,21 @@ class Result:
         if fields.get("base"):
             fields["base"] = RecipeKey(**fields["base"])
         return cls(**fields)
+
+    @classmethod
+    def from_line(cls, line: bytes, place: str) -> Self:
+        """Read a line of a file; an error names its ``place``."""
+        try:
+            return cls.from_json(line.decode("utf-8"))
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{place}: not a result line: {error}") from error
+
+
+def _check_kinds(fields: Mapping[str, object]) -> None:
+    for name in fields.keys() & KINDS.keys():
+        kind, types = KINDS[name]
+        if not isinstance(fields[name], types) or isinstance(fields[name], bool):
+            raise ValueError(f"{name} must be {kind}, got {fields[name]!r}")
 
 
 class Skipped(ValueError):

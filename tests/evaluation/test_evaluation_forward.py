@@ -178,6 +178,7 @@ def test_autocast_is_used_and_recorded(name):
         (lambda x, y: [(x[0], y)], r"shape \[3, 6, 6\]"),
         (lambda x, y: [(x, y[:1])], "4 integers for 4 images"),
         (lambda x, y: [(x, torch.eye(3)[y])], "4 integers for 4 images"),
+        (lambda x, y: [(x, y.tolist())], "a tensor of 4 integers for 4 images, got list"),
         (lambda x, y: [x], "pairs"),
         (lambda x, y: x, r"tensor.split\(256\)"),
         (lambda x, y: [(x * torch.nan, y)], r"\[nan, nan\]"),

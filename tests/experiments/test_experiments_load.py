@@ -24,6 +24,7 @@ from alignmixup.models.zoo import NetSpec
 from alignmixup.recipes.schema import DataSpec, Recipe
 from alignmixup.report.reading import read_results
 from alignmixup.training import TrainSettings
+from kept_registries import kept_registries
 from picture_folder import make_pictures
 
 CPU = torch.device("cpu")
@@ -292,6 +293,15 @@ def test_a_module_that_gives_no_logits_is_refused(sets, tmp_path):
     ):
         with pytest.raises(ValueError, match=named):
             am.train(RECIPE, tmp_path / "run", model=model, sets=sets, quiet=True)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_registered_network_that_gives_no_logit_for_each_class_is_refused(sets, tmp_path):
+    with kept_registries():
+        am.register_model("seven", layer="head")(lambda num_classes, mean, std: Small(7))
+        recipe = dataclasses.replace(RECIPE, net=NetSpec("seven"))
+        with pytest.raises(ValueError, match=r"seven must return logits \[b, 10\].*got \[2, 7\]"):
+            am.train(recipe, tmp_path / "run", sets=sets, quiet=True)
     assert not (tmp_path / "run").exists()
 
 

@@ -384,6 +384,14 @@ def test_the_results_of_a_run_name_each_precision_it_was_trained_in(tmp_path, se
     assert trained == {"bf16, float32 from epoch 2"}
 
 
+def test_a_run_that_is_extended_in_another_precision_names_both(tmp_path, sets):
+    train(RECIPE, tmp_path, sets=sets, changes={"train.precision": "bf16"}, quiet=True)
+    longer = {"train.precision": "float32", "train.epochs": RECIPE.train.epochs + 1}
+    train(RECIPE, tmp_path, sets=sets, changes=longer, extend=True, quiet=True)
+    last = read_results([tmp_path])[-1]
+    assert last.trained["train.precision"] == f"bf16, float32 from epoch {last.epoch}"
+
+
 def test_a_stopped_run_that_is_complete_has_its_results(tmp_path, sets, monkeypatch):
     def last(self, net):
         os.kill(os.getpid(), signal.SIGINT)

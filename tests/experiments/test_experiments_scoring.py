@@ -631,6 +631,11 @@ def test_an_unknown_score_is_explained_before_anything_runs(two_tone):
     assert told == []
 
 
+def test_images_alone_are_explained(two_tone):
+    with pytest.raises(ValueError, match="pass an ImageSet or batches"):
+        evaluate(Brightness(), two_tone.images.float() / 255)
+
+
 def test_a_precision_by_name_is_explained(two_tone):
     with pytest.raises(ValueError, match=r"a type such as torch\.bfloat16, got 'bf16'"):
         evaluate(Brightness(), two_tone, amp_dtype="bf16")

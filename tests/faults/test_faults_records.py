@@ -103,6 +103,14 @@ def test_images_of_another_type_in_the_record_of_a_run_are_named(run, tmp_path, 
         am.load_run(tmp_path / "run")
 
 
+@pytest.mark.parametrize(("part", "value"), [("train", {"epochs": "x"}), ("mixer", {"kind": "x"})])
+def test_a_setting_of_a_run_that_is_none_is_named_with_its_file(run, tmp_path, part, value):
+    record = json.loads((run / RUN).read_text())
+    (tmp_path / RUN).write_text(json.dumps({**record, part: value}))
+    with pytest.raises(ValueError, match=r"run\.json: .*'x'"):
+        read_run(tmp_path)
+
+
 def test_a_damaged_ledger_is_named(run, tmp_path):
     shutil.copytree(run, tmp_path / "run")
     folder = tmp_path / "run"
@@ -121,7 +129,8 @@ def test_a_damaged_ledger_is_named(run, tmp_path):
 def test_damaged_results_are_named_and_nothing_is_appended_to_half_a_line(run, tmp_path):
     data = (run / RESULTS).read_bytes()
     recipe = read_run(run).recipe
-    shutil.copy(run / LEDGER, tmp_path / LEDGER)
+    for name in (RUN, LEDGER):  # for record_accuracy
+        shutil.copy(run / name, tmp_path / name)
     lines = [json.loads(line) for line in data.splitlines()]
     new = read_results([run / RESULTS])[:1]
     for changed in cases(data, *(text for line in lines for text in replaced(line))):
@@ -130,6 +139,15 @@ def test_damaged_results_are_named_and_nothing_is_appended_to_half_a_line(run, t
         tolerant(record_accuracy, recipe, tmp_path)
         tolerant(append_results, tmp_path, new)
         assert json.loads((tmp_path / RESULTS).read_bytes().splitlines()[-1])
+
+
+@pytest.mark.parametrize("line", ["garbage", "[]", '{"metric": [1]}'])
+def test_a_finished_run_names_a_damaged_line_of_its_results(run, tmp_path, line):
+    for name in (RUN, LEDGER):  # for record_accuracy
+        shutil.copy(run / name, tmp_path / name)
+    (tmp_path / RESULTS).write_text(line + "\n" + (run / RESULTS).read_text())
+    with pytest.raises(ValueError, match=r"results\.jsonl:1: not a result line"):
+        record_accuracy(read_run(run).recipe, tmp_path)
 
 
 def test_damaged_notes_of_a_sweep_score_the_run_again(run, tmp_path):

@@ -1,5 +1,7 @@
 """Normalization: its law, its memory format and precision, and its errors."""
 
+import math
+
 import pytest
 import torch
 
@@ -52,6 +54,15 @@ def test_bytes_and_a_zero_deviation_are_refused():
         Normalize(MEAN, STD)(torch.zeros(1, 3, 2, 2, dtype=torch.uint8))
     with pytest.raises(ValueError, match="std must be positive"):
         Normalize(MEAN, (0.5, 0.0, 0.5))
+
+
+@pytest.mark.parametrize(
+    ("mean", "std"),
+    [((123.7, 116.3, 103.5), (58.4, 57.1, 57.4)), ((math.nan,) * 3, STD), (MEAN, (math.inf,) * 3)],
+)
+def test_figures_of_bytes_and_what_is_no_number_are_refused(mean, std):
+    with pytest.raises(ValueError, match=r"mean must lie in \[0, 1\] .* of bytes by 255"):
+        Normalize(mean, std)
 
 
 @pytest.mark.parametrize("channels", [3, 8])

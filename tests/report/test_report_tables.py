@@ -106,6 +106,13 @@ def test_torn_in_the_middle_of_a_letter(tmp_path):
         ('{"task": "a", "metric": "b"}', "value"),
         ('{"task": "a", "metric": "b", "value": "3"}', "value must be a number, got '3'"),
         ('{"task": "a", "metric": "b", "value": true}', "value must be a number"),
+        ('{"task": "a", "metric": "b", "value": 3, "epoch": "3"}', "epoch must be an integer"),
+        ('{"task": "a", "metric": "b", "value": 3, "hardware": {}}', "hardware must be a string"),
+        (
+            '{"task": "a", "metric": "b", "value": 3,'
+            '"key": {"data": 1, "network": "r18", "method": "input"}}',
+            "data of a recipe's key must be a string, got 1",
+        ),
         ('{"task": "a", "metric": "b", "value": 3, "settings": 4}', "settings must be an object"),
         ('{"task": "a", "metric": "b", "value": 3, "seed": [1]}', "seed must be an integer"),
         ('{"task": null, "metric": "b", "value": 3}', "task must be a string"),

@@ -212,10 +212,11 @@ def labeled_pixels(
     for x, y in pixel_batches(batches, normalized_by, device, team):
         if y is None:
             raise ValueError("batches must be pairs (images, labels), got images alone")
-        if y.shape != x.shape[:1] or y.is_floating_point():
+        if not isinstance(y, Tensor) or y.shape != x.shape[:1] or y.is_floating_point():
+            is_tensor = isinstance(y, Tensor)
+            found = f"{y.dtype} of shape {list(y.shape)}" if is_tensor else type(y).__name__
             raise ValueError(
-                f"labels must be {len(x)} integers for {len(x)} images, "
-                f"got {y.dtype} of shape {list(y.shape)}"
+                f"labels must be a tensor of {len(x)} integers for {len(x)} images, got {found}"
             )
         yield x, y.to(x.device, torch.int64)
 

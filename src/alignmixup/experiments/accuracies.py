@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import torch
@@ -56,8 +55,10 @@ def record_accuracy(recipe: Recipe, folder: Path) -> None:
     if not (folder / LEDGER).exists() or not (summary := summarize(folder)).is_complete:
         return
     where = origin(recipe, summary.epochs, folder)
-    lines = map(json.loads, whole_lines(folder / RESULTS).splitlines())
-    there = {(line.get("metric"), line.get("epoch")) for line in lines}
+    path = folder / RESULTS
+    lines = enumerate(whole_lines(path).splitlines(), start=1)
+    known = (Result.from_line(line, f"{path}:{number}") for number, line in lines)
+    there = {(result.metric, result.epoch) for result in known}
     teacher = summarize(folder, "test_teacher")
     figures = {
         f"{prefix}top1_{name}": getattr(each, name)

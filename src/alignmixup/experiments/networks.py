@@ -26,38 +26,35 @@ def build_net(
 ) -> nn.Module:
     """Build the recipe's network for these images, or take ``model``; put it on ``device``."""
     size = side_of(recipe.data, images)
-    if model is None:
-        net = models.build(
-            recipe.net, images.num_classes, images.mean, images.std, size, seed=recipe.train.seed
-        )
-        _first_output(net, size, recipe.net.name)
-    else:
-        net = model
-        _check_logits(net, size, images.num_classes)
+    net, name = model, f"model ({type(model).__name__})"
+    if net is None:
+        scale, name = (images.mean, images.std), recipe.net.name
+        net = models.build(recipe.net, images.num_classes, *scale, size, seed=recipe.train.seed)
+    _check_logits(net, name, size, images.num_classes)
     is_last = compute_for(recipe.train, device).channels_last
     layout = torch.channels_last if is_last else torch.preserve_format
     return net.to(device, memory_format=layout)  # type: ignore[call-overload,no-any-return]
 
 
-def _check_logits(net: nn.Module, size: int, num_classes: int) -> None:
+def _check_logits(net: nn.Module, name: str, size: int, num_classes: int) -> None:
     weight = next(net.parameters(), None)
     if weight is None:
-        raise ValueError(f"model ({type(net).__name__}) has no parameters: nothing to train")
+        raise ValueError(f"{name} has no parameters: nothing to train")
     if not any(parameter.requires_grad for parameter in net.parameters()):
         raise ValueError(
-            f"no parameter of model ({type(net).__name__}) requires a gradient: nothing to train; "
+            f"no parameter of {name} requires a gradient: nothing to train; "
             "call model.requires_grad_(), or that of its last layer"
         )
     if weight.dtype != torch.float32:
         raise ValueError(
-            f"model has weights of {weight.dtype}, and is trained on images in float32: pass "
+            f"{name} has weights of {weight.dtype}, and is trained on images in float32: pass "
             "model.float(); --train.precision chooses the arithmetic"
         )
-    logits = _first_output(net, size, f"model ({type(net).__name__})")
+    logits = _first_output(net, size, name)
     shape = list(getattr(logits, "shape", [type(logits).__name__]))
     if shape != [2, num_classes]:
         raise ValueError(
-            f"model must return logits [b, {num_classes}], one for each class of the images, got "
+            f"{name} must return logits [b, {num_classes}], one for each class of the images, got "
             f"{shape} for 2 images: change its last layer, or wrap a model that returns more than "
             "logits by alignmixup.as_logits"
         )

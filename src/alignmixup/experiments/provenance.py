@@ -74,16 +74,18 @@ def recipe_settings(key: RecipeKey) -> dict[str, object] | None:
 def _computed(events: Sequence[Mapping[str, Any]]) -> dict[str, object]:
     """Return the precision and memory layout of a run, where they are not torch's defaults.
 
-    A run that was resumed in another precision names both.
+    A run that was resumed, or extended, in another precision names both.
     """
     found = [event for event in events if "compute" in event]
     if not found:
         return {}
     precision = current = found[0]["compute"]["precision"]
-    for event in found[1:]:
-        if event["compute"]["precision"] != current:
+    done = 0
+    for event in events:
+        done = event["epoch"] if event["event"] == "epoch" else done
+        if "compute" in event and event["compute"]["precision"] != current:
             current = event["compute"]["precision"]
-            precision += f", {current} from epoch {event['epoch'] + 1}"
+            precision += f", {current} from epoch {done + 1}"
     computed = {"train.precision": precision} if precision != "float32" else {}
     if found[0]["compute"]["channels_last"]:
         computed["train.channels_last"] = True

@@ -77,13 +77,13 @@ def read_run(folder: Path) -> RunRecord:
         raise FileNotFoundError(f"{path} does not exist: {folder} is not the folder of a run{hint}")
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
-        check_kind("plugins", record.get("plugins", []), list[str])
+        check_kind(f"{path}: plugins", record.get("plugins", []), list[str])
         import_recorded(record.get("plugins", []), folder)
         images: dict[str, Any] | None = record.get("images")
         check_kind(f"{path}: init_from", record.get("init_from"), dict[str, object] | None)
         check_kind(f"{path}: extended", record.get("extended", []), list[int])
         return RunRecord(
-            Recipe.from_json(record),
+            _recipe(record, path),
             None if images is None else _data_record(images, path),
             tuple(record.get("plugins", ())),
             record.get("init_from"),
@@ -100,6 +100,13 @@ def read_run(folder: Path) -> RunRecord:
             f"{path} is damaged ({error}): restore it from a copy, or train the recipe again in "
             "another folder"
         ) from None
+
+
+def _recipe(record: Mapping[str, Any], path: Path) -> Recipe:
+    try:
+        return Recipe.from_json(record)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
 
 
 def _data_record(images: Mapping[str, Any], path: Path) -> DataRecord:

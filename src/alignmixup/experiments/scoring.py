@@ -55,8 +55,8 @@ def _of_module(
         raise ValueError("a module is scored on images: pass an ImageSet, or batches (x, y)")
     model = run if device == "auto" else run.to(pick_device(device))
     place = model_device(model) or torch.device("cpu")
-    data = getattr(images, "name", "unknown")
-    key = RecipeKey(data, type(run).__name__, "unknown")
+    name = getattr(images, "name", None)  # that of a tensor is None
+    key = RecipeKey(name if isinstance(name, str) else "unknown", type(run).__name__, "unknown")
     return Subject(model, images, {"key": key, **provenance(place)})
 
 

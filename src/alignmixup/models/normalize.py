@@ -8,6 +8,8 @@ special case. Mixing images is affine and commutes with this layer.
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
@@ -27,8 +29,11 @@ class Normalize(nn.Module):
 
     def __init__(self, mean: Rgb, std: Rgb) -> None:
         super().__init__()
-        if min(std) <= 0:
-            raise ValueError(f"std must be positive in each channel, got {std}")
+        if not (all(0 <= m <= 1 for m in mean) and all(0 < s < math.inf for s in std)):
+            raise ValueError(
+                "mean must lie in [0, 1] and std must be positive in each channel, "
+                f"got {mean} and {std}; divide those of bytes by 255"
+            )
         # Three dimensions, not four: a conversion to channels_last does not change them, and the
         # result has the memory format of the images.
         self.register_buffer("mean", torch.tensor(mean).view(3, 1, 1))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,14 +9,6 @@ from pathlib import Path
 from alignmixup.contracts import Result
 
 LEDGER = "ledger.jsonl"
-# What fields of a line must be.
-KINDS: dict[str, tuple[str, tuple[type, ...]]] = {
-    "value": ("a number", (int, float)),
-    "seed": ("an integer or null", (int, type(None))),
-    **dict.fromkeys(("settings", "trained"), ("an object", (dict,))),
-    **dict.fromkeys(("key", "base"), ("an object or null", (dict, type(None)))),
-    **dict.fromkeys(("task", "metric", "date", "recipe"), ("a string", (str,))),
-}
 
 
 def read_results(paths: Iterable[str | Path]) -> list[Result]:
@@ -62,21 +53,10 @@ def _read_file(file: Path) -> list[Result]:
         if not line.strip():
             continue
         try:
-            results.append(_read_line(line.decode("utf-8")))
-        except (TypeError, ValueError) as error:
-            if number == len(lines):  # no line end behind it: the writer was stopped in the middle
-                warnings.warn(f"{file}:{number}: skipped an unfinished last line", stacklevel=3)
-            else:
-                raise ValueError(f"{file}:{number}: not a result line: {error}") from error
+            results.append(Result.from_line(line, f"{file}:{number}"))
+        except ValueError:
+            if number < len(lines):
+                raise
+            # No line end behind it: the writer was stopped in the middle.
+            warnings.warn(f"{file}:{number}: skipped an unfinished last line", stacklevel=3)
     return results
-
-
-def _read_line(text: str) -> Result:
-    record = json.loads(text)
-    if not isinstance(record, dict):
-        raise ValueError("expected a JSON object")
-    for name in record.keys() & KINDS.keys():
-        kind, types = KINDS[name]
-        if not isinstance(record[name], types) or isinstance(record[name], bool):
-            raise ValueError(f"{name} must be {kind}, got {record[name]!r}")
-    return Result.from_json(text)
