@@ -9,6 +9,7 @@ from alignmixup.recipes.catalog import find_recipe, recipe_names
 from alignmixup.recipes.schema import changed, on_data
 from alignmixup.report.folding import SHORT
 from alignmixup.report.measures import KINDS, kinds_in
+from alignmixup.report.runs import runs_of
 from alignmixup.report.tables import table
 from alignmixup.training.summary import EPOCHS_FOR_MEDIAN
 
@@ -162,6 +163,25 @@ def test_short_runs_show_their_last_epoch_and_say_so():
     best = table(short, "accuracy", which="best", paper_rows=False, recipe_settings=recipe_settings)
     assert best.rows == (("AlignMixup (fast, epochs=10)", "9.00 (2.95)"),)
     assert not any("fewer than 30" in note for note in best.notes)
+
+
+def test_clean_statistics_are_a_row_and_a_run_of_their_own():
+    """They had no row in this table, and the run stood in the list twice."""
+    saved = [run(metric="top1_median10", value=95.0), run(metric="top1_last", value=96.0)]
+    scored = run(metric="top1", value=97.0)
+    trained = {**scored.trained, "statistics": "clean"}
+    clean = scored.stamped(trained=trained, settings={"num_images": 10, "amp_dtype": None})
+    more = {"paper_rows": False, "recipe_settings": recipe_settings}
+    made = table([*saved, clean], "accuracy", **more)
+    assert made.rows == (
+        ("AlignMixup (fast)", "5.00 (2.95)"),
+        ('AlignMixup (fast, statistics="clean", last epoch)', "3.00 (2.95)"),
+    )
+    last = table([*saved, clean], "accuracy", which="last", **more)
+    assert [row[1] for row in last.rows] == ["4.00 (2.95)", "3.00 (2.95)"]
+    assert rows(*saved, run(metric="top1_best"), clean, which="best") == ["AlignMixup (fast)"]
+    listed = [item.listed_name for item in runs_of([*saved, clean], recipe_settings)]
+    assert listed == [NAME, f"{NAME}, clean statistics"]
 
 
 def test_every_column_has_its_unit():

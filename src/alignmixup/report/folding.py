@@ -30,6 +30,8 @@ LAST_EPOCH = "last epoch"
 # of a style network that each run trains for itself.
 IGNORED = ("seed", "note", "style_weights")
 _IN_KEY = {"data.name", "data.limit"}  # shown as column, or as label of the variant
+# What the accuracy of an epoch does not record, and that of an evaluation does.
+_OF_SCORING = {"num_images", "num_classes", "amp_dtype"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +84,9 @@ class _Entry:
     def row(self, usual: Mapping[str, str], split: set[str]) -> Row:
         """Return its row, with what differs in training and what is ``split`` in evaluation."""
         named = self.differences(usual) | {k: v for k, v in self.evaluated.items() if k in split}
-        is_short = self.result.metric == "top1_median10" and _is_short(self.result)
-        settings = (*sorted(named.items()), *([(LAST_EPOCH, "")] if is_short else []))
+        is_median = self.result.metric == "top1_median10"
+        is_last = is_median and (_is_short(self.result) or has_clean_statistics(self.result))
+        settings = (*sorted(named.items()), *([(LAST_EPOCH, "")] if is_last else []))
         return Row(self.key.method, self.key.labels, settings)
 
     def differences(self, usual: Mapping[str, str]) -> Facts:
@@ -123,8 +126,19 @@ def differences(result: Result, recipe_settings: RecipeSettings) -> Facts:
     return dict(sorted(entry.differences({}).items())) if entry.recipe is not None else {}
 
 
+def has_clean_statistics(result: Result) -> bool:
+    """Return whether its network has statistics of batch norm from images without mixing."""
+    return result.trained.get("statistics") == "clean"
+
+
 def _shown(result: Result, which: str) -> Result | None:
-    """Return the result as this table shows it; the last epoch in place of a short run's median."""
+    """Return the result as this table shows it; the last epoch in place of a short run's median.
+
+    With clean statistics a network has no history: it is scored once, after its last epoch.
+    """
+    if has_clean_statistics(result) and (result.task, result.metric) == ("accuracy", "top1"):
+        kept = {k: v for k, v in result.settings.items() if k not in _OF_SCORING}
+        return None if which == "best" else result.stamped(metric=f"top1_{which}", settings=kept)
     if which != "median10" or not _is_short(result):
         return result
     if result.metric == "top1_median10":

@@ -14,7 +14,7 @@ from functools import cache
 
 from alignmixup.contracts import RecipeKey, Result
 from alignmixup.report import others, paper
-from alignmixup.report.folding import SHORT, RecipeSettings, differences
+from alignmixup.report.folding import SHORT, RecipeSettings, differences, has_clean_statistics
 
 # What does not set a run apart: checksums of a network that each run trains for itself.
 _NOISE = {"style_weights"}
@@ -42,6 +42,11 @@ class RunInfo:
         facts = self.facts()
         parts = (self.key.name, facts["epochs"], facts["seed"], facts["number"])
         return ", ".join(part for part in parts if part)
+
+    @property
+    def listed_name(self) -> str:
+        """Its name in a list of runs, where one that was scored twice stands twice."""
+        return self.key.name + ", clean statistics" * has_clean_statistics(self.results[0])
 
     @property
     def length(self) -> str:

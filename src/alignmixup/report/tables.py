@@ -144,7 +144,8 @@ def _notes(kind: str, which: str, columns: Sequence[Column], folded: Folded) -> 
         )
         if any(("last epoch", "") in row.settings for row, _ in folded.cells):
             notes.append(
-                f"Runs of fewer than {SHORT} epochs have no median of ten: the last epoch is shown."
+                f"Runs of fewer than {SHORT} epochs, and networks with clean statistics, have no "
+                "median of ten: the last epoch is shown."
             )
         notes.extend(_log_notes(columns))
     if folded.has_differences:
