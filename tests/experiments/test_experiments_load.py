@@ -435,11 +435,13 @@ def test_clean_statistics_are_the_mean_over_batches_without_mixing(run, sets):
     assert all(torch.equal(a, b) for a, b in parameters)
 
 
-def test_results_say_that_statistics_are_clean(run, sets):
+def test_results_and_exports_say_that_statistics_are_clean(run, sets, tmp_path):
     clean = run.with_clean_statistics(sets.train)
     for opened, expected in ((run, None), (clean, "clean")):
         results = am.evaluate(opened, sets.test).results
         assert {result.trained.get("statistics") for result in results} == {expected}
+        _, facts = opened.export(tmp_path / "net.safetensors")
+        assert json.loads(facts.read_text()).get("statistics") == expected
 
 
 def test_clean_statistics_need_batch_norm_and_images(run):

@@ -33,7 +33,14 @@ MODULE = "module:"
 
 
 def export(
-    model: nn.Module, path: Path, format: Format, recipe: Recipe, data: DataRecord, epoch: int
+    model: nn.Module,
+    path: Path,
+    format: Format,
+    recipe: Recipe,
+    data: DataRecord,
+    epoch: int,
+    *,
+    has_clean_statistics: bool = False,
 ) -> list[Path]:
     """Write the network of a run in one of the formats; return the files written."""
     if format not in get_args(Format):
@@ -41,6 +48,8 @@ def export(
             f"unknown format {format!r}{suggestion(str(format), list(get_args(Format)))}"
         )
     facts = describe(model, recipe, data, epoch)
+    if has_clean_statistics:
+        facts["statistics"] = "clean"
     if format == "hub":
         from alignmixup.experiments.hub import HubModel
 

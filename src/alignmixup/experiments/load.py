@@ -156,7 +156,15 @@ class Run:
         Returns:
             The files written.
         """
-        return export(self.model, Path(path), format, self.recipe, self.data, self.epoch)
+        return export(
+            self.model,
+            Path(path),
+            format,
+            self.recipe,
+            self.data,
+            self.epoch,
+            has_clean_statistics=self.has_clean_statistics,
+        )
 
 
 def load_run(
