@@ -5,7 +5,9 @@ import json
 import pytest
 
 from alignmixup.contracts import RecipeKey, Result
-from alignmixup.report.curves import MAX_POINTS, read_curves, run_folders
+from alignmixup.report.charting import Palette
+from alignmixup.report.curves import MAX_POINTS, Curve, read_curves, run_folders
+from alignmixup.report.page_charts import curve_charts
 
 KEY = RecipeKey("cifar100", "r18", "alignmixup", "released")
 
@@ -94,3 +96,15 @@ def test_a_damaged_csv_file_is_left_out_with_a_warning(tmp_path, content):
 def test_csv_files_of_other_names_are_not_read(tmp_path):
     (tmp_path / "members.csv").write_bytes("näme;epoch\n".encode("latin-1"))
     assert read_curves([tmp_path], [Result("accuracy", "top1_last", 1.0, key=KEY)]) == []
+
+
+@pytest.mark.parametrize(("num_curves", "is_crowded"), [(6, False), (7, True)])
+def test_many_curves_of_one_color_are_thin_and_named_by_pointing(num_curves, is_crowded):
+    """Thirty thick lines of one method were a blot."""
+    points = tuple((epoch, 50.0 + epoch) for epoch in range(1, 20))
+    curves = [Curve(f"run {i}", "input", "pets", "r18", points) for i in range(num_curves)]
+    (chart,) = curve_charts(curves, Palette(["input"]))
+    (line,) = (layer for layer in chart.spec["layer"] if layer["mark"]["type"] == "line")
+    assert (line["mark"]["strokeWidth"] < 1) == is_crowded
+    assert ("strokeDash" in line["encoding"]) != is_crowded
+    assert ("Point at a curve" in chart.caption) == is_crowded

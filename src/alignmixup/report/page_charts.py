@@ -30,6 +30,8 @@ ATTACKS = {"fgsm": "FGSM", "pgd": "PGD", "strong_attack": "strong attack"}
 RATIO = 5
 # A curve of fewer points has them marked: one point alone makes no line.
 SHORT = 12
+# More curves than these look alike in spite of dashes.
+MAX_DASHED = 6
 
 
 def curve_charts(curves: Sequence[Curve], palette: Palette) -> list[ChartBlock]:
@@ -74,15 +76,24 @@ def curve_charts(curves: Sequence[Curve], palette: Palette) -> list[ChartBlock]:
         )
         # Behind ours, and as fine as a line can be.
         log = base.transform_filter("datum.published").mark_line(strokeWidth=1)
-        ours = base.transform_filter("!datum.published").mark_line(strokeWidth=1.8)
+        is_crowded = _is_crowded(own)
+        width = 0.9 if is_crowded else 1.8
+        ours = base.transform_filter("!datum.published").mark_line(strokeWidth=width)
         layers = [*([log] if theirs else []), choosable(ours)]
         if any(row["few"] for row in rows):
             layers.append(base.transform_filter("datum.few").mark_circle(size=30, opacity=1))
         chart = alt.layer(*layers)
         place = place_name(data_name, network)
         what = " The thin gray line is the authors' published log." if theirs else ""
+        what += " Point at a curve to see which run it is of." if is_crowded else ""
         blocks.append(block(chart, f"{place}: test accuracy by epoch.{what}", place))
     return blocks
+
+
+def _is_crowded(curves: Sequence[Curve]) -> bool:
+    """Return whether some share a color, and too many to be told apart by dashes."""
+    ours = {(curve.label, curve.method) for curve in curves if not curve.is_published}
+    return len(ours) > max(MAX_DASHED, len({method for _, method in ours}))
 
 
 def _dashes(curves: Sequence[Curve]) -> Any:
@@ -91,7 +102,7 @@ def _dashes(curves: Sequence[Curve]) -> Any:
 
     ours = [curve for curve in curves if not curve.is_published]
     labels = list(dict.fromkeys(curve.label for curve in ours))
-    if len(labels) == len({curve.method for curve in ours}) or len(labels) > 6:
+    if len(labels) == len({curve.method for curve in ours}) or _is_crowded(curves):
         return alt.Undefined
     styles = [[1, 0], [6, 3], [2, 2], [8, 3, 2, 3], [4, 6], [1, 4]][: len(labels)]
     theirs = [curve.label for curve in curves if curve.is_published]
