@@ -78,6 +78,7 @@ def test_good_folder_has_no_problems(root):
         ),
         ("bounding_boxes.txt", lambda t: t[:-5], r"bounding_boxes\.txt is damaged.*line 6"),
         ("bounding_boxes.txt", lambda t: t.replace("20.0", "-2"), "bounding_boxes.*line 1"),
+        ("bounding_boxes.txt", lambda t: t + "1 0 0 9 9", "line 7, '1 0 0 9 9'"),  # of two boxes
         ("image_class_labels.txt", lambda t: t.replace("5 2", "5 9"), "image 5 has class 9"),
         ("train_test_split.txt", lambda t: t.replace("2 0", "2 1"), "5 training images, not 4"),
         ("train_test_split.txt", lambda t: t.replace("2 0", "2 x"), "line 2, '2 x'"),

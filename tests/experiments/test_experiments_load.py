@@ -435,6 +435,32 @@ def test_clean_statistics_are_the_mean_over_batches_without_mixing(run, sets):
     assert all(torch.equal(a, b) for a, b in parameters)
 
 
+def test_norms_that_classifying_does_not_update_keep_their_statistics(run, sets):
+    """They became those of an untrained network: mean 0, variance 1."""
+
+    class Frozen(nn.BatchNorm2d):
+        def train(self, mode=True):
+            return super().train(False)
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.frozen = nn.BatchNorm2d(3), Frozen(3)
+            self.decoder = nn.BatchNorm2d(3)
+            nn.init.constant_(self.frozen.running_mean, 0.25)
+            nn.init.constant_(self.decoder.running_var, 4.0)
+
+        def forward(self, x):
+            return self.frozen(self.first(x)).mean((2, 3))
+
+    opened = dataclasses.replace(run, model=Net().eval())
+    clean, before = opened.with_clean_statistics(sets.train).model, opened.model
+    for name in ("frozen", "decoder"):
+        own, norm = before.get_submodule(name), clean.get_submodule(name)
+        assert all(torch.equal(a, b) for a, b in zip(own.buffers(), norm.buffers(), strict=True))
+    assert not torch.equal(clean.first.running_mean, before.first.running_mean)
+
+
 def test_results_and_exports_say_that_statistics_are_clean(run, sets, tmp_path):
     clean = run.with_clean_statistics(sets.train)
     for opened, expected in ((run, None), (clean, "clean")):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -285,7 +286,11 @@ def test_bench_times_every_case(tmp_path):
         "train.batch_size": 4,
         "net.width": 4,
     }
-    measured = list(bench(["cifar10-r18-alignmixup"], changes=small, repeats=3))
+    said = []
+    names = ["cifar10-r18-alignmixup"]
+    measured = list(bench(names, changes=small, repeats=3, say=said.append))
+    (line,) = said
+    assert re.fullmatch(r"9 steps of [\d.e+]+ ms, about \d+ s", line)
     assert [c.case for c in measured[0].cases] == ["input", "feat", "feat'"]
     for case in measured[0].cases:
         assert 0 < case.p20 <= case.p50 <= case.p80

@@ -205,3 +205,30 @@ def test_labels_name_what_differs_and_nothing_else():
     assert short_labels(runs) == ["Input mixup", "CutMix"]
     runs = runs_of([line("input", 96.0), line("input", 95.0, epochs=200)], of_300)
     assert short_labels(runs) == ["Input mixup, 300 epochs", "Input mixup, 200 epochs"]
+
+
+@pytest.mark.parametrize("recipe_settings", [of_300, lambda key: None])
+def test_clean_batch_statistics_are_named_and_not_compared_with_others(recipe_settings):
+    """Of recipes that are not registered they were compared as if they were alike."""
+    clean = {"trained": {"train.epochs": 300, "statistics": "clean"}}
+    ece = {"task": "calibration", "metric": "ece"}
+    results = [line("input", 5.0 + s, s, **ece, **clean) for s in (0, 1)]
+    results += [line("cutmix", 6.0 + s, s, **ece) for s in (0, 1)]
+    (grid,) = make_grids(results, "calibration", recipe_settings=recipe_settings)
+    assert [row.full_name for row in measured(grid)] == [
+        "Input mixup (statistics=clean)",
+        "CutMix",
+    ]
+    assert claims_of(grid) == []
+    # Both kinds of one network: rows of their own, and runs that are told apart.
+    both = [line("input", 7.0 + s, s, **ece) for s in (0, 1)] + results
+    (grid,) = make_grids(both, "calibration", recipe_settings=recipe_settings)
+    rows = [row.full_name for row in measured(grid)]
+    assert rows == ["Input mixup", "Input mixup (statistics=clean)", "CutMix"]
+    runs = [run for run in runs_of(both, recipe_settings) if run.seed == 0]
+    assert short_labels(runs[:2]) == ["Input mixup", "Input mixup, statistics=clean"]
+    assert [run.name for run in runs[:2]] == [
+        "cifar10-r18-input",
+        "cifar10-r18-input (clean statistics)",
+    ]
+    assert len({run.title for run in runs}) == 3

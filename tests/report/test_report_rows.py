@@ -180,8 +180,8 @@ def test_clean_statistics_are_a_row_and_a_run_of_their_own():
     last = table([*saved, clean], "accuracy", which="last", **more)
     assert [row[1] for row in last.rows] == ["4.00 (2.95)", "3.00 (2.95)"]
     assert rows(*saved, run(metric="top1_best"), clean, which="best") == ["AlignMixup (fast)"]
-    listed = [item.listed_name for item in runs_of([*saved, clean], recipe_settings)]
-    assert listed == [NAME, f"{NAME}, clean statistics"]
+    listed = [item.name for item in runs_of([*saved, clean], recipe_settings)]
+    assert listed == [NAME, f"{NAME} (clean statistics)"]
 
 
 def test_every_column_has_its_unit():

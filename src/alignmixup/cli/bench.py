@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from rich.table import Table
@@ -52,7 +53,8 @@ class Bench:
         first = None
         for name in names:
             print(f"{name} ...", file=sys.stderr)
-            (method,) = bench([name], changes=changes, repeats=self.repeats)
+            say = partial(print, f"{name}:", file=sys.stderr)
+            (method,) = bench([name], changes=changes, repeats=self.repeats, say=say)
             first = first or method.mean()
             print(f"{name}: {method.mean():.3f} ms", file=sys.stderr)
             table.add_row(

@@ -51,5 +51,9 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "data check": ("data check cifar10", "data check tiny --data /data"),
     "data fetch": ("data fetch cifar10", "data fetch cifar100 --data /data"),
     "data shard": ("data shard imagenet /data/imagenet-shards --data /data",),
-    "bench": ("bench", "bench 'cifar100-r18-*-fast' --repeats 20 --out bench.csv"),
+    "bench": (
+        "bench",
+        "bench 'cifar100-r18-*-fast' --repeats 20 --out bench.csv",
+        "bench --device cpu --batch-size 8 --repeats 3",
+    ),
 }

@@ -127,14 +127,14 @@ def check_cub(root: Path | str | None, layout: CubLayout = CUB) -> list[str]:
 def _columns(
     path: Path, num_lines: int, num_columns: int, parse: Callable[[Sequence[str]], T]
 ) -> dict[int, T]:
-    """Read lines '<id> <words>' in the order of the file; raise for any other line."""
+    """Read lines '<id> <words>' in the order of the file; raise for any other, or a second id."""
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing; unpack the archive again")
     found: dict[int, T] = {}
     for number, line in enumerate(read_lines(path), start=1):
         words = line.split()
         try:
-            if len(words) != 1 + num_columns:
+            if len(words) != 1 + num_columns or int(words[0]) in found:
                 raise ValueError
             found[int(words[0])] = parse(words[1:])
         except ValueError:

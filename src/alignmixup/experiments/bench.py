@@ -9,8 +9,9 @@ from __future__ import annotations
 import csv
 import dataclasses
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -23,6 +24,7 @@ from alignmixup.device import (
     compute_for,
     current_device,
     fast_convolutions,
+    is_gpu,
     peak_memory_mb,
     pick_device,
     reset_peak_memory,
@@ -37,9 +39,12 @@ from alignmixup.ops.adain import save_adain, small_adain
 from alignmixup.recipes.catalog import find_recipe
 from alignmixup.recipes.schema import Recipe, changed
 from alignmixup.training.optim import make_optimizer
+from alignmixup.training.progress import duration
 from alignmixup.training.steps import WARM_UP_STEPS, PlainStep, Step, make_step, prepared
 
 REPEATS = 50
+# Steps per interval on a GPU: its queue never runs dry.
+GPU_CALLS = 10
 
 
 @dataclass(frozen=True)
@@ -69,14 +74,20 @@ class MethodTime:
 
 
 def bench(
-    names: Iterable[str], *, changes: dict[str, object] | None = None, repeats: int = REPEATS
+    names: Iterable[str],
+    *,
+    changes: dict[str, object] | None = None,
+    repeats: int = REPEATS,
+    say: Callable[[str], None] = lambda line: None,
 ) -> Iterator[MethodTime]:
-    """Time one training step of each recipe."""
+    """Time one training step of each recipe; ``say`` gets an estimate after its first steps."""
     for name in names:
-        yield time_recipe(changed(find_recipe(name), changes or {}), repeats)
+        yield time_recipe(changed(find_recipe(name), changes or {}), repeats, say)
 
 
-def time_recipe(recipe: Recipe, repeats: int) -> MethodTime:
+def time_recipe(
+    recipe: Recipe, repeats: int, say: Callable[[str], None] = lambda line: None
+) -> MethodTime:
     """Time every case of one recipe on random images of its data's size."""
     mixer, entry = recipe.mixer, datasets.find(recipe.data.name)
     side, num_classes = entry.image_size, entry.num_classes
@@ -90,16 +101,21 @@ def time_recipe(recipe: Recipe, repeats: int) -> MethodTime:
             style.class_distances = torch.ones(num_classes, num_classes)
             save_adain(style, path)
             styled = dataclasses.replace(mixer, weights=path)
-            return time_recipe(dataclasses.replace(recipe, mixer=styled), repeats)
+            return time_recipe(dataclasses.replace(recipe, mixer=styled), repeats, say)
     device = pick_device(recipe.train.device)
     images = _random_images(recipe.data.name, side, num_classes, 2 * recipe.train.batch_size)
     net = build_net(recipe, images, device).train()
     with current_device(device), fast_convolutions():
-        return _time_net(recipe, net, images, device, repeats)
+        return _time_net(recipe, net, images, device, repeats, say)
 
 
 def _time_net(
-    recipe: Recipe, net: nn.Module, images: ImageSet, device: torch.device, repeats: int
+    recipe: Recipe,
+    net: nn.Module,
+    images: ImageSet,
+    device: torch.device,
+    repeats: int,
+    say: Callable[[str], None],
 ) -> MethodTime:
     settings = recipe.train
     is_last = compute_for(settings, device).channels_last
@@ -112,9 +128,15 @@ def _time_net(
     step = make_step(plain, device)
     reset_peak_memory(device)
     draws = {draw.case: draw for draw in draw_each_case(mixer, b // settings.accumulate, seed=0)}
+    # On a CPU a step may take seconds, and nothing is tuned or captured.
+    num_warm, calls = (WARM_UP_STEPS + 4, GPU_CALLS) if is_gpu(device) else (1, 1)
+    pace = 0.0  # of one step of each case, in ms
     for draw in draws.values():
-        for _ in range(WARM_UP_STEPS + 5):
+        for _ in range(num_warm):
             step((rows,), draw)
+        pace += sum(time_calls(partial(step, (rows,), draw), device, 1))
+    steps, remaining = repeats * calls * len(draws), repeats * calls * pace / 1e3
+    say(f"{steps} steps of {pace / len(draws):.3g} ms, about {duration(remaining)}")
     cases = tuple(
         _time_case(step, rows, draws[case], share, device, repeats)
         for case, share in mixer.cases.items()
@@ -161,8 +183,7 @@ def write_rows(path: Path, measured: Iterable[MethodTime]) -> None:
 def _time_case(
     step: Step, rows: torch.Tensor, draw: Draw, share: float, device: torch.device, repeats: int
 ) -> CaseTime:
-    # Ten steps per interval on a GPU: its queue never runs dry.
-    times = time_calls(lambda: step((rows,), draw), device, repeats, gpu_calls=10)
+    times = time_calls(lambda: step((rows,), draw), device, repeats, gpu_calls=GPU_CALLS)
     p20, p50, p80 = torch.tensor(times).quantile(torch.tensor([0.2, 0.5, 0.8])).tolist()
     return CaseTime(draw.case, share, p20, p50, p80)
 

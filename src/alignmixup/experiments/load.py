@@ -98,7 +98,8 @@ class Run:
         """Estimate the running statistics of batch norm anew, from images without mixing.
 
         In training they follow the last twenty or so steps, of mixed and clean images as these were
-        drawn. The weights stay; the run in its folder stays as it is.
+        drawn. The weights stay, as do the statistics of norms that classifying does not update:
+        frozen ones, those of a decoder. The run in its folder stays as it is.
 
         Args:
             images: Training images; defaults to those that the run loaded by name.
@@ -122,8 +123,8 @@ class Run:
             print(am.evaluate(clean, sets.test).value("accuracy", "top1"))
             ```
         """
-        norms = [m for m in self.model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-        if not any(norm.track_running_stats for norm in norms):
+        norms = _tracking_norms(self.model)
+        if not norms:
             raise ValueError(f"the network of {self.folder} has no batch norm with statistics")
         if num_batches < 1:
             raise ValueError(f"num_batches must be at least 1, got {num_batches}")
@@ -141,6 +142,9 @@ class Run:
         with torch.random.fork_rng():
             torch.manual_seed(settings.seed)  # of dropout
             update_bn((x for x, _ in itertools.islice(batches, num_batches)), model)
+        for own, norm in zip(norms, _tracking_norms(model), strict=True):
+            if not norm.num_batches_tracked:  # frozen, or of a decoder: reset, but not estimated
+                norm.load_state_dict(own.state_dict())
         return dataclasses.replace(self, model=model, has_clean_statistics=True)
 
     def export(self, path: Path | str, format: Format = "safetensors") -> list[Path]:
@@ -222,6 +226,12 @@ def load_run(
     facts = load_weights(net, place / CHECKPOINT, {"epoch": int})
     net.to(pick_device(device))
     return Run(place, recipe, net.eval(), facts["epoch"], data)
+
+
+def _tracking_norms(model: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:
+    """Return the batch norms with running statistics."""
+    norms = (m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm))
+    return [norm for norm in norms if norm.track_running_stats]
 
 
 def _build(folder: Path, recipe: Recipe, data: DataRecord) -> nn.Module:

@@ -3,8 +3,9 @@
 Results that differ in a setting of their evaluation, or of the training of their network, are never
 averaged. A row names every training setting in which it differs from its recipe, and the evaluation
 settings and paths of data in which the results of one cell differ. If the recipe is not known, rows
-name the training settings in which the results of one cell differ. Of the evaluation settings only
-plain values count: a list or an object is a measured curve.
+name the training settings in which the results of one cell differ. Batch statistics that are not
+those of training are named in any case. Of the evaluation settings only plain values count: a list
+or an object is a measured curve.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ Facts = dict[str, str]
 
 # A setting of training that a result does not name has its default.
 DEFAULT = "default"
+# Among the settings of training: of which images batch norm has statistics, if not of training's.
+STATISTICS = "statistics"
 # Runs of fewer epochs have no plateau: their last epoch is shown.
 SHORT = 30
 LAST_EPOCH = "last epoch"
@@ -93,6 +96,7 @@ class _Entry:
         """Return the training settings that are not those of its recipe, or not the usual ones."""
         base = usual if self.recipe is None else self.recipe
         names = {*usual} if self.recipe is None else {*self.trained, *self.recipe} - _IN_KEY
+        names |= {STATISTICS} & {*self.trained}
         facts = {name: self.trained.get(name, DEFAULT) for name in names}
         return {k: v for k, v in facts.items() if v != base.get(k, DEFAULT)}
 
@@ -120,15 +124,15 @@ def fold(
 def differences(result: Result, recipe_settings: RecipeSettings) -> Facts:
     """Return the settings in which the run of a result differs from its recipe, but its length.
 
-    Nothing is known to differ where the recipe is not registered.
+    Where the recipe is not registered, its batch statistics alone are known to differ.
     """
     entry = _entry(result, Measure("", ""), ("style_weights", "epochs"), recipe_settings)
-    return dict(sorted(entry.differences({}).items())) if entry.recipe is not None else {}
+    return dict(sorted(entry.differences({}).items()))
 
 
 def has_clean_statistics(result: Result) -> bool:
     """Return whether its network has statistics of batch norm from images without mixing."""
-    return result.trained.get("statistics") == "clean"
+    return result.trained.get(STATISTICS) == "clean"
 
 
 def _shown(result: Result, which: str) -> Result | None:
@@ -223,7 +227,7 @@ def _newest(entries: list[_Entry]) -> list[_Entry]:
 def _usual(entries: Sequence[_Entry]) -> Facts:
     """Return the training settings that differ within a cell, with their most common values."""
     unknown = [e for e in entries if e.recipe is None]
-    split = _split(unknown, lambda entry: entry.trained)
+    split = _split(unknown, lambda entry: entry.trained) - {STATISTICS}
     return {
         key: Counter(e.trained.get(key, DEFAULT) for e in unknown).most_common(1)[0][0]
         for key in split

@@ -171,6 +171,6 @@ def runs_html(runs: Sequence[RunInfo]) -> str:
             f'<td class="date">{escape(run.date[:16].replace("T", " "))}</td>',
             f"<td>{escape(last.hardware)}</td><td>{escape(last.commit)}</td>",
         )
-        rows.append(_tr(run.listed_name, place, run.is_smoke, cells))
+        rows.append(_tr(run.name, place, run.is_smoke, cells))
     note = "Top-1: the median of the last ten epochs where there is one, else the last epoch."
     return table_html("Runs, the most recent first", heads, rows, name="runs", note=note)

@@ -14,7 +14,7 @@ from functools import cache
 
 from alignmixup.contracts import RecipeKey, Result
 from alignmixup.report import others, paper
-from alignmixup.report.folding import SHORT, RecipeSettings, differences, has_clean_statistics
+from alignmixup.report.folding import SHORT, STATISTICS, RecipeSettings, differences
 
 # What does not set a run apart: checksums of a network that each run trains for itself.
 _NOISE = {"style_weights"}
@@ -40,13 +40,14 @@ class RunInfo:
     def title(self) -> str:
         """Its full name, with data, network, length and seed."""
         facts = self.facts()
-        parts = (self.key.name, facts["epochs"], facts["seed"], facts["number"])
+        parts = (self.name, facts["epochs"], facts["seed"], facts["number"])
         return ", ".join(part for part in parts if part)
 
     @property
-    def listed_name(self) -> str:
-        """Its name in a list of runs, where one that was scored twice stands twice."""
-        return self.key.name + ", clean statistics" * has_clean_statistics(self.results[0])
+    def name(self) -> str:
+        """The name of its recipe, and its batch statistics if they are not those of training."""
+        statistics = self.trained.get(STATISTICS)
+        return f"{self.key.name} ({statistics} statistics)" if statistics else self.key.name
 
     @property
     def length(self) -> str:

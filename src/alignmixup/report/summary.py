@@ -150,7 +150,7 @@ def _recent(results: Sequence[Result], recipe_settings: RecipeSettings) -> Table
     runs = sorted(runs_of(results, recipe_settings), key=lambda run: run.date, reverse=True)
     rows = [
         (
-            run.listed_name,  # data and network are in it
+            run.name,  # data and network are in it
             "" if run.epochs is None else f"{run.epochs:,}",
             "" if run.seed is None else str(run.seed),
             "" if run.top1 is None else number(run.top1, 2),
