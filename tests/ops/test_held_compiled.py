@@ -44,16 +44,15 @@ class Case(NamedTuple):
 
 
 QUICK = {
-    "no iteration": Case(20, 20, 0),
-    "1 iteration": Case(20, 20, 1),
     "3 iterations": Case(20, 20, 3),
     "40 iterations": Case(20, 20, 40),
-    "tol": Case(20, 20, 40, tol=1e-2),
-    "odd, two parts": Case(20, 33, 40, parts=2),
-    "shared sums": Case(20, 20, 40, tiling=(4, 8, True)),
-    "shared sums, tol": Case(20, 33, 40, tol=1e-2, tiling=(4, 8, True)),
+    "shared sums, tol, two parts": Case(20, 33, 40, tol=1e-2, parts=2, tiling=(4, 8, True)),
 }
 SLOW = {
+    "no iteration": Case(20, 20, 0),
+    "1 iteration": Case(20, 20, 1),
+    "tol": Case(20, 20, 40, tol=1e-2),
+    "shared sums": Case(20, 20, 40, tiling=(4, 8, True)),
     "odd": Case(33, 33, 40),
     "odd, tol": Case(33, 33, 40, tol=1e-2),
     "odd, no iteration": Case(17, 33, 0),
