@@ -130,11 +130,12 @@ def _time_net(
     draws = {draw.case: draw for draw in draw_each_case(mixer, b // settings.accumulate, seed=0)}
     # On a CPU a step may take seconds, and nothing is tuned or captured.
     num_warm, calls = (WARM_UP_STEPS + 4, GPU_CALLS) if is_gpu(device) else (1, 1)
-    pace = 0.0  # of one step of each case, in ms
     for draw in draws.values():
         for _ in range(num_warm):
             step((rows,), draw)
-        pace += sum(time_calls(partial(step, (rows,), draw), device, 1))
+    # Nothing is timed before all cases are compiled: where several recipes share a GPU, they take
+    # turns from here on. One step of each case, in ms:
+    pace = sum(sum(time_calls(partial(step, (rows,), d), device, 1)) for d in draws.values())
     steps, remaining = repeats * calls * len(draws), repeats * calls * pace / 1e3
     say(f"{steps} steps of {pace / len(draws):.3g} ms, about {duration(remaining)}")
     cases = tuple(

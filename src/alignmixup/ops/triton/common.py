@@ -47,6 +47,9 @@ def _probe():
 
 
 INTERPRETED = not isinstance(_probe, triton.JITFunction)
+# Triton 3.4 cannot generate PTX by a function, nor return several types.
+constexpr_function = getattr(triton, "constexpr_function", triton.jit)
+HAS_PTX = tl.constexpr(not INTERPRETED and hasattr(triton, "constexpr_function"))
 # The interpreter stores bf16 as integers and would multiply those.
 WIDEN = tl.constexpr(INTERPRETED)
 HAS_RCP = tl.constexpr(not INTERPRETED and torch.version.hip is None)

@@ -16,11 +16,7 @@ if there are more samples than resident groups.
 import triton
 import triton.language as tl
 
-from alignmixup.ops.triton.common import INTERPRETED
-
-# Triton 3.4 cannot generate PTX by a function.
-_constexpr_function = getattr(triton, "constexpr_function", triton.jit)
-HAS_PTX = tl.constexpr(not INTERPRETED and hasattr(triton, "constexpr_function"))
+from alignmixup.ops.triton.common import HAS_PTX, constexpr_function
 
 NUM_SCALARS = tl.constexpr(16)  # words of an exchange of scalars, padded
 
@@ -87,17 +83,17 @@ def _awaited(words, first, number, GROUP: tl.constexpr, M: tl.constexpr, PACK: t
     )
 
 
-@_constexpr_function
+@constexpr_function
 def _types(GROUP):
     return (tl.int32,) * GROUP
 
 
-@_constexpr_function
+@constexpr_function
 def _constraints(GROUP, PACK):
     return ",".join(["=&r"] * (GROUP * PACK) + ["l"] * ((GROUP + 1) * PACK) + ["r"] * PACK)
 
 
-@_constexpr_function
+@constexpr_function
 def _waiting_code(GROUP, M, PACK):
     """PTX: load all words again until the least number is that of the exchange."""
     outputs = GROUP * PACK

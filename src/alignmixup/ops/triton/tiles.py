@@ -15,10 +15,15 @@ import triton
 import triton.language as tl
 
 from alignmixup.ops.size_classes import HeldTiling
-from alignmixup.ops.triton.common import INTERPRETED, NEG, padded, reciprocal
+from alignmixup.ops.triton.common import (
+    HAS_PTX,
+    INTERPRETED,
+    NEG,
+    constexpr_function,
+    padded,
+    reciprocal,
+)
 
-HAS_TUPLES = hasattr(triton, "constexpr_function")  # of types: not in Triton 3.4
-_constexpr_function = getattr(triton, "constexpr_function", triton.jit)
 VERSION = tuple(map(int, triton.__version__.split(".")[:2]))
 ROW_AXIS = tl.constexpr(0 if VERSION < (3, 7) else 1)
 SLICE_AXIS = tl.constexpr(1 if VERSION < (3, 7) else 0)
@@ -95,7 +100,7 @@ def row_scalings(
     return a
 
 
-@_constexpr_function
+@constexpr_function
 def _float32(TILES):
     return (tl.float32,) * TILES
 
@@ -105,7 +110,7 @@ def row_scaling_code(n: int, m: int, tiling: HeldTiling) -> dict[str, str | int]
     num_warps = tiling.num_warps
     rows, _ = tile_shape(m, num_warps, tiling.lanes)
     tiles, count = triton.cdiv(n, rows), rows * padded(m) // (32 * num_warps)
-    if INTERPRETED or not (tiling.shared_sums and HAS_TUPLES) or torch.version.hip is not None:
+    if not (tiling.shared_sums and HAS_PTX.value) or torch.version.hip is not None:
         return {"ROW_PTX": "", "ROW_CONSTRAINTS": "", "ROW_COUNT": count}
     own = rows // num_warps  # rows of a warp in a tile
     lanes = 32 // own  # threads of a row
