@@ -285,7 +285,17 @@ def test_an_eager_import_is_told_from_a_lazy_one() -> None:
     assert too_early("ops.triton.align", source) == []
 
 
-HEAVY = {"triton", "matplotlib", "timm", "torchvision", "torchmetrics", "tyro", "rich", "PIL"}
+HEAVY = {
+    "triton",
+    "torch._dynamo",
+    "matplotlib",
+    "timm",
+    "torchvision",
+    "torchmetrics",
+    "tyro",
+    "rich",
+    "PIL",
+}
 
 
 def test_importing_the_package_loads_nothing_heavy() -> None:

@@ -36,6 +36,7 @@ from alignmixup.outputs import AsLogits, Selection, WrongOutput as WrongOutput
 
 Action = Callable[..., Tensor]
 
+COMPILED = "_orig_mod"  # the network in what ``torch.compile`` returns
 FABRIC = "_forward_module"  # the network in what Lightning's ``Fabric.setup`` returns
 
 
@@ -130,7 +131,6 @@ class _Slot:
         return self.part.put(output, self.action(tensor, *self.args))
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _is_checkpointed() -> bool:
     """Whether activation checkpointing is to rerun the layer in backward, after the tap.
 
@@ -142,6 +142,9 @@ def _is_checkpointed() -> bool:
         for frame, _ in traceback.walk_stack(None)
     )
 
+
+# What torch.compiler.assume_constant_result does, which imports torch._dynamo: a second or more.
+vars(_is_checkpointed)["_dynamo_marked_constant"] = True
 
 # Slots of layers in compiled modules, whose hooks stay installed.
 _installed: WeakKeyDictionary[nn.Module, _Slot] = WeakKeyDictionary()
@@ -300,8 +303,7 @@ def _unwrap(module: nn.Module) -> tuple[nn.Module, bool]:
     """Return the module without wrappers and whether one of them compiles it."""
     chain = _wrapped(module)
     is_compiled = any(
-        isinstance(each, torch._dynamo.OptimizedModule) or each._compiled_call_impl is not None
-        for each in chain
+        COMPILED in each._modules or each._compiled_call_impl is not None for each in chain
     )
     return chain[-1], is_compiled
 
@@ -320,8 +322,8 @@ def _wrapped(module: nn.Module) -> list[nn.Module]:
                 "or the result of torch.compile"
             )
         chain.append(module)
-        if isinstance(module, torch._dynamo.OptimizedModule):
-            module = module._orig_mod
+        if COMPILED in module._modules:
+            module = module.get_submodule(COMPILED)
         elif isinstance(module, nn.parallel.DistributedDataParallel | Around):
             module = module.module
         elif isinstance(module, AsLogits):
@@ -389,6 +391,6 @@ def _list_layers(net: nn.Module) -> str:
 
 def layer_names(net: nn.Module) -> list[str]:
     """Return the names of all layers of ``net``, outer layers first."""
-    plain = (name.replace("_orig_mod.", "") for name, _ in plain_module(net).named_modules())
-    names = {name for name in plain if name and not name.endswith("_orig_mod")}
+    plain = (name.replace(f"{COMPILED}.", "") for name, _ in plain_module(net).named_modules())
+    names = {name for name in plain if name and not name.endswith(COMPILED)}
     return sorted(names, key=lambda name: (name.count("."), name))
