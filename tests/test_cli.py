@@ -310,6 +310,22 @@ def test_the_help_of_data_has_one_sentence_a_command(capsys):
     assert not re.search(r"[.;]  ", abouts)
 
 
+@pytest.mark.parametrize(
+    ("theirs", "count"),
+    [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, None)],
+)
+def test_threads_wait_for_each_other_briefly_unless_the_user_says_otherwise(
+    capsys, monkeypatch, theirs, count
+):
+    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+        monkeypatch.setenv(name, "")  # so that it is restored
+        monkeypatch.delenv(name)
+    for name, value in theirs.items():
+        monkeypatch.setenv(name, value)
+    assert call(capsys, "--version")[0] == 0
+    assert os.environ.get("GOMP_SPINCOUNT") == count
+
+
 def test_ctrl_c_while_commands_are_imported_is_no_trace(monkeypatch):
     class Interrupt:
         def find_spec(self, name, path=None, target=None):

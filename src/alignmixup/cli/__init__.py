@@ -18,6 +18,7 @@ from types import FrameType
 __all__ = ["main"]
 
 INTERRUPTED = "alignmixup: interrupted"
+SHORT_WAIT = "1000"  # libgomp's own choice where it knows that threads outnumber cores
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -25,6 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     The commands are imported here, where Ctrl-C prints no trace either.
     """
+    _wait_briefly()
     with _interruptible_imports():
         try:
             from alignmixup.cli.program import main as run
@@ -32,6 +34,17 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(INTERRUPTED, file=sys.stderr)
             return 128 + signal.SIGINT
         return run(argv)
+
+
+def _wait_briefly() -> None:
+    """Let torch's threads sleep after a short wait for each other, unless the user has set it.
+
+    libgomp reads this when torch is loaded. By default a thread spins for some ms; if another
+    process needs a core, the one that it waits for may not run at all, and training takes many
+    times as long. On idle cores the short wait costs nothing that can be measured.
+    """
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", SHORT_WAIT)
 
 
 @contextmanager
