@@ -14,6 +14,7 @@ import functools
 import gc
 import importlib
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -66,6 +67,10 @@ jaxtyping.config.update("jaxtyping_disable", True)
 
 # The tensors here are tiny: two workers on two cores beat one worker with two threads.
 torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+
+# A shell that starts `make test &` has Ctrl-C ignored there, and in every process that tests start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 move_seeds()
 hypothesis.settings.register_profile(
