@@ -11,6 +11,7 @@ makes.
 from __future__ import annotations
 
 import csv
+import math
 import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -120,11 +121,12 @@ class Plateaus:
 
     def render(self, results: Path) -> list[str]:
         """Return the lines of the table; none where there is no curve."""
-        log, _ = _read_curve(results / "curves" / self.log)
+        log = _read_curve(results / "curves" / self.log, "top1")
         curves = {}
         for path in sorted((results / "curves").glob(self.curve.format(seed="*"))):
             start, end = self.curve.split("{seed}")
-            curves[int(path.name[len(start) : -len(end)])] = _read_curve(path)
+            seed = int(path.name[len(start) : -len(end)])
+            curves[seed] = [_read_curve(path, name) for name in ("top1", "lr")]
         if not curves:
             return []
         last = {seed: max(rates) for seed, (_, rates) in curves.items()}
@@ -153,6 +155,36 @@ class Plateaus:
         place = (key.data, key.network, key.method, key.variant)
         is_ours = place == (self.data, self.network, self.method, self.variant)
         return is_ours and last.get(result.seed) == result.epoch
+
+
+@dataclass(frozen=True)
+class Losses:
+    """Mean training loss over stretches of epochs, the authors' log beside one of our curves.
+
+    The standard error of the difference takes the epochs for independent samples.
+    """
+
+    log: str
+    curve: str
+    spans: tuple[tuple[int, int], ...]
+
+    def render(self, results: Path) -> list[str]:
+        """Return the lines of the table."""
+        curves = [_read_curve(results / "curves" / name, "loss") for name in (self.log, self.curve)]
+        rows = []
+        for first, end in self.spans:
+            epochs = range(first, min(end, *map(max, curves)) + 1)
+            if len(epochs) < LEAST_EPOCHS:
+                continue
+            (theirs, error), (ours, own_error) = (
+                (statistics.fmean(values), statistics.stdev(values) / len(values) ** 0.5)
+                for values in ([curve[epoch] for epoch in epochs] for curve in curves)
+            )
+            cells = [f"{theirs:.4f}", f"{ours:.4f}", f"{ours - theirs:+.4f}"]
+            rows.append(
+                [f"{first:,} to {epochs[-1]:,}", *cells, f"{math.hypot(error, own_error):.4f}"]
+            )
+        return _pipes(["epochs", "authors' log", "ours", "difference", "standard error"], rows)
 
 
 @dataclass(frozen=True)
@@ -250,7 +282,7 @@ def has(values: Mapping[str, object], wanted: Mapping[str, object]) -> bool:
     return all(values.get(name) == value for name, value in wanted.items())
 
 
-Table = Methods | Plateaus | Study | Statistics
+Table = Methods | Plateaus | Losses | Study | Statistics
 README: Mapping[str, Table] = {
     **{
         f"plateaus-{data}": Plateaus(
@@ -295,6 +327,22 @@ CLEAN = Quantity(
     settings={"statistics": "without mixing", "draw": 0},
 )
 FINDINGS: Mapping[str, Table] = {
+    **{
+        f"losses-{data}": Losses(
+            log=f"authors-{data}-r18.csv",
+            curve=f"{data}-r18-alignmixup-released-seed0.csv",
+            spans=(
+                (11, 100),
+                (101, 300),
+                (301, 500),
+                (521, 600),
+                (601, 1000),
+                (1021, 1500),
+                (1521, 2000),
+            ),
+        )
+        for data in ("cifar100", "cifar10")
+    },
     "alignment-study-200": Study("cifar100", "alignmixup", 200, LONG_STUDY),
     "alignment-study-200-clean": Study("cifar100", "alignmixup", 200, LONG_STUDY, CLEAN),
     "batch-statistics": Statistics(
@@ -384,12 +432,10 @@ def _join(words: Iterable[str]) -> str:
     return f"{', '.join(most)} and {last}" if most else last
 
 
-def _read_curve(path: Path) -> tuple[dict[int, float], dict[int, float]]:
-    """Return top-1 by scored epoch, and the learning rate by epoch."""
+def _read_curve(path: Path, name: str) -> dict[int, float]:
+    """Return a column by epoch, without the epochs that have no value."""
     with path.open(encoding="utf-8", newline="") as file:
-        lines = [*csv.DictReader(file)]
-    top1 = {int(line["epoch"]): float(line["top1"]) for line in lines if line["top1"]}
-    return top1, {int(line["epoch"]): float(line.get("lr") or 0) for line in lines}
+        return {int(row["epoch"]): float(row[name]) for row in csv.DictReader(file) if row[name]}
 
 
 def main() -> None:

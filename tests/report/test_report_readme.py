@@ -114,6 +114,18 @@ def test_a_plateau_ends_where_the_curve_does(tmp_path):
     assert "*70 of 100 epochs, seeds 0 and 1, GPU, commit abc; " in text
 
 
+def test_losses_are_compared_by_the_spread_of_their_epochs(tmp_path):
+    (tmp_path / "curves").mkdir()
+    for name, values in (("log", [1, 3] * 10), ("ours", [2, 6] * 6)):
+        rows = "".join(f"{epoch},{value}\n" for epoch, value in enumerate(values, 1))
+        (tmp_path / "curves" / f"{name}.csv").write_text("epoch,loss\n" + rows)
+    text = page(tmp_path, [], tables.Losses("log.csv", "ours.csv", ((1, 10), (1, 20), (5, 20))))
+    # Variances 10/9 and 40/9 over 10 epochs, 12/11 and 48/11 over 12.
+    assert "| 1 to 10 | 2.0000 | 4.0000 | +2.0000 | 0.7454 |" in text
+    assert "| 1 to 12 | 2.0000 | 4.0000 | +2.0000 | 0.6742 |" in text
+    assert "5 to" not in text
+
+
 def test_a_study_pairs_seeds_with_those_of_its_base(tmp_path):
     values = {"a": (80.0, 81.0, 70.0), "b": (79.0, 79.5)}
     results = [
