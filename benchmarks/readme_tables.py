@@ -188,6 +188,27 @@ class Losses:
 
 
 @dataclass(frozen=True)
+class Spread:
+    """How much the epochs of a run differ after the last fall of the rate, and what its best adds.
+
+    ``runs`` are a label, a file in ``results/curves``, and the first epoch that counts.
+    """
+
+    runs: tuple[tuple[str, str, int], ...]
+
+    def render(self, results: Path) -> list[str]:
+        """Return the lines of the table."""
+        rows = []
+        for label, name, first in self.runs:
+            top1 = _read_curve(results / "curves" / name, "top1")
+            late = [value for epoch, value in top1.items() if epoch >= first]
+            mean, best = statistics.fmean(late), max(top1.values())
+            numbers = (f"{mean:.2f}", f"{statistics.pstdev(late):.2f}", f"{best:.2f}")
+            rows.append([label, str(len(late)), *numbers, f"+{best - mean:.2f}"])
+        return _pipes(["run", "epochs", "mean", "deviation", "best epoch", "best over mean"], rows)
+
+
+@dataclass(frozen=True)
 class Arm:
     """A row of a study: a network and a variant, compared with the variant ``base``."""
 
@@ -282,7 +303,7 @@ def has(values: Mapping[str, object], wanted: Mapping[str, object]) -> bool:
     return all(values.get(name) == value for name, value in wanted.items())
 
 
-Table = Methods | Plateaus | Losses | Study | Statistics
+Table = Methods | Plateaus | Losses | Spread | Study | Statistics
 README: Mapping[str, Table] = {
     **{
         f"plateaus-{data}": Plateaus(
@@ -315,6 +336,23 @@ README: Mapping[str, Table] = {
 }
 
 
+SPREAD = (
+    *(
+        (f"authors' log, {label}", f"authors-{name}.csv", first)
+        for label, name, first in (
+            ("CIFAR-10, R-18", "cifar10-r18", 1521),
+            ("CIFAR-10, WRN16-8", "cifar10-wrn16-8", 1521),
+            ("CIFAR-100, R-18", "cifar100-r18", 1521),
+            ("CIFAR-100, WRN16-8", "cifar100-wrn16-8", 1521),
+            ("Tiny-ImageNet, R-18", "tiny-r18", 921),
+        )
+    ),
+    ("ours, CIFAR-100, R-18", "cifar100-r18-alignmixup-released-seed0.csv", 1521),
+    *(
+        (f"ours, 300 epochs, {METHODS[method]}", f"cifar100-r18-{method}-300-seed0.csv", 241)
+        for method in ("baseline", "input", "cutmix", "manifold", "alignmixup")
+    ),
+)
 LONG_STUDY = (
     Arm("pooled head, unaligned", "r18", "study-unaligned"),
     Arm("pooled head, released order", "r18", "study-released", "study-unaligned"),
@@ -343,6 +381,7 @@ FINDINGS: Mapping[str, Table] = {
         )
         for data in ("cifar100", "cifar10")
     },
+    "best-epoch": Spread(SPREAD),
     "alignment-study-200": Study("cifar100", "alignmixup", 200, LONG_STUDY),
     "alignment-study-200-clean": Study("cifar100", "alignmixup", 200, LONG_STUDY, CLEAN),
     "batch-statistics": Statistics(

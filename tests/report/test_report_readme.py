@@ -2,12 +2,14 @@
 
 import csv
 import importlib.util
+import statistics
 import sys
 from pathlib import Path
 
 import pytest
 
 from alignmixup.contracts import RecipeKey, Result
+from alignmixup.report import paper
 from alignmixup.report.authors_logs import LOGS
 
 ROOT = Path(__file__).parents[2]
@@ -41,14 +43,21 @@ def test_a_changed_number_is_found(name, number):
     assert made(name, text.replace(number, "| 70.50 |")) == text
 
 
-@pytest.mark.parametrize("data", ["cifar10", "cifar100"])
-def test_the_authors_log_is_the_one_of_the_reports(data):
-    with (ROOT / f"results/curves/authors-{data}-r18.csv").open() as file:
+@pytest.mark.parametrize("place", LOGS)
+def test_the_authors_log_is_the_one_of_the_reports(place):
+    data, network = place
+    with (ROOT / f"results/curves/authors-{data}-{network}.csv").open() as file:
         log = {int(row["epoch"]): float(row["top1"]) for row in csv.DictReader(file)}
-    assert sorted(log) == [*range(1, 2001)]
-    assert {epoch: log[epoch] for epoch, _ in LOGS[data, "preact_resnet18"]} == dict(
-        LOGS[data, "preact_resnet18"]
+    assert {epoch: log[epoch] for epoch, _ in LOGS[place]} == dict(LOGS[place])
+    (published,) = (
+        figure.value
+        for figure in paper.FIGURES
+        if (figure.table, figure.data, figure.network) == ("logs", data, network)
     )
+    length = LOGS[place][-1][0]
+    assert sorted(log) == [*range(1, length + 1)]
+    last_ten = [log[epoch] for epoch in range(length - 9, length + 1)]
+    assert statistics.median(last_ten) == pytest.approx(published, abs=0.011)
 
 
 def line(method, value, seed=0, task="accuracy", metric="top1_median10", **fields):

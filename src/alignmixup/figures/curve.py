@@ -27,7 +27,7 @@ def curve(
     if not ours:
         raise ValueError(f"no epoch of the run in {run} has been evaluated yet")
     is_theirs = isinstance(recipe.mixer, AlignMixup) and recipe.train.schedule == "step"
-    log = LOGS.get((recipe.data.name, recipe.net.name), ()) if is_theirs else ()
+    log = LOGS.get((recipe.key.data, recipe.key.network), ()) if is_theirs else ()
     caption = f"Test accuracy by epoch of {recipe.name}, seed {recipe.train.seed}."
     if log:
         caption += " Thin: the log released by the authors."

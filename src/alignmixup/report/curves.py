@@ -16,8 +16,6 @@ from alignmixup.report.reading import LEDGER
 from alignmixup.report.runs import method_name
 
 MAX_POINTS = 250  # of one curve on the page
-# The authors' logs are of this network, under this name in recipe keys.
-LOGGED = {"preact_resnet18": "r18"}
 
 
 @dataclass(frozen=True)
@@ -52,8 +50,7 @@ def read_curves(paths: Sequence[Path], results: Sequence[Result]) -> list[Curve]
     for file in {file.resolve(): file for file in tables}.values():
         curves += [curve] if (curve := _of_csv(file, keys)) is not None else []
     places = {(curve.data, curve.network) for curve in curves}
-    for (data, net), points in LOGS.items():
-        place = (data, LOGGED[net])
+    for place, points in LOGS.items():
         if place in places:
             curves.append(Curve("authors' log", "alignmixup", *place, tuple(points), True))
     return curves
