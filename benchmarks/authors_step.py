@@ -32,11 +32,14 @@ from alignmixup.datasets.shapes import shapes
 from alignmixup.mixers.alignmixup import AlignMixup
 from alignmixup.models.zoo import NetSpec, build
 
-# Our network, the layer that is mixed, their module and class.
+# Our network, the layer that is mixed, their folder and module, the side of the images.
 NETWORKS = {
-    "r18": ("preact_resnet18", "layer4", "resnet18_classifier", "Resnet_classifier"),
-    "wrn16-8": ("wrn16_8", "norm", "wrn16x8_classifier", "WideResNet_classifier"),
+    "r18": ("preact_resnet18", "layer4", "cifar10_100", "resnet18_classifier", 32),
+    "wrn16-8": ("wrn16_8", "norm", "cifar10_100", "wrn16x8_classifier", 32),
+    "tiny-r18": ("preact_resnet18", "layer4", "tiny_imgnet", "resnet18_classifier", 64),
+    "r50": ("resnet50", "layer4", "imagenet", "resnet50_classifier", 224),
 }
+CLASSES = ("Resnet_classifier", "WideResNet_classifier")
 COINS = {"input": (0,), "feat": (1, 0), "feat'": (1, 1)}  # of their two calls of randint
 NUM_CLASSES = 10
 
@@ -49,14 +52,15 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--lr", type=float, default=0.1)
     arguments = parser.parse_args()
-    name, layer, module, kind = NETWORKS[arguments.network]
+    name, layer, folder, module, side = NETWORKS[arguments.network]
     mixer = AlignMixup.released(layer)
-    images = shapes("train", arguments.batch * arguments.steps)
+    images = shapes("train", arguments.batch * arguments.steps, side)
     spec = NetSpec(name)
-    ours = build(spec, NUM_CLASSES, images.mean, images.std, 32, seed=0).double().train()
+    ours = build(spec, NUM_CLASSES, images.mean, images.std, side, seed=0).double().train()
     optimizer = torch.optim.SGD(ours.parameters(), arguments.lr, momentum=0.9, weight_decay=1e-4)
-    with imported(arguments.repository / "cifar10_100", f"models.{module}") as their_module:
-        theirs: nn.Module = getattr(their_module, kind)(NUM_CLASSES).double().train()
+    with imported(arguments.repository / folder, f"models.{module}") as their_module:
+        (make,) = (getattr(their_module, kind) for kind in CLASSES if hasattr(their_module, kind))
+        theirs: nn.Module = make(NUM_CLASSES).double().train()
         rng = torch.Generator().manual_seed(0)
         print("step,case,loss,their_iterations,loss_difference,gradient_difference")
         for step in range(arguments.steps):
