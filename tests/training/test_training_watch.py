@@ -63,6 +63,31 @@ def test_a_process_that_hangs_ends_the_others_with_its_rank(tmp_path):
 
 
 @pytest.mark.slow
+def test_an_unreachable_store_ends_the_others(tmp_path):
+    """Its calls never return if the machine of rank 0 has lost its network or power."""
+    for code, errors in ended_by(signal.SIGSTOP, tmp_path, victim=0):
+        assert code == 1
+        assert "which has the store of the processes, is unreachable for 10 s" in errors
+
+
+@pytest.mark.slow
+def test_processes_that_are_all_stopped_for_a_while_go_on(tmp_path):
+    """By Ctrl-Z, a suspended machine or a debugger."""
+    processes = start_team(PROGRAM, tmp_path, "-", size=3)
+    for process in processes:
+        process.wait_for("ready")
+        process.send_signal(signal.SIGSTOP)
+    time.sleep(12)  # seconds; the limit is 10
+    for process in processes:
+        process.send_signal(signal.SIGCONT)
+    time.sleep(6)
+    for process in processes:
+        process.send_signal(signal.SIGTERM)
+    for _, errors in [process.fail() for process in processes]:
+        assert "signals.Stopped" in errors  # the message is in that of rank 0
+
+
+@pytest.mark.slow
 def test_a_process_that_fails_gives_the_others_its_reason(tmp_path):
     processes = start_team(PROGRAM, tmp_path, "raises", size=3)
     first, second, third = (process.fail() for process in processes)

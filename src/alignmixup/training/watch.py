@@ -27,6 +27,7 @@ PATIENCE = 7200.0  # seconds
 GRACE = 5.0  # seconds that a process has to raise, before its watch ends it
 
 FAILED = "failed"  # key of the first failure
+STORE = "rank 0, or torchrun, which has the store of the processes,"
 
 _watches: list[Watch] = []  # of this process, at most one
 
@@ -36,16 +37,17 @@ class RankLost(RuntimeError):
 
 
 class Watch:
-    """The watch of one process, in a thread; it acts within blocks of ``active`` alone."""
+    """The watch of one process, in two threads; it acts within blocks of ``active`` alone."""
 
     def __init__(self, store: Store, rank: int, size: int) -> None:
         self.rank, self.size, self.lost = rank, size, ""
-        self._store, self._num_active = store, 0
+        self._store, self._num_active, self._num_rounds = store, 0, 0
         self._is_lost = threading.Event()
         self._store.set(f"where{rank}", f"pid {os.getpid()} on {socket.gethostname()}")
         self._store.set(f"beat{rank}", "0")
         atexit.register(self._leave)
-        threading.Thread(target=self._run, name="watch", daemon=True).start()
+        for act in (self._run, self._end):
+            threading.Thread(target=act, name="watch", daemon=True).start()
 
     @contextmanager
     def active(self) -> Iterator[None]:
@@ -68,11 +70,15 @@ class Watch:
                 time.sleep(2 * PERIOD)  # it may hold the store, where the others read the reason
 
     def _run(self) -> None:
-        beat, seen, since, left_since = 0, "", time.monotonic(), 0.0
+        """Beat, and look at the next rank, until one is lost.
+
+        Rounds are counted, not seconds: all processes may be stopped for a while, as by Ctrl-Z.
+        """
+        beat, seen, silent, leaving = 0, "", 0, 0
         following = (self.rank + 1) % self.size
         while not self.lost:
             time.sleep(PERIOD)
-            beat, now = beat + 1, time.monotonic()
+            beat += 1
             try:
                 self._store.set(f"beat{self.rank}", str(beat))
                 if self._store.check([FAILED]):
@@ -80,16 +86,29 @@ class Watch:
                 latest = self._beat(following)
                 has_left = self._store.check([f"left{following}"])
             except RuntimeError:  # torch's errors of the store are of this type
-                self.lost = "rank 0, or torchrun, which has the store of the processes, has ended"
+                self.lost = self.lost or f"{STORE} has ended"
                 break
+            self._num_rounds = beat
             # At the end of a run the others may leave while this process still closes its block.
-            left_since = (left_since or now) if has_left and self._num_active else 0.0
-            seen, since = (seen, since) if latest == seen else (latest, now)
-            if left_since and now - left_since > GRACE:
+            leaving = leaving + 1 if has_left and self._num_active else 0
+            seen, silent = latest, silent + 1 if latest == seen else 0
+            if leaving * PERIOD > GRACE:
                 self._post(f"rank {following} ({self._where(following)}) has exited")
-            elif not has_left and now - since > LIMIT:
+            elif not has_left and silent * PERIOD > LIMIT:
                 self._post(self._silent(following, LIMIT))
         self._is_lost.set()
+
+    def _end(self) -> None:
+        """End this process if it is in a block some time after another is lost.
+
+        It does not touch the store, whose calls never return where its machine is unreachable.
+        """
+        seen, silent = 0, 0
+        while not self._is_lost.wait(PERIOD):
+            seen, silent = self._num_rounds, silent + 1 if self._num_rounds == seen else 0
+            if silent * PERIOD > LIMIT:
+                self.lost = f"{STORE} is unreachable for {LIMIT:g} s"
+                self._is_lost.set()
         time.sleep(GRACE)
         if self._num_active:
             print(f"error: {self.lost}", file=sys.stderr, flush=True)
