@@ -162,6 +162,15 @@ class Interrupting:
         return {"top1": 10.0}
 
 
+@pytest.fixture
+def heeded_hangups():
+    """SIGHUP has its default action here; tests that run under nohup inherit that it is ignored."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("heeded_hangups")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_saves_and_ends_cleanly_and_the_run_goes_on(tmp_path, number):
     whole = run(tmp_path / "whole")
