@@ -73,7 +73,8 @@ def test_preempted_job_saves_is_requeued_and_makes_the_same_call(tmp_path, slurm
     handle = slurm.start(call(path, 600.0, 0.0))
     wait_for(lambda: lines(path) == ["began"])
     (task,) = children(int(handle.job.job_id))
-    os.kill(task, signal.SIGUSR2)  # what submitit asks Slurm to send
+    for process in (*children(task), task):  # Slurm sends what submitit asks for to all
+        os.kill(process, signal.SIGUSR2)
     wait_for(lambda: not handle.is_alive())
     assert handle.exitcode == 0
     assert lines(path) == ["began", "saved", "began", "done"]
@@ -103,6 +104,35 @@ def test_run_saves_when_its_supervisor_is_killed(tmp_path):
 
 def test_supervisor_returns_the_exit_code_of_its_child():
     assert Supervised.here(Call("sys:exit", (3,)))() == 3
+
+
+@pytest.mark.parametrize(
+    ("facts", "code"),
+    [
+        ("JobState=RUNNING Restarts=0 PreemptTime=None", 3),
+        ("JobState=COMPLETING Restarts=1 PreemptTime=None", 3),  # canceled
+        ("JobState=COMPLETING Restarts=2 PreemptTime=None", "requeued"),
+        ("JobState=RUNNING Restarts=1 PreemptTime=2026-01-01T00:00:00", "asked to requeue"),
+        ("slurm_load_jobs error: Invalid job id specified", 3),
+    ],
+)
+def test_a_job_that_slurm_starts_again_ends_without_a_result(tmp_path, monkeypatch, facts, code):
+    """A result would tell the sweep that the job is over."""
+    said = tmp_path / "said"
+    scontrol = tmp_path / "scontrol"
+    scontrol.write_text(f'#!/bin/sh\necho "$@" >> {said}\necho "{facts}"\n')
+    scontrol.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    supervised = Supervised.here(Call("sys:exit", (3,)))
+    if code == 3:
+        assert supervised() == 3
+    else:
+        with pytest.raises(SystemExit):
+            supervised()
+    asked = ["show job 7", "requeue 7"] if code == "asked to requeue" else ["show job 7"]
+    assert said.read_text().splitlines() == asked
 
 
 def test_ctrl_c_reaches_a_local_run_once_it_has_imported_its_module(tmp_path, monkeypatch):

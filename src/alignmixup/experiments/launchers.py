@@ -10,6 +10,7 @@ that is requeued, or a task that is retried, makes the same call again, and the 
 
 A scheduler's process is not ours to handle signals in. So the call runs in a child of it, which
 gets SIGTERM, saves and ends when the job is preempted or canceled, or when its parent has died.
+Slurm sends its signals to all processes of a job, to the child too.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import importlib
 import multiprocessing
 import os
 import signal
+import subprocess
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -32,6 +34,9 @@ ENVIRONMENT = "ALIGNMIXUP_"
 
 # Seconds that a retried run waits for the one before it, which may be saving still.
 PATIENCE = 60.0
+
+# How the states of Slurm begin in which a job was asked to end.
+STOPPED = ("CANCELLED", "PREEMPTED", "TIMEOUT")
 
 
 class Handle(Protocol):
@@ -112,21 +117,19 @@ class Local:
             raise ValueError(f"the local launcher has no options, got {options}")
 
     def start(self, call: Call) -> Handle:
-        with _sigint_blocked():
+        # Ctrl-C on the terminal would end their imports with a trace.
+        with _blocked("SIGINT"):
             return call.start()
 
 
 @contextmanager
-def _sigint_blocked() -> Iterator[None]:
-    """Start processes in this block that Ctrl-C on the terminal does not reach, to import in peace.
-
-    They would print a trace. Each receives it once it unblocks the signal.
-    """
+def _blocked(*names: str) -> Iterator[None]:
+    """Start processes in this block that receive these signals only once they unblock them."""
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return
-    resource_tracker.ensure_running()  # which a first process starts, and which unblocks it
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    resource_tracker.ensure_running()  # which a first process starts, and which unblocks SIGINT
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [getattr(signal, name) for name in names])
     try:
         yield
     finally:
@@ -210,14 +213,18 @@ class Supervised:
 
     def __call__(self) -> int:
         """Make the call and return its exit code."""
-        self._child = Call(
-            f"{__name__}:_watched", (self.call, self.folder, self.environment)
-        ).start()
+        # The warning of a job that is nearly over is for this process; it would kill the child.
+        with _blocked("SIGUSR1", "SIGUSR2"):
+            self._child = Call(
+                f"{__name__}:_watched", (self.call, self.folder, self.environment)
+            ).start()
         try:
             while self._child.is_alive():
                 self._child.join(0.5)  # Ray's interrupt of a task wakes no system call
         finally:
             self._stop()
+        if _is_requeued():
+            raise SystemExit(1)  # without a result, which would be the job's last
         return self._child.exitcode or 0
 
     def _stop(self) -> None:
@@ -232,6 +239,33 @@ class Supervised:
         return submitit.helpers.DelayedSubmission(
             Supervised(self.call, self.folder, self.environment)
         )
+
+
+def _is_requeued() -> bool:
+    """Whether this is a job that Slurm starts again, at once where it was preempted.
+
+    Within its grace time a preempted job is not yet to be started again, and would not be if it
+    ended by itself. A canceled one is neither.
+    """
+    job, restarts = os.environ.get("SLURM_JOB_ID"), os.environ.get("SLURM_RESTART_COUNT", "0")
+    if job is None:
+        return False
+    try:
+        text = _scontrol("show", "job", job)
+        facts = dict(word.partition("=")[::2] for word in text.split())
+        if facts["JobState"] == "RUNNING" and facts["PreemptTime"] != "None":
+            _scontrol("requeue", job)
+            return True
+        return int(facts["Restarts"]) > int(restarts)
+    except (OSError, subprocess.SubprocessError, KeyError, ValueError):
+        return False
+
+
+def _scontrol(*words: str) -> str:
+    run = subprocess.run(
+        ["scontrol", *words], capture_output=True, text=True, check=True, timeout=60
+    )
+    return run.stdout
 
 
 def _watched(call: Call, folder: str, environment: Mapping[str, str]) -> None:
@@ -265,7 +299,8 @@ class _SlurmHandle:
             return None
         if self.job.paths.result_pickle.exists() and self.job.exception() is None:
             return int(self.job.result())
-        return -(signal.SIGTERM if self.is_asked_to_stop else signal.SIGKILL)
+        is_stopped = self.is_asked_to_stop or self.job.state.startswith(STOPPED)
+        return -(signal.SIGTERM if is_stopped else signal.SIGKILL)
 
     def is_alive(self) -> bool:
         return not self.job.done()

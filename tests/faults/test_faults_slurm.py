@@ -1,0 +1,163 @@
+"""A training on a real Slurm cluster: preempted, requeued, canceled, its node lost.
+
+    bash tests/faults/one_machine_slurm.sh      # as root, in a container: two nodes on this machine
+    python -m pytest -m slow tests/faults/test_faults_slurm.py
+
+Skipped where there is no cluster. Each run ends with the weights of one without a fault.
+"""
+
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from picture_folder import make_pictures
+
+RECIPE = "cifar10-r18-baseline-fast"
+SETTINGS = ["--train.epochs=120", "--train.batch-size=8", "--net.width=4", "--train.device=cpu"]
+
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster():
+    command = ["sinfo", "-h", "-o", "%P"]
+    if shutil.which("sinfo"):
+        partitions = subprocess.run(command, capture_output=True, text=True).stdout.split()
+        if {"low*", "high"} <= set(partitions):
+            return
+    pytest.skip("needs the Slurm of one_machine_slurm.sh")
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    return make_pictures(tmp_path_factory.mktemp("data") / "pictures")
+
+
+def command(pictures, out, *words):
+    words = [sys.executable, "-m", "alignmixup", "sweep", RECIPE, "--dataset", pictures, *words]
+    return [*words, "--out", str(out), "--tasks", "accuracy", *SETTINGS]
+
+
+@pytest.fixture(scope="module")
+def expected(pictures, tmp_path_factory):
+    out = tmp_path_factory.mktemp("whole")
+    subprocess.run(command(pictures, out), check=True, capture_output=True)
+    return weights(out)
+
+
+def weights(out):
+    (file,) = out.glob("*/checkpoint.safetensors")
+    return load_file(file)
+
+
+def slurm(*words):
+    run = subprocess.run([*map(str, words)], capture_output=True, text=True, check=True)
+    return run.stdout.strip()
+
+
+def wait_for(is_true, seconds=120):
+    deadline = time.monotonic() + seconds
+    while not is_true():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+def state(job):
+    return slurm("squeue", "-h", "-a", "-j", job, "-o", "%T %N")
+
+
+def num_epochs(out):
+    ledgers = out.glob("*/ledger.jsonl")
+    return max([path.read_text().count('"epoch"') for path in ledgers], default=0)
+
+
+class Sweep:
+    """A sweep that waits for its job."""
+
+    def __init__(self, pictures, out):
+        launch = ["--launcher", "slurm", "--launch", "gpus_per_node=0", "slurm_partition=low"]
+        self.out = out
+        self.start(command(pictures, out, *launch))
+        wait_for(lambda: num_epochs(out) > 5)
+        (pickled,) = out.glob(".submitit/*_submitted.pkl")
+        self.job = pickled.name.partition("_")[0]
+
+    def start(self, words):
+        self.process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+
+    def run_again(self):
+        """Let a requeued job begin at once; Slurm would wait for two minutes."""
+        wait_for(lambda: state(self.job).startswith("PENDING"))
+        time.sleep(3)  # its node cleans up
+        slurm("scontrol", "update", f"JobId={self.job}", "StartTime=now")
+        wait_for(lambda: state(self.job).startswith("RUNNING"))
+
+    def ends_as(self, expected, status=0):
+        said, _ = self.process.communicate(timeout=300)
+        assert self.process.returncode == status, said
+        ours = weights(self.out)
+        assert ours.keys() == expected.keys()
+        assert all(torch.equal(ours[name], expected[name]) for name in ours)
+
+
+@pytest.fixture
+def running(pictures, tmp_path):
+    sweep = Sweep(pictures, tmp_path / "runs")
+    yield sweep
+    sweep.process.kill()
+    sweep.process.communicate()
+    subprocess.run(["scancel", sweep.job], capture_output=True)
+
+
+@pytest.mark.parametrize("grace", [0, 30])
+def test_preempted(running, expected, grace):
+    slurm("scontrol", "update", "partition=low", f"gracetime={grace}")
+    before = num_epochs(running.out)
+    slurm("sbatch", "-p", "high", "-n", 4, "-N", 2, "--wrap", "sleep 1", "-o", "/dev/null")
+    running.run_again()
+    assert before <= num_epochs(running.out) < 120
+    running.ends_as(expected)
+
+
+def test_requeued_by_hand(running, expected):
+    slurm("scontrol", "requeue", running.job)
+    running.run_again()
+    running.ends_as(expected)
+
+
+def test_warned_before_its_time_limit(running, expected):
+    slurm("scancel", "--signal=USR2", running.job)  # as Slurm does: to all processes of the step
+    running.run_again()
+    log = running.out.glob("*.log")
+    assert "stopping after this step" in next(log).read_text()
+    running.ends_as(expected)
+
+
+def test_canceled(pictures, running, expected):
+    slurm("scancel", running.job)
+    said, _ = running.process.communicate(timeout=120)
+    assert running.process.returncode == 75, said
+    assert "stopped" in said
+    running.start(command(pictures, running.out))
+    running.ends_as(expected)
+
+
+def test_node_is_lost(running, expected):
+    node = state(running.job).split()[1]
+    listed = slurm("ps", "-eo", "pid,args").splitlines()
+    words = (f"slurmd -N {node}", "slurmstepd", "slurm_script", "srun", "submitit", "spawn_main")
+    pids = [line.split()[0] for line in listed if any(word in line for word in words)]
+    subprocess.run(["kill", f"-{signal.SIGKILL}", *pids], check=True)
+    slurm("scontrol", "update", f"nodename={node}", "state=down", "reason=lost")
+    try:
+        running.run_again()
+        running.ends_as(expected)
+    finally:
+        slurm("slurmd", "-N", node)
