@@ -6,11 +6,13 @@
 Skipped where there is no cluster. Each run ends with the weights of one without a fault.
 """
 
+import os
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -75,7 +77,20 @@ def state(job):
 
 def num_epochs(out):
     ledgers = out.glob("*/ledger.jsonl")
-    return max([path.read_text().count('"epoch"') for path in ledgers], default=0)
+    return max([path.read_text().count('"event": "epoch"') for path in ledgers], default=0)
+
+
+def run_again(job):
+    """Let a requeued job begin at once; Slurm would wait for two minutes."""
+    wait_for(lambda: state(job).startswith("PENDING"))
+    time.sleep(3)  # its node cleans up
+    slurm("scontrol", "update", f"JobId={job}", "StartTime=now")
+    wait_for(lambda: state(job).startswith("RUNNING"))
+
+
+def preempt(grace):
+    slurm("scontrol", "update", "partition=low", f"gracetime={grace}")
+    slurm("sbatch", "-p", "high", "-n", 4, "-N", 2, "--wrap", "sleep 1", "-o", "/dev/null")
 
 
 class Sweep:
@@ -91,13 +106,6 @@ class Sweep:
 
     def start(self, words):
         self.process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
-
-    def run_again(self):
-        """Let a requeued job begin at once; Slurm would wait for two minutes."""
-        wait_for(lambda: state(self.job).startswith("PENDING"))
-        time.sleep(3)  # its node cleans up
-        slurm("scontrol", "update", f"JobId={self.job}", "StartTime=now")
-        wait_for(lambda: state(self.job).startswith("RUNNING"))
 
     def ends_as(self, expected, status=0):
         said, _ = self.process.communicate(timeout=300)
@@ -118,23 +126,22 @@ def running(pictures, tmp_path):
 
 @pytest.mark.parametrize("grace", [0, 30])
 def test_preempted(running, expected, grace):
-    slurm("scontrol", "update", "partition=low", f"gracetime={grace}")
     before = num_epochs(running.out)
-    slurm("sbatch", "-p", "high", "-n", 4, "-N", 2, "--wrap", "sleep 1", "-o", "/dev/null")
-    running.run_again()
+    preempt(grace)
+    run_again(running.job)
     assert before <= num_epochs(running.out) < 120
     running.ends_as(expected)
 
 
 def test_requeued_by_hand(running, expected):
     slurm("scontrol", "requeue", running.job)
-    running.run_again()
+    run_again(running.job)
     running.ends_as(expected)
 
 
 def test_warned_before_its_time_limit(running, expected):
     slurm("scancel", "--signal=USR2", running.job)  # as Slurm does: to all processes of the step
-    running.run_again()
+    run_again(running.job)
     log = running.out.glob("*.log")
     assert "stopping after this step" in next(log).read_text()
     running.ends_as(expected)
@@ -157,7 +164,44 @@ def test_node_is_lost(running, expected):
     subprocess.run(["kill", f"-{signal.SIGKILL}", *pids], check=True)
     slurm("scontrol", "update", f"nodename={node}", "state=down", "reason=lost")
     try:
-        running.run_again()
+        run_again(running.job)
         running.ends_as(expected)
     finally:
         slurm("slurmd", "-N", node)
+
+
+@pytest.mark.parametrize("grace", [0, 30])
+def test_two_nodes_warned_and_preempted(pictures, tmp_path, grace):
+    """The example's job; each node has one process."""
+    example = Path(__file__).parents[2] / "examples" / "many_nodes.sh"
+    folders = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    settings = {"PATH": folders, "OMP_NUM_THREADS": "1", "PROCESSES": "1"}
+
+    def submit(out):
+        env = {**os.environ, **settings, "ENDPOINT": "127.0.0.1:29500"}  # not the nodes' names
+        words = ["sbatch", "--parsable", "-N", "2", "-o", str(tmp_path / "said"), str(example)]
+        words += [RECIPE, "--dataset", pictures, "--out", str(out), *SETTINGS]
+        run = subprocess.run(words, capture_output=True, text=True, check=True, env=env)
+        return run.stdout.strip()
+
+    def finish(job):
+        wait_for(
+            lambda: not slurm("squeue", "-h", "-t", "all", "-j", job, "-o", "%T").startswith("R")
+        )
+
+    whole = submit(tmp_path / "whole" / "run")
+    wait_for(lambda: num_epochs(tmp_path / "whole") >= 120)
+    finish(whole)
+    out = tmp_path / "runs"
+    job = submit(out / "run")
+    wait_for(lambda: num_epochs(out) > 5)
+    slurm("scancel", "--batch", "--signal=USR1", job)  # what the job asks for before its end
+    run_again(job)
+    before = num_epochs(out)
+    wait_for(lambda: num_epochs(out) > before + 5)
+    preempt(grace)
+    run_again(job)
+    wait_for(lambda: num_epochs(out) >= 120)
+    finish(job)
+    ours, theirs = weights(out), weights(tmp_path / "whole")
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
