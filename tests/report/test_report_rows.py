@@ -10,6 +10,7 @@ from alignmixup.recipes.schema import changed, on_data
 from alignmixup.report.folding import SHORT
 from alignmixup.report.measures import KINDS, kinds_in
 from alignmixup.report.runs import runs_of
+from alignmixup.report.summary import paper_tables, summarize
 from alignmixup.report.tables import table
 from alignmixup.training.summary import EPOCHS_FOR_MEDIAN
 
@@ -203,8 +204,8 @@ def test_the_papers_detection_accuracy_comes_before_odins():
         for metric in ("det_acc_best", "auroc", "det_acc_half")
     ]
     columns = table(results, "ood").columns
-    assert columns[1] == "iSUN Det Acc at 0.5 (%)"
-    assert "iSUN Det Acc at the best threshold (%)" in columns[2:]
+    assert columns[1] == "Det Acc at 0.5 (%)"
+    assert "Det Acc at the best threshold (%)" in columns[2:]
 
 
 def test_report_from_the_command_line_names_the_differences(tmp_path, capsys):
@@ -218,3 +219,18 @@ def test_report_from_the_command_line_names_the_differences(tmp_path, capsys):
 
 def test_runs_and_tables_agree_on_what_is_short():
     assert SHORT == EPOCHS_FOR_MEDIAN
+
+
+def test_a_paper_gets_a_table_per_data_set_and_source():
+    places = [("cifar10", "isun"), ("cifar10", "cifar100"), ("cifar100", "isun")]
+    results = [
+        Result("ood", "auroc", 50.0 + i, {"source": source}, RecipeKey(data, "r18", "cutmix"), 0)
+        for i, (data, source) in enumerate(places)
+    ]
+    summary = summarize(results, "median10", lambda key: None)
+    made = paper_tables(summary, "median10", lambda key: None)
+    titles = [table.title.partition(", ")[2] for table in made]
+    assert titles == ["CIFAR-10 R-18, iSUN", "CIFAR-10 R-18, CIFAR-100", "CIFAR-100 R-18, iSUN"]
+    assert [len(table.columns) for table in made] == [2, 2, 2]
+    values = [dict(table.rows)["CutMix"] for table in made]
+    assert [value.split()[0] for value in values] == ["50.0", "51.0", "52.0"]

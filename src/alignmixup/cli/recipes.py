@@ -126,6 +126,7 @@ def _print_table(name: str, pattern: str) -> None:
     from alignmixup.recipes.catalog import recipe_names
     from alignmixup.report import paper
     from alignmixup.report.reproduce import steps_of
+    from alignmixup.report.runs import source_name
 
     names = set(recipe_names(pattern))
     rows: dict[str, list[tuple[str, str]]] = {}
@@ -135,7 +136,7 @@ def _print_table(name: str, pattern: str) -> None:
             continue
         run = f"runs/{steps.recipe}-seed0"
         command = " ".join({run: "RUN", steps.recipe: "RECIPE"}.get(w, w) for w in steps.command)
-        source = paper.SOURCES.get(cell.source, cell.source)
+        source = source_name(cell.source)
         what = " ".join(filter(None, [source, paper.METRICS[cell.metric].name]))
         rows.setdefault(steps.recipe, []).append((f" {cell.printed:>7}  {what:<25}  ", command))
     if not rows:

@@ -160,16 +160,31 @@ def _is_short(result: Result) -> bool:
 CHOSEN = {"train.precision": ("bf16", "float32"), "train.channels_last": (True,)}
 
 
-def _entry(
-    result: Result, measure: Measure, ignore: Sequence[str], recipe_settings: RecipeSettings
-) -> _Entry:
-    key = result.key
+def place_of(result: Result) -> tuple[str, str, str]:
+    """Return data and network of a result, and the source of its out-of-distribution images.
+
+    Raises:
+        ValueError: If the result has no recipe key.
+    """
+    key, settings = result.key, result.settings
     if key is None:
         raise ValueError(
             f"the result {result.task} {result.metric} = {result.value} has no recipe key; add one "
             "with result.stamped(key=RecipeKey(data, network, method))"
         )
-    source = str(result.settings.get("source", "")) if result.task == "ood" else ""
+    # Those of a detector, not of its backbone.
+    known = settings if result.task == "detection" else {}
+    data, network = known.get("data", key.data), known.get("network", key.network)
+    source = settings.get("source", "") if result.task == "ood" else ""
+    return str(data), str(network), str(source)
+
+
+def _entry(
+    result: Result, measure: Measure, ignore: Sequence[str], recipe_settings: RecipeSettings
+) -> _Entry:
+    data, network, source = place_of(result)
+    assert result.key is not None  # checked by place_of
+    key = result.key
     ignored = {*ignore, "source"} if source else set(ignore)
     evaluated = {
         key: value
@@ -192,10 +207,6 @@ def _entry(
         if trained.get("train.epochs") == result.epoch:  # else it has not been trained to its end
             del trained["train.epochs"]
             recipe.pop("train.epochs", None)
-    data, network = key.data, key.network
-    if result.task == "detection":  # not the data and network of the backbone
-        data = str(result.settings.get("data", data))
-        network = str(result.settings.get("network", network))
     return _Entry(
         result,
         key,

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from alignmixup.contracts import Result
-from alignmixup.report import paper
 from alignmixup.report.charting import (
     BLUE,
     GRAY,
@@ -24,7 +23,7 @@ from alignmixup.report.charting import (
     shape_by,
 )
 from alignmixup.report.measures import number
-from alignmixup.report.runs import RunInfo, latest, short_labels
+from alignmixup.report.runs import RunInfo, latest, short_labels, source_name
 
 
 def reliability_charts(runs: Sequence[RunInfo]) -> list[ChartBlock]:
@@ -116,7 +115,7 @@ def ood_charts(runs: Sequence[RunInfo], palette: Palette) -> list[ChartBlock]:
 def _by_source(run: RunInfo) -> dict[str, Result]:
     """The newest AuROC for each source of images, by the paper's name of the source."""
     return {
-        paper.SOURCES.get(str(source := r.settings.get("source")), str(source)): r
+        source_name(str(r.settings.get("source"))): r
         for r in sorted(run.of("ood", "auroc"), key=lambda r: r.date)
     }
 

@@ -9,7 +9,6 @@ import math
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from alignmixup.report import paper
 from alignmixup.report.grids import (
     Cell,
     Claim,
@@ -20,7 +19,7 @@ from alignmixup.report.grids import (
     shared_variant,
 )
 from alignmixup.report.measures import Measure, number
-from alignmixup.report.runs import RunInfo, latest, place_name
+from alignmixup.report.runs import RunInfo, latest, place_name, source_name
 
 _ARROWS = {"lower": "\u2193", "higher": "\u2191"}
 Head = tuple[str, str]  # the name of a column and the classes of its cell
@@ -73,7 +72,7 @@ def _has_variants(grid: Grid, shared: Sequence[str]) -> bool:
 
 
 def _row_html(grid: Grid, row: GridRow, shared: Sequence[str]) -> str:
-    source = paper.SOURCES.get(row.source, row.source)
+    source = source_name(row.source)
     words = [word for word in row.variant if word not in shared]
     chips = "".join(f'<span class="chip">{escape(word)}</span>' for word in words)
     seeds = {0: "", 1: "one"}.get(row.num_seeds, str(row.num_seeds))
@@ -140,7 +139,7 @@ def comparisons_html(grids: Sequence[Grid]) -> str:
 
 def _claim_html(grid: Grid, claim: Claim) -> str:
     made, digits = claim.comparison, max(claim.measure.digits, 2)
-    source = paper.SOURCES.get(claim.first.source, claim.first.source)
+    source = source_name(claim.first.source)
     measure = f"{source} {claim.measure.name() or 'Top-1 error'} ({claim.measure.unit()})".strip()
     cells = (
         *(f"<td>{escape(text)}</td>" for text in (claim.names[1], grid.place, measure)),

@@ -115,6 +115,11 @@ def place_name(data: str, network: str) -> str:
     return f"{paper.DATA.get(data, data)}, {paper.NETWORKS.get(network, network)}"
 
 
+def source_name(source: str) -> str:
+    """Return the paper's name of a source of out-of-distribution images, or its own."""
+    return paper.SOURCES.get(source) or paper.DATA.get(source, source)
+
+
 def short_labels(runs: Sequence[RunInfo]) -> list[str]:
     """Name runs for one chart: the method, and whatever else is not the same in all of them."""
     facts = [run.facts() for run in runs]

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from alignmixup.contracts import Result
-from alignmixup.report import paper
-from alignmixup.report.folding import LAST_EPOCH, RecipeSettings
+from alignmixup.report.folding import LAST_EPOCH, RecipeSettings, place_of
 from alignmixup.report.grids import (
     Cell,
     Claim,
@@ -21,7 +20,7 @@ from alignmixup.report.grids import (
 )
 from alignmixup.report.measures import ACCURACIES, KINDS, kinds_in, number
 from alignmixup.report.render import Table
-from alignmixup.report.runs import runs_of, smoke_filter
+from alignmixup.report.runs import runs_of, smoke_filter, source_name
 from alignmixup.report.tables import table
 
 MAX_ROWS = 12  # of a table
@@ -68,12 +67,18 @@ def summarize(
 
 
 def paper_tables(summary: Summary, which: str, recipe_settings: RecipeSettings) -> list[Table]:
-    """Return the tables for papers: one per kind, published figures in brackets."""
+    """Return the tables for papers, published figures in brackets.
+
+    One per kind, data set and network, and per source of out-of-distribution images.
+    """
     recipe_settings = cache(recipe_settings)
-    return [
-        table(summary.results, kind, which=which, recipe_settings=recipe_settings)
-        for kind in dict.fromkeys(grid.kind for grid in summary.grids)
-    ]
+    tables = []
+    for grid in summary.grids:
+        for source in dict.fromkeys(row.source for row in grid.rows if row.is_measured):
+            place = (grid.data, grid.network, source)
+            results = [result for result in summary.results if place_of(result) == place]
+            tables.append(table(results, grid.kind, which=which, recipe_settings=recipe_settings))
+    return tables
 
 
 def comparison_table(grids: Sequence[Grid]) -> Table | None:
@@ -111,7 +116,7 @@ def _kind_table(kind: str, grids: Sequence[Grid]) -> Table:
     rows = []
     for (grid, row), variant in zip(shown, variants, strict=True):
         where = [grid.place] if len(places) > 1 else []
-        where += [paper.SOURCES.get(row.source, row.source)] if row.source else []
+        where += [source_name(row.source)] if row.source else []
         mark = f" [{letters[variant]}]" if variant in letters else f" ({variant})" * bool(variant)
         cells = [_cell(row.cells.get(m), m.digits) for m in measures]
         rows.append((row.name + mark, ": ".join(where), row.length, str(row.num_seeds), *cells))
@@ -184,5 +189,5 @@ def _claim_lines(grids: Sequence[Grid]) -> list[str]:
 
 
 def _measure(claim: Claim) -> str:
-    source = paper.SOURCES.get(claim.first.source, claim.first.source)
+    source = source_name(claim.first.source)
     return f"{source} {claim.measure.name() or 'Top-1 error'}".strip()

@@ -17,6 +17,7 @@ from alignmixup.report import others, paper
 from alignmixup.report.folding import IGNORED, SHORT, Column, Folded, RecipeSettings, Row, fold
 from alignmixup.report.measures import ACCURACIES, KINDS, Measure, number
 from alignmixup.report.render import Table
+from alignmixup.report.runs import source_name
 from alignmixup.report.statistics import spread
 
 
@@ -97,11 +98,13 @@ def _row_label(row: Row) -> str:
 
 
 def _column_labels(columns: Sequence[Column]) -> list[str]:
-    """Name each column by what varies, with its unit; a single data and network is in the title."""
+    """Name each column by what varies, with its unit; what all share is in the title."""
     several = len({(c.data, c.network) for c in columns}) > 1
+    several_sources = len({c.source for c in columns}) > 1
     labels = []
     for c in columns:
-        what = [paper.SOURCES.get(c.source, c.source), c.measure.name()]
+        what = [source_name(c.source)] if several_sources else []
+        what += [c.measure.name()]
         where = [_pair(c.data, c.network)] if several or not any(what) else []
         unit = f"({c.measure.unit()})"
         labels.append(" ".join(word for word in [*where, *what, unit] if word))
@@ -113,8 +116,10 @@ def _pair(data: str, network: str) -> str:
 
 
 def _full_title(title: str, kind: str, which: str, columns: Sequence[Column]) -> str:
-    pairs = {(c.data, c.network) for c in columns}
+    pairs, sources = {(c.data, c.network) for c in columns}, {c.source for c in columns}
     where = f", {_pair(*pairs.pop())}" if len(pairs) == 1 else ""
+    if len(sources) == 1 and (source := sources.pop()):
+        where += f", {source_name(source)}"
     return title + where + (f", {ACCURACIES[which]}" if kind == "accuracy" else "")
 
 
