@@ -138,7 +138,8 @@ def test_recipes_lists_the_published_figure(capsys):
         (["data", "shard", "shapes", "{tmp}/file"], "cannot make the folder"),
     ],
 )
-def test_errors_are_one_clear_line(capsys, tmp_path, args, named):
+def test_errors_are_one_clear_line(capsys, tmp_path, monkeypatch, args, named):
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "file").touch()
     args = [a.format(tmp=tmp_path) for a in args]
     try:
@@ -148,6 +149,7 @@ def test_errors_are_one_clear_line(capsys, tmp_path, args, named):
     assert status not in (0, None)
     assert named in err
     assert "Traceback" not in err
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_a_misspelt_run_suggests_those_beside_it(capsys, tmp_path):

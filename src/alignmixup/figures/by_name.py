@@ -92,9 +92,14 @@ def draw_figure(
     draw: Draw = FIGURES[name] if num_pairs is None else _with_pairs(name, num_pairs)
     extension = out.suffix.removeprefix(".")
     if not extension or out.is_dir():
+        is_new = not out.exists()
         make_folder(out)  # now: drawing may train a network first
-        with use_style(style):
-            return draw(out, run=run, seed=seed, data_root=data_root)
+        try:
+            with use_style(style):
+                return draw(out, run=run, seed=seed, data_root=data_root)
+        finally:
+            if is_new and not any(out.iterdir()):
+                out.rmdir()
     if extension not in FORMATS:
         raise ValueError(
             f"--out must be a folder or a file of one of {', '.join(FORMATS)}; {out} is neither"
