@@ -58,13 +58,20 @@ class Around(nn.Module, ABC):
 
 @contextmanager
 def keeping_modes(net: nn.Module) -> Iterator[None]:
-    """Restore the training mode of every sub-module at the end of the block."""
+    """Restore the training mode of every sub-module at the end of the block.
+
+    By ``train`` where the mode has changed: a module's own may do more than set it, as LoRA layers
+    do that merge their weights for evaluation.
+    """
     check_module(net)
     modes = [(module, module.training) for module in net.modules()]
     try:
         yield
     finally:
         for module, mode in modes:
+            if module.training != mode:
+                module.train(mode)
+        for module, mode in modes:  # which train() of another may have changed again
             module.training = mode
 
 
