@@ -284,11 +284,23 @@ def attribute_around(net: nn.Module, layer: str, name: str) -> Any:
 
 
 def parameters_around(net: nn.Module, layer: str) -> set[str]:
-    """Return the names of the parameters of the modules around ``layer`` and of their children."""
-    around = [module for module, _ in _modules_around(net, layer)]
-    owners = [part for module in around for part in (module, *module.children())]
-    own = [owner.named_parameters(recurse=False, remove_duplicate=False) for owner in owners]
+    """Return the names of the parameters of the modules around ``layer`` and of their parts."""
+    return {name for module, _ in _modules_around(net, layer) for name in own_parameters(module)}
+
+
+def own_parameters(module: nn.Module) -> set[str]:
+    """Return the names of the parameters of a module and of its parts, without those of theirs."""
+    owners = (module, *_parts(module))
+    own = (owner.named_parameters(recurse=False, remove_duplicate=False) for owner in owners)
     return {name for named in own for name, _ in named}
+
+
+def _parts(module: nn.Module) -> Iterator[nn.Module]:
+    """Yield the children of a module, and those of children that are lists of modules."""
+    for child in module.children():
+        yield child
+        if isinstance(child, nn.ModuleList | nn.ModuleDict | nn.Sequential):
+            yield from _parts(child)
 
 
 def _modules_around(net: nn.Module, layer: str) -> list[tuple[nn.Module, bool]]:

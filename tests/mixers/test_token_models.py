@@ -39,6 +39,13 @@ HF_SWIN = {
     "depths": [1, 1],
     "num_heads": [1, 2],
 }
+HF_PVT = {
+    "num_labels": NUM_CLASSES,
+    "image_size": 64,
+    "hidden_sizes": [8, 8, 8, 8],
+    "depths": [1, 1, 1, 2],
+    "num_attention_heads": [1, 1, 1, 2],
+}
 
 
 def timm_model(name: str, **changes: object) -> nn.Module:
@@ -163,6 +170,15 @@ def test_a_class_token_that_is_not_counted_is_an_error_until_it_is() -> None:
         with pytest.raises(ValueError, match=r"has a class token.* set prefix_tokens"):
             mixer.apply(cait, batch(), labels(4), draw)
     check(cait, am.AlignMixup("blocks.0", prefix_tokens=0), 0)
+
+
+@pytest.mark.parametrize("layer", ["pvt.encoder.patch_embeddings.3", "pvt.encoder.block.3.0"])
+def test_a_class_token_in_a_list_of_modules_is_found(layer: str) -> None:
+    net = hf_model("Pvt", **HF_PVT)  # the last patch embedding adds a class token by itself
+    with pytest.raises(ValueError, match=r"not say how many of the 5 tokens .* set prefix_tokens"):
+        am.AlignMixup(layer, output=0)(am.as_logits(net), batch(), labels(4))
+    check(net, am.AlignMixup(layer, output=0, prefix_tokens=1), 1)
+    check(net, am.AlignMixup("pvt.encoder.patch_embeddings.0", output=0), 0)
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ from alignmixup.hooks import (
     check_layer_name,
     check_rows,
     find_layer,
+    own_parameters,
     parameters_around,
     tap,
 )
@@ -202,14 +203,19 @@ class AlignMixup(Method):
 
     def num_prefix_tokens(self, net: nn.Module) -> int:
         """Return the setting, or what the network has; -1 if it does not say how many."""
-        parts = self.layer.split(".")
-        if self.prefix_tokens is not None or any(part.startswith(PATCHES) for part in parts):
-            return self.prefix_tokens or 0
+        if self.prefix_tokens is not None:
+            return self.prefix_tokens
+        is_early = any(part.startswith(PATCHES) for part in self.layer.split("."))
+        if is_early and not _has_tokens(own_parameters(find_layer(net, self.layer)[0])):
+            return 0
         found: int | None = attribute_around(net, self.layer, "num_prefix_tokens")
         if found is None:
-            names = parameters_around(net, self.layer)
-            return UNKNOWN if any(name.startswith(TOKENS) for name in names) else 0
+            return UNKNOWN if _has_tokens(parameters_around(net, self.layer)) else 0
         return found
+
+
+def _has_tokens(parameters: set[str]) -> bool:
+    return any(name.startswith(TOKENS) for name in parameters)
 
 
 def returns_lines(module: nn.Module) -> bool:
