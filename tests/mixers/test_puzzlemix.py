@@ -186,6 +186,18 @@ def test_a_network_without_gradient_is_equally_salient_everywhere() -> None:
     assert torch.equal(block_saliency(saliency.maps, 4), torch.full((2, 4, 4), 1 / 16))
 
 
+@pytest.mark.parametrize("clean_lam", [0.0, 1.0])
+def test_a_part_without_gradients_is_named(clean_lam: float) -> None:
+    class Probe(TinyNet):
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.no_grad():
+                features = self.layer4(self.layer2(self.layer1(x)))
+            return self.fc(features.flatten(1))
+
+    with pytest.raises(ValueError, match=r"no gradient at the images.* freeze it by requires_grad"):
+        gradient_saliency(Probe(), images(2), labels(2), clean_lam=clean_lam)
+
+
 def test_tiny_gradients_are_not_lost() -> None:
     """1e-25 squared is zero in float32."""
     net = TinyNet().eval()

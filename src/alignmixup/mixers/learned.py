@@ -30,7 +30,8 @@ from alignmixup.hooks import attribute_around, check_layer_name, find_layer, tap
 from alignmixup.mixers.base import Loss
 from alignmixup.mixers.checks import check_unit
 from alignmixup.mixers.layouts import channels_first
-from alignmixup.mixers.stateful import Stateful, follow, make_teacher, probe
+from alignmixup.mixers.stateful import Stateful, copied, follow, make_teacher, probe, run
+from alignmixup.ops.gradient_saliency import FREEZE
 
 CHECKPOINT = "checkpoint.safetensors"  # of a run, in its folder
 GROUP = {"block_lr": "lr", "block_min_lr": "min_lr", "block_momentum": "momentum"}
@@ -171,6 +172,18 @@ class Learned(Stateful):
             )
         return wide[:, prefix:].transpose(1, 2).reshape(len(wide), -1, side, side)
 
+    def _taught(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b k"]:
+        """Return the teacher's logits for images that the block has mixed."""
+        state = self.learner
+        with self._tap(state.teacher, state.teacher_head, stays=True):
+            logits: Tensor = run(state.teacher, x)
+        if x.requires_grad and not logits.requires_grad:
+            raise ValueError(
+                f"{type(self).__name__} has no gradient at the mask, so that its block would not "
+                f"learn: a part of the network runs without gradients; {FREEZE}"
+            )
+        return logits
+
     def _ema_share(self, progress: float) -> Tensor:
         """The share of the network's weights that enters the teacher: one minus the momentum."""
         first, last = (1 - momentum for momentum in self.ema)
@@ -193,7 +206,7 @@ def second_head(net: nn.Module, classifier: str) -> nn.Linear:
             f"classifier {classifier!r} is a {type(linear).__name__}; two heads need the name of "
             "the linear layer that returns the logits"
         )
-    return copy.deepcopy(linear)
+    return copied(linear)
 
 
 def load_pretrained(folder: str, block: nn.Module, encoder: nn.Module) -> None:

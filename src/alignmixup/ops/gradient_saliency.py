@@ -22,6 +22,9 @@ from alignmixup.contracts import sigmoid_bce, soft_cross_entropy, soft_targets
 from alignmixup.hooks import check_module, evaluating, is_sharded, without_reducer
 from alignmixup.ops.blend import channel_values, check_logits
 
+# Of a network that has no gradient at the images.
+FREEZE = "freeze it by requires_grad_(False), not by torch.no_grad() or detach()"
+
 
 @dataclass(frozen=True, slots=True)
 class Saliency:
@@ -81,19 +84,29 @@ def gradient_saliency(
             # FSDP collects gradients in the backward pass alone, by other tensors than these.
             learned = [] if is_sharded(module) else list(module.parameters())
             parameters: list[Tensor] = [p for p in learned if p.requires_grad]
-            gradient, *kept = torch.autograd.grad(
-                up * clean, [pixels, *parameters], allow_unused=True, retain_graph=not learned
-            )
+            gradient, *kept = _gradients(up * clean, [pixels, *parameters], retain=not learned)
             if x.requires_grad:  # also where a module of the user's has made the images
                 parameters, kept = [*parameters, x], [*kept, gradient]
             extra["clean"] = _keep(clean, parameters, kept, up) if learned else clean
         else:
             with _evaluating_frozen(module):
                 clean = _clean_loss(_logits(module, pixels), y, loss)
-                (gradient,) = torch.autograd.grad(up * clean, pixels, allow_unused=True)
-    # If the logits do not depend on the input, all pixels are equally salient.
-    gradient = torch.zeros_like(x) if gradient is None else gradient
+                gradient, *_ = _gradients(up * clean, [pixels])
+    if gradient is None:
+        raise ValueError(
+            "the loss has no gradient at the images, which saliency needs: a part of the network "
+            f"runs without gradients; {FREEZE}"
+        )
     return Saliency(_magnitude(gradient, std), gradient, up, extra)
+
+
+def _gradients(
+    loss: Tensor, tensors: list[Tensor], *, retain: bool = False
+) -> Sequence[Tensor | None]:
+    """Return the gradient of the loss at each tensor, None where it does not depend on it."""
+    if not loss.requires_grad:
+        return [None] * len(tensors)
+    return torch.autograd.grad(loss, tensors, allow_unused=True, retain_graph=retain)
 
 
 def _clean_loss(logits: Float[Tensor, "b k"], y: Tensor, loss: str) -> Tensor:
