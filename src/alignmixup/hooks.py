@@ -34,7 +34,7 @@ from torch.utils import checkpoint
 
 from alignmixup.outputs import AsLogits, Selection, WrongOutput as WrongOutput
 
-Action = Callable[..., Tensor]
+Action = Callable[..., Tensor | None]
 
 COMPILED = "_orig_mod"  # the network in what ``torch.compile`` returns
 FABRIC = "_forward_module"  # the network in what Lightning's ``Fabric.setup`` returns
@@ -135,7 +135,8 @@ class _Slot:
                 f"layer {self.part.layer!r} runs within torch.utils.checkpoint, which reruns it "
                 "unmixed in the backward pass; choose a layer outside of the checkpoint"
             )
-        return self.part.put(output, self.action(tensor, *self.args))
+        result = self.action(tensor, *self.args)
+        return None if result is None else self.part.put(output, result)
 
 
 def _is_checkpointed() -> bool:
@@ -173,9 +174,9 @@ def tap(
     the hook installed, which does nothing outside of the block: for a plain module that runs inside
     a compiled function.
 
-    With ``action=None`` the forward pass is unchanged. ``action`` should be a function with a fixed
-    identity and ``args`` the tensors that change between steps: a compiled module is then compiled
-    once per case and not once per step.
+    With ``action=None``, or an action that returns None, the forward pass is unchanged. ``action``
+    should be a function with a fixed identity and ``args`` the tensors that change between steps: a
+    compiled module is then compiled once per case and not once per step.
     """
     part = part if isinstance(part, Selection) else Selection(part)
     target, is_compiled = find_layer(net, part.layer)
@@ -213,28 +214,27 @@ def tap(
 
 
 class Peeked:
-    """Where ``peek`` puts the output of a layer; torch.compile traces an attribute, not a list."""
+    """Where ``peek`` puts what it reads; torch.compile traces an attribute, not a list."""
 
     output: Tensor
 
 
 @contextmanager
-def peek(net: nn.Module, layer: str) -> Iterator[Peeked]:
-    """Hand out the output of ``layer`` in one forward pass of ``net``, which is unchanged.
+def peek(net: nn.Module, layer: str, *, reads_input: bool = False) -> Iterator[Peeked]:
+    """Hand out the output, or the input, of ``layer`` in one pass of ``net``, which is unchanged.
 
     with peek(net, "layer4") as peeked:
         logits = net(x)
     features = peeked.output
     """
     peeked = Peeked()
-    with tap(net, layer, keep, peeked):
+    with tap(net, layer, keep, peeked, reads_input=reads_input):
         yield peeked
 
 
-def keep(output: Tensor, peeked: Peeked) -> Tensor:
-    """Keep the output of a layer in ``peeked``: the action of ``peek``."""
-    peeked.output = output.clone()  # an activation in place may follow
-    return output
+def keep(tensor: Tensor, peeked: Peeked) -> None:
+    """Keep a tensor of a layer in ``peeked``: the action of ``peek``."""
+    peeked.output = tensor.clone()  # an activation in place may follow
 
 
 def _misfire(net: nn.Module, layer: str, fired: int, is_compiled: bool) -> str:

@@ -91,6 +91,18 @@ def _grid(num_patches: int, x: Tensor) -> tuple[int, int]:
 
 def find_classifier(net: nn.Module, classifier: str, layer: str, output: Tensor) -> nn.Linear:
     """Return the linear layer after the pooling of ``layer``, which returned ``output``."""
+    linear = find_linear(net, classifier)
+    if output.ndim != 4 or output.shape[1] != linear.in_features:
+        raise ValueError(
+            f"layer {layer!r} returns {list(output.shape)}, but classifier "
+            f"{classifier!r} reads {linear.in_features} features: choose the layer "
+            "[b, c, h, w] that is pooled before it"
+        )
+    return linear
+
+
+def find_linear(net: nn.Module, classifier: str) -> nn.Linear:
+    """Return the linear layer that returns the logits."""
     try:
         linear, _ = find_layer(net, classifier)
     except ValueError as error:
@@ -104,12 +116,6 @@ def find_classifier(net: nn.Module, classifier: str, layer: str, output: Tensor)
         raise ValueError(
             f"classifier {classifier!r} is a {type(linear).__name__}; name the linear "
             "layer that returns the logits"
-        )
-    if output.ndim != 4 or output.shape[1] != linear.in_features:
-        raise ValueError(
-            f"layer {layer!r} returns {list(output.shape)}, but classifier "
-            f"{classifier!r} reads {linear.in_features} features: choose the layer "
-            "[b, c, h, w] that is pooled before it"
         )
     return linear
 
