@@ -145,6 +145,9 @@ def test_what_a_pass_leaves_in_the_network_does_not_matter(row: Row) -> None:
             self.kept = {"maps": [self.layer2(self.layer1(x))]}
             return self.fc(self.layer4(self.kept["maps"][0]).flatten(1))
 
+        def train(self, mode: bool = True) -> None:
+            super().train(mode)  # and returns nothing, as modules of users do
+
     net, twin = Keeping(), Keeping()
     twin(images(6))
     one, other = (row.attached(each, images(6)) for each in (net, twin))

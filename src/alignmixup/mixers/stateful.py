@@ -87,7 +87,8 @@ def _unchanged(module: nn.Module) -> Iterator[None]:
 
 def probe(net: nn.Module, x: Tensor, layer: str) -> tuple[Tensor, Tensor]:
     """Return the output of ``layer`` and the logits, for their shapes; the network is unchanged."""
-    twin = copied(net).eval()
+    twin = copied(net)
+    twin.eval()  # a module's own may return nothing
     dtype = next((p.dtype for p in twin.parameters()), x.dtype)
     with torch.no_grad():
         kept, logits = run_and_keep(twin, x.detach().to(dtype), layer)
@@ -147,7 +148,9 @@ run = fusible(_run, combines=True)
 
 def make_teacher(net: nn.Module) -> nn.Module:
     """Return a copy of the network without gradients, its batch norms in training mode."""
-    return copied(net).requires_grad_(False).train()
+    teacher = copied(net).requires_grad_(False)
+    teacher.train()
+    return teacher
 
 
 def copied(net: M) -> M:
