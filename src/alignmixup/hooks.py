@@ -278,8 +278,11 @@ def find_layer(net: nn.Module, layer: str) -> tuple[nn.Module, bool]:
 
 
 def attribute_around(net: nn.Module, layer: str, name: str) -> Any:
-    """Return attribute ``name`` of the innermost module around ``layer`` that has it, or None."""
-    around = [module for module, _ in _modules_around(net, layer)]
+    """Return attribute ``name`` of the innermost module around ``layer`` that has it, or None.
+
+    The outermost is ``net`` itself, also where that is a wrapper.
+    """
+    around = [net, *(module for module, _ in _modules_around(net, layer))]
     return next((getattr(m, name) for m in reversed(around) if hasattr(m, name)), None)
 
 

@@ -194,6 +194,21 @@ def test_models_of_transformers(name, config, layer, settings, prefix) -> None:
     check(hf_model(name, **config), am.AlignMixup(layer, **settings), prefix)
 
 
+@pytest.mark.parametrize("mixer", [am.AttentiveMix(layer="vit.layers.0"), am.SAMix("vit.layers.0")])
+def test_a_grid_of_tokens_that_are_not_counted_is_an_error_until_they_are(mixer) -> None:
+    net = am.as_logits(hf_model("ViT", **HF))
+    with pytest.raises(ValueError, match="set num_prefix_tokens of the network to the number"):
+        mixer.attach(net, batch())(net, batch(), labels(4))
+    net.num_prefix_tokens = 1  # of the wrapper or of the model in it
+    assert mixer.attach(net, batch())(net, batch(), labels(4)).loss().isfinite()
+
+
+def test_a_patch_embedding_is_a_grid_without_a_class_token() -> None:
+    net = timm_model("vit_tiny_patch16_224", **SMALL)
+    mixed = am.AttentiveMix(layer="patch_embed")(net, batch(), labels(4))
+    assert mixed.loss().isfinite()
+
+
 def test_transformers_do_not_count_their_tokens_and_return_outputs() -> None:
     net = hf_model("ViT", **HF)
     with pytest.raises(ValueError, match="set prefix_tokens"):

@@ -29,7 +29,7 @@ from alignmixup.hooks import (
     plain_module,
     without_reducer,
 )
-from alignmixup.mixers.layouts import channels_first
+from alignmixup.mixers.layouts import COUNT, channels_first, patch_tokens
 from alignmixup.ops.blend import without_autocast
 
 # Attributes of networks and attention layers that rotate queries and keys or add to their products.
@@ -72,8 +72,7 @@ def as_map(net: nn.Module, layer: str, output: Tensor, x: Tensor) -> Float[Tenso
             f"layer {layer!r} returns {list(output.shape)}; maps [b, c, h, w] or tokens [b, n, c] "
             "are needed: choose a layer that returns one of these"
         )
-    prefix = attribute_around(net, layer, "num_prefix_tokens") or 0
-    patches = output[:, prefix:]
+    patches = patch_tokens(net, layer, output)
     return patches.transpose(1, 2).reshape(len(x), -1, *_grid(patches.shape[1], x))
 
 
@@ -84,7 +83,7 @@ def _grid(num_patches: int, x: Tensor) -> tuple[int, int]:
     if not rows or num_patches % rows:
         raise ValueError(
             f"{num_patches} patches are no grid on images of {height} x {width} pixels; choose a "
-            "layer whose tokens are square patches"
+            f"layer whose tokens are square patches, or {COUNT}"
         )
     return rows, num_patches // rows
 

@@ -26,10 +26,10 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from alignmixup.contracts import fusible
-from alignmixup.hooks import attribute_around, check_layer_name, find_layer, tap
+from alignmixup.hooks import check_layer_name, find_layer, tap
 from alignmixup.mixers.base import Loss
 from alignmixup.mixers.checks import check_unit
-from alignmixup.mixers.layouts import channels_first
+from alignmixup.mixers.layouts import COUNT, channels_first, patch_tokens
 from alignmixup.mixers.stateful import Stateful, copied, follow, make_teacher, probe, run
 from alignmixup.ops.gradient_saliency import FREEZE
 
@@ -163,14 +163,15 @@ class Learned(Stateful):
         wide = output if output.dtype == torch.float64 else output.float()
         if wide.ndim == 4:
             return channels_first(net, self.layer, wide, x)
-        prefix = attribute_around(net, self.layer, "num_prefix_tokens") or 0
-        side = math.isqrt(max(wide.shape[1] - prefix, 0)) if wide.ndim == 3 else 0
-        if not side or side * side + prefix != wide.shape[1]:
-            raise ValueError(
-                f"layer {self.layer!r} returns {list(output.shape)}; {type(self).__name__} needs "
-                "maps [b, c, h, w] or the tokens of a square grid: choose another layer"
-            )
-        return wide[:, prefix:].transpose(1, 2).reshape(len(wide), -1, side, side)
+        if wide.ndim == 3:
+            patches = patch_tokens(net, self.layer, wide)
+            side = math.isqrt(patches.shape[1])
+            if side and side * side == patches.shape[1]:
+                return patches.transpose(1, 2).reshape(len(wide), -1, side, side)
+        raise ValueError(
+            f"layer {self.layer!r} returns {list(output.shape)}; {type(self).__name__} needs maps "
+            f"[b, c, h, w] or the tokens of a square grid: choose another layer, or {COUNT}"
+        )
 
     def _taught(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b k"]:
         """Return the teacher's logits for images that the block has mixed."""
