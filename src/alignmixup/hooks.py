@@ -366,7 +366,9 @@ def logits_module(net: nn.Module) -> nn.Module:
     *wrappers, module = _wrapped(net)
     for wrapper in reversed(wrappers):  # as_logits may be inside DistributedDataParallel
         if isinstance(wrapper, AsLogits):
-            module = AsLogits(module, wrapper.output)
+            twin = copy.copy(wrapper)
+            vars(twin).update(_modules={"model": module})
+            module = twin
     return module
 
 
