@@ -24,7 +24,7 @@ import threading
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Self
 from weakref import WeakKeyDictionary
 
@@ -70,7 +70,8 @@ def keeping_modes(net: nn.Module) -> Iterator[None]:
     finally:
         for module, mode in modes:
             if module.training != mode:
-                module.train(mode)
+                with suppress(NotImplementedError):
+                    module.train(mode)
         for module, mode in modes:  # which train() of another may have changed again
             module.training = mode
 
@@ -87,9 +88,13 @@ def check_module(net: object) -> None:
 
 @contextmanager
 def evaluating(net: nn.Module) -> Iterator[None]:
-    """Put the network in eval mode; restore the mode of every sub-module afterwards."""
+    """Put the network in eval mode; restore the mode of every sub-module afterwards.
+
+    A program of torch.export keeps the mode that it was exported in; torch raises for any other.
+    """
     with keeping_modes(net):
-        net.eval()
+        with suppress(NotImplementedError):
+            net.eval()
         yield
 
 

@@ -271,6 +271,21 @@ def test_evaluating_ends_by_a_modules_own_train():
     assert all(part.low.grad is not None for part in model)
 
 
+def test_a_program_keeps_the_mode_it_was_exported_in():
+    class Program(nn.Linear):
+        """As torch.export makes them."""
+
+        def train(self, mode=True):
+            raise NotImplementedError
+
+    model = nn.Sequential(nn.Flatten(), Program(12, 6), nn.Dropout())
+    x = torch.rand(4, 3, 2, 2)
+    assert torch.equal(predict(model[:2], [x]), model[:2](x))
+    with evaluating(model):
+        pass
+    assert all(modes(model))
+
+
 def test_accuracy_by_hand():
     logits = torch.eye(6).repeat(2, 1)  # image i says class i % 6; then 5, 4, 3, ...
     logits = logits + 0.01 * torch.arange(6).flip(0)
