@@ -151,7 +151,7 @@ def test_a_wrong_classifier_is_named() -> None:
 def test_a_classifier_that_reads_no_mean_is_named(case: str) -> None:
     """What comes between the mean and the classifier would be left out of training."""
     x, y, draw = images(6), labels(6), draw_case(DENSE, case, 6)
-    for between in (nn.LayerNorm(8), nn.BatchNorm1d(8), nn.Sigmoid()):
+    for between in (nn.LayerNorm(8), nn.BatchNorm1d(8), nn.Sigmoid(), lambda mean: 2 * mean):
         model = TinyNet("pool")
         model.fc.register_forward_pre_hook(lambda _, given, b=between: b(given[0]))
         with pytest.raises(ValueError, match="does not read the mean of layer 'layer4'"):
