@@ -56,10 +56,11 @@ def gradient_saliency(
     """Return the saliency of a clean batch by one forward and backward pass.
 
     With ``clean_lam > 0`` the same backward pass computes the gradients of the parameters, unless
-    FSDP shards them. They are stored in ``extra["clean"]``, a loss whose backward pass returns
-    them. It is clean_lam CE, or 2 clean_lam CE / k if the mixed loss is ``"bce"``, whose mean over
-    k classes is smaller by about that factor. Multi-label targets (``"sigmoid_bce"``) have their
-    own loss in place of CE.
+    FSDP shards them or the network learns others than its own (``torch.func.functional_call``).
+    They are stored in ``extra["clean"]``, a loss whose backward pass returns them. It is clean_lam
+    CE, or 2 clean_lam CE / k if the mixed loss is ``"bce"``, whose mean over k classes is smaller
+    by about that factor. Multi-label targets (``"sigmoid_bce"``) have their own loss in place of
+    CE.
 
     ``std`` converts gradients with respect to pixels in [0, 1] to those with respect to the
     normalized input, for a network that divides by ``std`` in its first layer.
@@ -81,13 +82,14 @@ def gradient_saliency(
             logits = _logits(module, pixels)
             scale = clean_lam * (2 / logits.shape[1] if loss == "bce" else 1)
             clean = scale * _clean_loss(logits, y, loss)
+            parameters: list[Tensor] = [p for p in module.parameters() if p.requires_grad]
             # FSDP collects gradients in the backward pass alone, by other tensors than these.
-            learned = [] if is_sharded(module) else list(module.parameters())
-            parameters: list[Tensor] = [p for p in learned if p.requires_grad]
-            gradient, *kept = _gradients(up * clean, [pixels, *parameters], retain=not learned)
+            keeps = not is_sharded(module) and _ends_at(clean, [pixels, *parameters])
+            parameters = parameters if keeps else []
+            gradient, *kept = _gradients(up * clean, [pixels, *parameters], retain=not keeps)
             if x.requires_grad:  # also where a module of the user's has made the images
                 parameters, kept = [*parameters, x], [*kept, gradient]
-            extra["clean"] = _keep(clean, parameters, kept, up) if learned else clean
+            extra["clean"] = _keep(clean, parameters, kept, up) if keeps else clean
         else:
             with _evaluating_frozen(module):
                 clean = _clean_loss(_logits(module, pixels), y, loss)
@@ -109,6 +111,20 @@ def _gradients(
     return torch.autograd.grad(loss, tensors, allow_unused=True, retain_graph=retain)
 
 
+def _ends_at(loss: Tensor, tensors: list[Tensor]) -> bool:
+    """Return whether these tensors are all that the loss has a gradient at."""
+    known, seen, left = set(tensors), {t.grad_fn for t in tensors}, [loss.grad_fn]
+    while left:
+        node = left.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if not node.next_functions and getattr(node, "variable", loss) not in known:
+            return False
+        left.extend(before for before, _ in node.next_functions)
+    return True
+
+
 def _clean_loss(logits: Float[Tensor, "b k"], y: Tensor, loss: str) -> Tensor:
     multi_label = loss == "sigmoid_bce"
     targets = soft_targets(y, logits.shape[1], multi_label=multi_label)
@@ -123,7 +139,7 @@ def _evaluating_frozen(module: nn.Module) -> Iterator[None]:
     those of the weights are half of the work. The backward pass belongs in the block too:
     activation checkpointing runs the layers again in it, and must find the same modes.
     """
-    learned = [p for p in module.parameters() if p.requires_grad]
+    learned = [p for p in module.parameters() if p.requires_grad and p.is_leaf]
     with evaluating(module):
         try:
             for parameter in learned:
