@@ -186,6 +186,7 @@ def tap(
     part = part if isinstance(part, Selection) else Selection(part)
     target, is_compiled = find_layer(net, part.layer)
     stays = stays or is_compiled
+    has_backward = torch.is_grad_enabled() and action is not keep_value
     if action is not None and isinstance(net, Around):
         action = net.around(action)
     if action is None and not stays:
@@ -205,7 +206,7 @@ def tap(
     slot.thread = None if torch.compiler.is_compiling() else threading.get_ident()
     slot.action, slot.args, slot.fired, slot.part = action, args, 0, part
     slot.reads_input = reads_input
-    slot.has_backward = torch.is_grad_enabled()
+    slot.has_backward = has_backward
     try:
         yield
     except WrongOutput as error:
@@ -225,21 +226,31 @@ class Peeked:
 
 
 @contextmanager
-def peek(net: nn.Module, layer: str, *, reads_input: bool = False) -> Iterator[Peeked]:
+def peek(
+    net: nn.Module, layer: str, *, reads_input: bool = False, has_gradient: bool = True
+) -> Iterator[Peeked]:
     """Hand out the output, or the input, of ``layer`` in one pass of ``net``, which is unchanged.
 
     with peek(net, "layer4") as peeked:
         logits = net(x)
     features = peeked.output
+
+    Without ``has_gradient`` the layer may be within an activation checkpoint.
     """
     peeked = Peeked()
-    with tap(net, layer, keep, peeked, reads_input=reads_input):
+    action = keep if has_gradient else keep_value
+    with tap(net, layer, action, peeked, reads_input=reads_input):
         yield peeked
 
 
 def keep(tensor: Tensor, peeked: Peeked) -> None:
     """Keep a tensor of a layer in ``peeked``: the action of ``peek``."""
     peeked.output = tensor.clone()  # an activation in place may follow
+
+
+def keep_value(tensor: Tensor, peeked: Peeked) -> None:
+    """Keep a tensor of a layer without its gradient."""
+    keep(tensor.detach(), peeked)
 
 
 def _misfire(net: nn.Module, layer: str, fired: int, is_compiled: bool) -> str:

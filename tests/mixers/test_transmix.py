@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from alignmixup.hooks import peek
 from alignmixup.mixers.attention import class_attention, find_attention, nearest, peek_attention
@@ -144,6 +145,22 @@ def test_queries_of_another_layout_are_named(timm, settings: dict, found: str) -
     net = make_vit(timm, **{key: parts.get(name, name) for key, name in settings.items()})
     with pytest.raises(ValueError, match=rf"queries {found} .* must be \[b, 3, tokens, d\]"):
         TransMix(prob=1.0)(net, pixels(6), labels(6))
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_an_attention_within_a_checkpoint_is_read(use_reentrant: bool) -> None:
+    class Checkpointed(TinyTransformer):
+        def forward(self, x: Tensor) -> Tensor:
+            return checkpoint(super().forward, x, use_reentrant=use_reentrant)
+
+    x, y, draw = images(6).requires_grad_(), labels(6), draw_case(TransMix(), "cut", 6)
+    plain, net = TinyTransformer(), Checkpointed()
+    one, other = (TransMix().apply(each, x, y, draw) for each in (plain, net))
+    assert torch.equal(one.targets, other.targets)
+    for mixed in (one, other):
+        mixed.loss().backward()
+    for parameter, expected in zip(net.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(parameter.grad, expected.grad)
 
 
 # ---- laws ----------------------------------------------------------------------------------------

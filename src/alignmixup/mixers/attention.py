@@ -144,7 +144,7 @@ class ClassAttention:
                 f"[b, {self.heads or 'heads'}, tokens, d] with {self.prefix} tokens before the "
                 "patches: name another attention layer, or use CutMix"
             )
-        attention = class_attention(q.detach(), k.detach(), self.prefix)
+        attention = class_attention(q, k, self.prefix)
         return attention.view(len(x), *_grid(attention.shape[1], x))
 
 
@@ -154,7 +154,10 @@ def peek_attention(net: nn.Module, layer: str) -> Iterator[ClassAttention]:
     layer, prefix = find_attention(net, layer)
     q_norm, k_norm = attention_layers(net, layer)
     heads = getattr(find_layer(net, layer)[0], "num_heads", None)
-    with peek(net, q_norm) as queries, peek(net, k_norm) as keys:
+    with (
+        peek(net, q_norm, has_gradient=False) as queries,
+        peek(net, k_norm, has_gradient=False) as keys,
+    ):
         yield ClassAttention(queries, keys, prefix, heads)
 
 
