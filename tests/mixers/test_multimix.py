@@ -165,6 +165,13 @@ def test_dropout_before_the_classifier_is_allowed(dtype: torch.dtype) -> None:
     assert DENSE.apply(model, x, y, draw_case(DENSE, "all", 6)).loss().isfinite()
 
 
+def test_a_network_of_nan_has_a_loss_of_nan() -> None:
+    model = TinyNet("pool")
+    model.layer4.register_forward_hook(lambda *call: call[2] * float("nan"))
+    loss = DENSE.apply(model, images(6), labels(6), draw_case(DENSE, "all", 6)).loss()
+    assert loss.isnan()
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -215,7 +215,7 @@ def is_mean(pooled: Tensor, features: Float[Tensor, "b c h w"]) -> bool:
     if is_dropped.any():  # the others are scaled
         mean = torch.where(is_dropped, 0, mean)
         mean *= (read * mean).sum() / mean.square().sum().clamp_min(1e-30)
-    return bool((read - mean).norm() <= SAME * read.norm())
+    return not bool((read - mean).norm() > SAME * read.norm())  # True for those of NaN
 
 
 @fusible
