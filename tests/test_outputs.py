@@ -99,7 +99,11 @@ def test_maps_with_channels_last_are_read_and_written_back() -> None:
     ("output", "key", "message"),
     [
         ((torch.zeros(2), None), None, r"a tuple of \{0: \[2\], 1: NoneType\}.* by output=0"),
-        ({"maps": torch.zeros(2)}, None, r"a dict of .* choose the part to mix by output='maps'"),
+        (
+            {"maps": torch.zeros(2)},
+            None,
+            r"a dict of .* another layer or, .* by output='maps'",
+        ),
         ((torch.zeros(2), None), 1, "output=1 is not a tensor of it; use output=0"),
         ((torch.zeros(2),), 4, "output=4 is not a tensor of it; use output=0"),
         ((torch.zeros(2),), "maps", "output='maps' is not a tensor of it"),

@@ -24,7 +24,7 @@ import threading
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Self
 from weakref import WeakKeyDictionary
 
@@ -34,7 +34,7 @@ from torch.utils import checkpoint
 
 from alignmixup.outputs import AsLogits, Selection, WrongOutput as WrongOutput
 
-Action = Callable[..., Tensor]
+Action = Callable[..., Tensor | None]
 
 COMPILED = "_orig_mod"  # the network in what ``torch.compile`` returns
 FABRIC = "_forward_module"  # the network in what Lightning's ``Fabric.setup`` returns
@@ -58,13 +58,21 @@ class Around(nn.Module, ABC):
 
 @contextmanager
 def keeping_modes(net: nn.Module) -> Iterator[None]:
-    """Restore the training mode of every sub-module at the end of the block."""
+    """Restore the training mode of every sub-module at the end of the block.
+
+    By ``train`` where the mode has changed: a module's own may do more than set it, as LoRA layers
+    do that merge their weights for evaluation.
+    """
     check_module(net)
     modes = [(module, module.training) for module in net.modules()]
     try:
         yield
     finally:
         for module, mode in modes:
+            if module.training != mode:
+                with suppress(NotImplementedError):
+                    module.train(mode)
+        for module, mode in modes:  # which train() of another may have changed again
             module.training = mode
 
 
@@ -80,9 +88,13 @@ def check_module(net: object) -> None:
 
 @contextmanager
 def evaluating(net: nn.Module) -> Iterator[None]:
-    """Put the network in eval mode; restore the mode of every sub-module afterwards."""
+    """Put the network in eval mode; restore the mode of every sub-module afterwards.
+
+    A program of torch.export keeps the mode that it was exported in; torch raises for any other.
+    """
     with keeping_modes(net):
-        net.eval()
+        with suppress(NotImplementedError):
+            net.eval()
         yield
 
 
@@ -128,7 +140,8 @@ class _Slot:
                 f"layer {self.part.layer!r} runs within torch.utils.checkpoint, which reruns it "
                 "unmixed in the backward pass; choose a layer outside of the checkpoint"
             )
-        return self.part.put(output, self.action(tensor, *self.args))
+        result = self.action(tensor, *self.args)
+        return None if result is None else self.part.put(output, result)
 
 
 def _is_checkpointed() -> bool:
@@ -166,13 +179,14 @@ def tap(
     the hook installed, which does nothing outside of the block: for a plain module that runs inside
     a compiled function.
 
-    With ``action=None`` the forward pass is unchanged. ``action`` should be a function with a fixed
-    identity and ``args`` the tensors that change between steps: a compiled module is then compiled
-    once per case and not once per step.
+    With ``action=None``, or an action that returns None, the forward pass is unchanged. ``action``
+    should be a function with a fixed identity and ``args`` the tensors that change between steps: a
+    compiled module is then compiled once per case and not once per step.
     """
     part = part if isinstance(part, Selection) else Selection(part)
     target, is_compiled = find_layer(net, part.layer)
     stays = stays or is_compiled
+    has_backward = torch.is_grad_enabled() and action is not keep_value
     if action is not None and isinstance(net, Around):
         action = net.around(action)
     if action is None and not stays:
@@ -192,7 +206,7 @@ def tap(
     slot.thread = None if torch.compiler.is_compiling() else threading.get_ident()
     slot.action, slot.args, slot.fired, slot.part = action, args, 0, part
     slot.reads_input = reads_input
-    slot.has_backward = torch.is_grad_enabled()
+    slot.has_backward = has_backward
     try:
         yield
     except WrongOutput as error:
@@ -206,28 +220,37 @@ def tap(
 
 
 class Peeked:
-    """Where ``peek`` puts the output of a layer; torch.compile traces an attribute, not a list."""
+    """Where ``peek`` puts what it reads; torch.compile traces an attribute, not a list."""
 
     output: Tensor
 
 
 @contextmanager
-def peek(net: nn.Module, layer: str) -> Iterator[Peeked]:
-    """Hand out the output of ``layer`` in one forward pass of ``net``, which is unchanged.
+def peek(
+    net: nn.Module, layer: str, *, reads_input: bool = False, has_gradient: bool = True
+) -> Iterator[Peeked]:
+    """Hand out the output, or the input, of ``layer`` in one pass of ``net``, which is unchanged.
 
     with peek(net, "layer4") as peeked:
         logits = net(x)
     features = peeked.output
+
+    Without ``has_gradient`` the layer may be within an activation checkpoint.
     """
     peeked = Peeked()
-    with tap(net, layer, keep, peeked):
+    action = keep if has_gradient else keep_value
+    with tap(net, layer, action, peeked, reads_input=reads_input):
         yield peeked
 
 
-def keep(output: Tensor, peeked: Peeked) -> Tensor:
-    """Keep the output of a layer in ``peeked``: the action of ``peek``."""
-    peeked.output = output.clone()  # an activation in place may follow
-    return output
+def keep(tensor: Tensor, peeked: Peeked) -> None:
+    """Keep a tensor of a layer in ``peeked``: the action of ``peek``."""
+    peeked.output = tensor.clone()  # an activation in place may follow
+
+
+def keep_value(tensor: Tensor, peeked: Peeked) -> None:
+    """Keep a tensor of a layer without its gradient."""
+    keep(tensor.detach(), peeked)
 
 
 def _misfire(net: nn.Module, layer: str, fired: int, is_compiled: bool) -> str:
@@ -271,17 +294,32 @@ def find_layer(net: nn.Module, layer: str) -> tuple[nn.Module, bool]:
 
 
 def attribute_around(net: nn.Module, layer: str, name: str) -> Any:
-    """Return attribute ``name`` of the innermost module around ``layer`` that has it, or None."""
-    around = [module for module, _ in _modules_around(net, layer)]
+    """Return attribute ``name`` of the innermost module around ``layer`` that has it, or None.
+
+    The outermost is ``net`` itself, also where that is a wrapper.
+    """
+    around = [net, *(module for module, _ in _modules_around(net, layer))]
     return next((getattr(m, name) for m in reversed(around) if hasattr(m, name)), None)
 
 
 def parameters_around(net: nn.Module, layer: str) -> set[str]:
-    """Return the names of the parameters of the modules around ``layer`` and of their children."""
-    around = [module for module, _ in _modules_around(net, layer)]
-    owners = [part for module in around for part in (module, *module.children())]
-    own = [owner.named_parameters(recurse=False, remove_duplicate=False) for owner in owners]
+    """Return the names of the parameters of the modules around ``layer`` and of their parts."""
+    return {name for module, _ in _modules_around(net, layer) for name in own_parameters(module)}
+
+
+def own_parameters(module: nn.Module) -> set[str]:
+    """Return the names of the parameters of a module and of its parts, without those of theirs."""
+    owners = (module, *_parts(module))
+    own = (owner.named_parameters(recurse=False, remove_duplicate=False) for owner in owners)
     return {name for named in own for name, _ in named}
+
+
+def _parts(module: nn.Module) -> Iterator[nn.Module]:
+    """Yield the children of a module, and those of children that are lists of modules."""
+    for child in module.children():
+        yield child
+        if isinstance(child, nn.ModuleList | nn.ModuleDict | nn.Sequential):
+            yield from _parts(child)
 
 
 def _modules_around(net: nn.Module, layer: str) -> list[tuple[nn.Module, bool]]:
@@ -344,7 +382,9 @@ def logits_module(net: nn.Module) -> nn.Module:
     *wrappers, module = _wrapped(net)
     for wrapper in reversed(wrappers):  # as_logits may be inside DistributedDataParallel
         if isinstance(wrapper, AsLogits):
-            module = AsLogits(module, wrapper.output)
+            twin = copy.copy(wrapper)
+            vars(twin).update(_modules={"model": module})
+            module = twin
     return module
 
 

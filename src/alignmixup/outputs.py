@@ -60,8 +60,8 @@ class Selection:
             if isinstance(output, Tensor):
                 return output
             raise WrongOutput(
-                f"layer {self.layer!r} returns {_describe(output)}, not a tensor: choose the part "
-                f"to mix by {_remedy(output)}"
+                f"layer {self.layer!r} returns {_describe(output)}, not a tensor: choose another "
+                f"layer or, in a mixer with this setting, the part to mix by {_remedy(output)}"
             )
         if isinstance(output, Tensor):
             raise WrongOutput(

@@ -241,6 +241,51 @@ def test_evaluating_restores_what_a_module_changes_in_the_block():
     assert all(modes(model))
 
 
+class Merging(nn.Linear):
+    """A linear layer plus a low-rank product that its evaluation mode adds to the weight."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 4)
+        self.weight.requires_grad_(False)
+        self.low = nn.Parameter(torch.ones(4, 1))
+        self.is_merged = False
+
+    def train(self, mode=True):
+        if mode == self.is_merged:
+            self.weight.data += (-1 if mode else 1) * self.low.data @ self.low.data.T
+            self.is_merged = not mode
+        return super().train(mode)
+
+    def forward(self, x):
+        return super().forward(x) + (0 if self.is_merged else x @ self.low @ self.low.T)
+
+
+def test_evaluating_ends_by_a_modules_own_train():
+    model, x = nn.Sequential(Merging(), Merging()), torch.ones(2, 4)
+    before = model(x)
+    with evaluating(model):
+        assert all(part.is_merged for part in model)
+        torch.testing.assert_close(model(x), before)
+    assert not any(part.is_merged for part in model)
+    model(x).sum().backward()
+    assert all(part.low.grad is not None for part in model)
+
+
+def test_a_program_keeps_the_mode_it_was_exported_in():
+    class Program(nn.Linear):
+        """As torch.export makes them."""
+
+        def train(self, mode=True):
+            raise NotImplementedError
+
+    model = nn.Sequential(nn.Flatten(), Program(12, 6), nn.Dropout())
+    x = torch.rand(4, 3, 2, 2)
+    assert torch.equal(predict(model[:2], [x]), model[:2](x))
+    with evaluating(model):
+        pass
+    assert all(modes(model))
+
+
 def test_accuracy_by_hand():
     logits = torch.eye(6).repeat(2, 1)  # image i says class i % 6; then 5, 4, 3, ...
     logits = logits + 0.01 * torch.arange(6).flip(0)

@@ -252,6 +252,9 @@ class Small(nn.Module):
     def forward(self, x):
         return self.head(self.conv(x).relu().mean((2, 3)))
 
+    def train(self, mode=True):
+        super().train(mode)  # and returns nothing, as modules of users do
+
 
 def test_a_users_module_trains_resumes_and_is_scored_under_its_own_name(sets, tmp_path):
     recipe = dataclasses.replace(RECIPE, mixer=ManifoldMixup(layers=("input", "conv")))

@@ -39,7 +39,7 @@ class Net(nn.Module):
         self.head = nn.Linear(12, NUM_CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
-        maps = self.stage(self.stem(x)).relu()
+        maps = self.stage(self.stem(x))
         logits: Tensor = self.head(maps.mean((1, 2) if self.is_last else (2, 3)))
         return logits
 
@@ -51,7 +51,7 @@ class Stage(nn.Module):
         self.conv = nn.Conv2d(12, 12, 3, 1, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        maps: Tensor = self.conv(x)
+        maps: Tensor = self.conv(x).relu()
         return maps.movedim(1, -1) if self.is_last else maps
 
 

@@ -442,6 +442,21 @@ def test_a_mixer_of_another_network_is_named(name: str) -> None:
         mixer(net, images(6), labels(6))
 
 
+@every_method
+def test_a_network_without_gradients_would_not_train_the_block(mixer: Learned) -> None:
+    class Probe(TinyNet):
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.no_grad():
+                features = self.layer4(self.layer2(self.layer1(x)))
+            return self.fc(features.flatten(1))
+
+    own, net = mixer.attach(Probe(), images(6)), Probe()
+    with pytest.raises(ValueError, match=r"no gradient at the mask.* freeze it by requires_grad"):
+        own(net, images(6), labels(6))
+    own.learner.block.requires_grad_(False)
+    assert own(net, images(6), labels(6)).loss().isfinite()
+
+
 def test_the_teacher_follows_a_wrapped_network() -> None:
     mixer, net = attached(METHODS["automix"])
     with torch.no_grad():

@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from alignmixup.contracts import fusing, soft_cross_entropy, soft_targets
 from alignmixup.hooks import peek
@@ -141,6 +142,34 @@ def test_a_wrong_classifier_is_named() -> None:
         wrong.apply(TinyNet("pool"), x, y, draw_case(wrong, "all", 6))
     with pytest.raises(ValueError, match="reads 128 features: choose the layer"):
         DENSE.apply(TinyNet(), x, y, draw_case(DENSE, "all", 6))
+    missing = DenseMultiMix(num_mixes=3, classifier="head")
+    with pytest.raises(ValueError, match=r"set classifier= .* perhaps classifier='fc'"):
+        missing.apply(TinyNet("pool"), x, y, draw_case(missing, "all", 6))
+
+
+@pytest.mark.parametrize("case", ["all", "input"])
+def test_a_classifier_that_reads_no_mean_is_named(case: str) -> None:
+    """What comes between the mean and the classifier would be left out of training."""
+    x, y, draw = images(6), labels(6), draw_case(DENSE, case, 6)
+    for between in (nn.LayerNorm(8), nn.BatchNorm1d(8), nn.Sigmoid(), lambda mean: 2 * mean):
+        model = TinyNet("pool")
+        model.fc.register_forward_pre_hook(lambda _, given, b=between: b(given[0]))
+        with pytest.raises(ValueError, match="does not read the mean of layer 'layer4'"):
+            DENSE.apply(model, x, y, draw)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_dropout_before_the_classifier_is_allowed(dtype: torch.dtype) -> None:
+    x, y, model = images(6, dtype=dtype), labels(6), TinyNet("pool").to(dtype)
+    model.fc.register_forward_pre_hook(lambda _, given: F.dropout(given[0], 0.3))
+    assert DENSE.apply(model, x, y, draw_case(DENSE, "all", 6)).loss().isfinite()
+
+
+def test_a_network_of_nan_has_a_loss_of_nan() -> None:
+    model = TinyNet("pool")
+    model.layer4.register_forward_hook(lambda *call: call[2] * float("nan"))
+    loss = DENSE.apply(model, images(6), labels(6), draw_case(DENSE, "all", 6)).loss()
+    assert loss.isnan()
 
 
 @pytest.mark.parametrize(

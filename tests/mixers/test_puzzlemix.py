@@ -168,6 +168,41 @@ def test_a_checkpointed_network_has_the_same_saliency() -> None:
     assert torch.equal(one.gradient, other.gradient)
 
 
+class Functional(nn.Module):
+    """A network whose weights are not its own parameters."""
+
+    def __init__(self, net: nn.Module, weights: dict[str, Tensor]) -> None:
+        super().__init__()
+        self.net, self.weights = net, weights
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.func.functional_call(self.net, self.weights, (x,))
+
+
+@pytest.mark.parametrize("clean_lam", [0.0, 1.0])
+def test_weights_from_elsewhere_have_their_gradients(clean_lam: float) -> None:
+    mixer, net = PuzzleMix(clean_lam=clean_lam), TinyNet()
+    draw = draw_case(mixer, "2", 4)
+    mixer.apply(net, images(4), labels(4), draw).loss().backward()
+    expected = [parameter.grad for parameter in net.parameters()]
+    own = {name: p.detach().clone().requires_grad_() for name, p in net.named_parameters()}
+    made = {name: 1.0 * weight for name, weight in own.items()}  # shared by both passes of a step
+    for weights in (own, made):
+        loss = mixer.apply(Functional(TinyNet(), weights), images(4), labels(4), draw).loss()
+        found = torch.autograd.grad(loss, list(own.values()))
+        torch.testing.assert_close(list(found), expected, atol=1e-6, rtol=1e-4)
+
+
+def test_weights_with_a_history_are_not_frozen() -> None:
+    """As where a copy of a network is a step of gradient descent ahead of it."""
+    net = TinyNet()
+    weight = net.fc.weight.detach().clone().requires_grad_()
+    del net.fc.weight
+    net.fc._parameters["weight"] = 1.0 * weight
+    PuzzleMix().apply(net, images(4), labels(4), draw_case(PuzzleMix(), "2", 4)).loss().backward()
+    assert weight.grad.abs().max() > 0
+
+
 def test_frozen_parameters_stay_frozen() -> None:
     net = TinyNet()
     net.layer1.requires_grad_(False)
@@ -184,6 +219,18 @@ def test_a_network_without_gradient_is_equally_salient_everywhere() -> None:
 
     saliency = gradient_saliency(Flat(), images(2), labels(2))
     assert torch.equal(block_saliency(saliency.maps, 4), torch.full((2, 4, 4), 1 / 16))
+
+
+@pytest.mark.parametrize("clean_lam", [0.0, 1.0])
+def test_a_part_without_gradients_is_named(clean_lam: float) -> None:
+    class Probe(TinyNet):
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.no_grad():
+                features = self.layer4(self.layer2(self.layer1(x)))
+            return self.fc(features.flatten(1))
+
+    with pytest.raises(ValueError, match=r"no gradient at the images.* freeze it by requires_grad"):
+        gradient_saliency(Probe(), images(2), labels(2), clean_lam=clean_lam)
 
 
 def test_tiny_gradients_are_not_lost() -> None:

@@ -137,6 +137,24 @@ def test_attaching_changes_neither_the_network_nor_the_settings(row: Row) -> Non
 
 
 @every_stateful_row
+def test_what_a_pass_leaves_in_the_network_does_not_matter(row: Row) -> None:
+    """Such tensors have no deep copy."""
+
+    class Keeping(TinyNet):
+        def forward(self, x: Tensor) -> Tensor:
+            self.kept = {"maps": [self.layer2(self.layer1(x))]}
+            return self.fc(self.layer4(self.kept["maps"][0]).flatten(1))
+
+        def train(self, mode: bool = True) -> None:
+            super().train(mode)  # and returns nothing, as modules of users do
+
+    net, twin = Keeping(), Keeping()
+    twin(images(6))
+    one, other = (row.attached(each, images(6)) for each in (net, twin))
+    assert torch.equal(*(steps(row, m, n, range(1))[0] for m, n in ((one, net), (other, twin))))
+
+
+@every_stateful_row
 def test_a_mixer_that_is_not_attached_is_named(row: Row) -> None:
     with pytest.raises(ValueError, match=r"call mixer = mixer.attach\(model, x\) first"):
         row.mixer(TinyNet(), images(6), labels(6))

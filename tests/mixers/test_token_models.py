@@ -39,6 +39,13 @@ HF_SWIN = {
     "depths": [1, 1],
     "num_heads": [1, 2],
 }
+HF_PVT = {
+    "num_labels": NUM_CLASSES,
+    "image_size": 64,
+    "hidden_sizes": [8, 8, 8, 8],
+    "depths": [1, 1, 1, 2],
+    "num_attention_heads": [1, 1, 1, 2],
+}
 
 
 def timm_model(name: str, **changes: object) -> nn.Module:
@@ -165,6 +172,15 @@ def test_a_class_token_that_is_not_counted_is_an_error_until_it_is() -> None:
     check(cait, am.AlignMixup("blocks.0", prefix_tokens=0), 0)
 
 
+@pytest.mark.parametrize("layer", ["pvt.encoder.patch_embeddings.3", "pvt.encoder.block.3.0"])
+def test_a_class_token_in_a_list_of_modules_is_found(layer: str) -> None:
+    net = hf_model("Pvt", **HF_PVT)  # the last patch embedding adds a class token by itself
+    with pytest.raises(ValueError, match=r"not say how many of the 5 tokens .* set prefix_tokens"):
+        am.AlignMixup(layer, output=0)(am.as_logits(net), batch(), labels(4))
+    check(net, am.AlignMixup(layer, output=0, prefix_tokens=1), 1)
+    check(net, am.AlignMixup("pvt.encoder.patch_embeddings.0", output=0), 0)
+
+
 @pytest.mark.parametrize(
     ("name", "config", "layer", "settings", "prefix"),
     [
@@ -176,6 +192,21 @@ def test_a_class_token_that_is_not_counted_is_an_error_until_it_is() -> None:
 )
 def test_models_of_transformers(name, config, layer, settings, prefix) -> None:
     check(hf_model(name, **config), am.AlignMixup(layer, **settings), prefix)
+
+
+@pytest.mark.parametrize("mixer", [am.AttentiveMix(layer="vit.layers.0"), am.SAMix("vit.layers.0")])
+def test_a_grid_of_tokens_that_are_not_counted_is_an_error_until_they_are(mixer) -> None:
+    net = am.as_logits(hf_model("ViT", **HF))
+    with pytest.raises(ValueError, match="set num_prefix_tokens of the network to the number"):
+        mixer.attach(net, batch())(net, batch(), labels(4))
+    net.num_prefix_tokens = 1  # of the wrapper or of the model in it
+    assert mixer.attach(net, batch())(net, batch(), labels(4)).loss().isfinite()
+
+
+def test_a_patch_embedding_is_a_grid_without_a_class_token() -> None:
+    net = timm_model("vit_tiny_patch16_224", **SMALL)
+    mixed = am.AttentiveMix(layer="patch_embed")(net, batch(), labels(4))
+    assert mixed.loss().isfinite()
 
 
 def test_transformers_do_not_count_their_tokens_and_return_outputs() -> None:

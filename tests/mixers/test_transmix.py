@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from alignmixup.hooks import peek
 from alignmixup.mixers.attention import class_attention, find_attention, nearest, peek_attention
@@ -116,8 +117,50 @@ def test_a_network_without_class_token_is_named(timm) -> None:
         wrong.apply(TinyTransformer(), images(6), labels(6), draw)
     rotated = TinyTransformer()
     rotated.rope = nn.Identity()
-    with pytest.raises(ValueError, match="rotates queries and keys after q_norm"):
+    with pytest.raises(ValueError, match=r"adds positions after q_norm and k_norm \(rope\)"):
         mixer.apply(rotated, images(6), labels(6), draw)
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_an_attention_with_relative_positions_is_named(timm, is_shared: bool) -> None:
+    """Its products have a bias, which queries and keys do not show."""
+    settings = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3}
+    kind = timm.models.vision_transformer_relpos.VisionTransformerRelPos
+    net = kind(**settings, num_classes=NUM_CLASSES, class_token=True, shared_rel_pos=is_shared)
+    with pytest.raises(ValueError, match=r"k_norm \((shared_)?rel_pos\), so its attention cannot"):
+        TransMix()(net, pixels(6), labels(6))
+
+
+@pytest.mark.parametrize(
+    ("settings", "found"),
+    [
+        # Normalized before heads and tokens change places.
+        ({"block_fn": "ParallelScalingBlock"}, r"\[6, 17, 3, 8\]"),
+        # The difference of two attentions, twice as many heads.
+        ({"attn_layer": "diff"}, r"\[6, 6, 17, 4\]"),
+    ],
+)
+def test_queries_of_another_layout_are_named(timm, settings: dict, found: str) -> None:
+    parts = vars(timm.models.vision_transformer)
+    net = make_vit(timm, **{key: parts.get(name, name) for key, name in settings.items()})
+    with pytest.raises(ValueError, match=rf"queries {found} .* must be \[b, 3, tokens, d\]"):
+        TransMix(prob=1.0)(net, pixels(6), labels(6))
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_an_attention_within_a_checkpoint_is_read(use_reentrant: bool) -> None:
+    class Checkpointed(TinyTransformer):
+        def forward(self, x: Tensor) -> Tensor:
+            return checkpoint(super().forward, x, use_reentrant=use_reentrant)
+
+    x, y, draw = images(6).requires_grad_(), labels(6), draw_case(TransMix(), "cut", 6)
+    plain, net = TinyTransformer(), Checkpointed()
+    one, other = (TransMix().apply(each, x, y, draw) for each in (plain, net))
+    assert torch.equal(one.targets, other.targets)
+    for mixed in (one, other):
+        mixed.loss().backward()
+    for parameter, expected in zip(net.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(parameter.grad, expected.grad)
 
 
 # ---- laws ----------------------------------------------------------------------------------------

@@ -57,6 +57,19 @@ def test_the_average_is_the_sum_by_hand():
     assert not any(p.requires_grad for p in ema.net.parameters())
 
 
+def test_a_network_whose_train_returns_nothing_has_an_average():
+    class Quiet(nn.Linear):
+        def train(self, mode=True):
+            super().train(mode)
+
+    net = Quiet(2, 2)
+    ema = EMA(net, 0.5)
+    ema.update()
+    assert net.training
+    assert not ema.net.training
+    assert torch.equal(ema.net.weight, net.weight)
+
+
 def test_both_networks_are_scored_and_the_average_is_what_the_summary_shows(tmp_path):
     checkpoint = run(tmp_path)
     last = read_ledger(tmp_path / LEDGER)[-1]

@@ -104,7 +104,8 @@ def time_recipe(
             return time_recipe(dataclasses.replace(recipe, mixer=styled), repeats, say)
     device = pick_device(recipe.train.device)
     images = _random_images(recipe.data.name, side, num_classes, 2 * recipe.train.batch_size)
-    net = build_net(recipe, images, device).train()
+    net = build_net(recipe, images, device)
+    net.train()
     with current_device(device), fast_convolutions():
         return _time_net(recipe, net, images, device, repeats, say)
 

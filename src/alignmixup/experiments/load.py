@@ -225,7 +225,8 @@ def load_run(
     # The normalization is among the weights.
     facts = load_weights(net, place / CHECKPOINT, {"epoch": int})
     net.to(pick_device(device))
-    return Run(place, recipe, net.eval(), facts["epoch"], data)
+    net.eval()
+    return Run(place, recipe, net, facts["epoch"], data)
 
 
 def _tracking_norms(model: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:

@@ -26,7 +26,7 @@ from alignmixup.mixers.base import LOSSES
 from alignmixup.mixers.checks import check_integers, check_unit, image_size, require
 from alignmixup.mixers.learned import Learned, attend, conv1x1, scores_of, upsampled, with_share
 from alignmixup.mixers.sampling import sample_perm, sample_share
-from alignmixup.mixers.stateful import NormUpdates, run, run_and_keep
+from alignmixup.mixers.stateful import NormUpdates, run_and_keep
 from alignmixup.ops.blend import check_logits, without_autocast
 from alignmixup.registry import register_mixer
 
@@ -164,8 +164,7 @@ class AdAutoMix(Learned):
                 mixup = net(combined(x, groups[0], shares))
             extra["mixup"] = self.mixup_share * criterion(mixup, targets)
         masks = self.masks(h, groups[1], block_shares, image_size(x))
-        with self._tap(state.teacher, state.teacher_head, stays=True):
-            taught = run(state.teacher, combined(x, groups[1], masks))
+        taught = self._taught(combined(x, groups[1], masks))
         updates.repeat(self.num_images)
         loss = criterion(taught, combined(rows, groups[1], block_shares))
         near = self.cos_sign * nearness(taught, sources, groups[1], block_shares)

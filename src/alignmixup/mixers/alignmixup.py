@@ -21,18 +21,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from alignmixup.contracts import Draw, Mixed
-from alignmixup.hooks import (
-    WrongOutput,
-    attribute_around,
-    check_layer_name,
-    check_rows,
-    find_layer,
-    parameters_around,
-    tap,
-)
+from alignmixup.hooks import WrongOutput, check_layer_name, check_rows, find_layer, tap
 from alignmixup.mixers.base import Loss, Method
 from alignmixup.mixers.checks import check_integers, check_weights
-from alignmixup.mixers.layouts import looks_channels_last, returns_channels_last
+from alignmixup.mixers.layouts import (
+    UNKNOWN,
+    looks_channels_last,
+    num_prefix_tokens,
+    returns_channels_last,
+)
 from alignmixup.mixers.sampling import probabilities, sample_pairs
 from alignmixup.ops.align import align_mix
 from alignmixup.ops.blend import blend_with_partner
@@ -43,19 +40,6 @@ from alignmixup.registry import register_mixer
 CASES = ("input", "feat", "feat'")
 FEATURE_CASES = {"feat", "feat'"}
 
-UNKNOWN = -1  # number of prefix tokens of a network that has some and does not say how many
-# How names of parameters begin in networks that have such tokens (CoaT: cls_token1, CLIP:
-# class_embedding), and names of modules that come before they are added.
-TOKENS = (
-    "class_embedding",
-    "class_token",
-    "cls_token",
-    "dist_token",
-    "distillation_token",
-    "reg_token",
-    "register_token",
-)
-PATCHES = "patch_embed"
 # Modules that return [b, c, n], which has as many dimensions as tokens [b, n, c].
 LINES = (nn.Conv1d, nn.ConvTranspose1d, nn.MaxPool1d, nn.AvgPool1d, nn.AdaptiveAvgPool1d)
 
@@ -202,14 +186,9 @@ class AlignMixup(Method):
 
     def num_prefix_tokens(self, net: nn.Module) -> int:
         """Return the setting, or what the network has; -1 if it does not say how many."""
-        parts = self.layer.split(".")
-        if self.prefix_tokens is not None or any(part.startswith(PATCHES) for part in parts):
-            return self.prefix_tokens or 0
-        found: int | None = attribute_around(net, self.layer, "num_prefix_tokens")
-        if found is None:
-            names = parameters_around(net, self.layer)
-            return UNKNOWN if any(name.startswith(TOKENS) for name in names) else 0
-        return found
+        if self.prefix_tokens is not None:
+            return self.prefix_tokens
+        return num_prefix_tokens(net, self.layer)
 
 
 def returns_lines(module: nn.Module) -> bool:

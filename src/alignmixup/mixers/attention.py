@@ -29,8 +29,11 @@ from alignmixup.hooks import (
     plain_module,
     without_reducer,
 )
-from alignmixup.mixers.layouts import channels_first
+from alignmixup.mixers.layouts import COUNT, channels_first, patch_tokens
 from alignmixup.ops.blend import without_autocast
+
+# Attributes of networks and attention layers that rotate queries and keys or add to their products.
+POSITIONS = ("rope", "rel_pos", "shared_rel_pos")
 
 # ---- a pass over the clean batch -----------------------------------------------------------------
 
@@ -69,8 +72,7 @@ def as_map(net: nn.Module, layer: str, output: Tensor, x: Tensor) -> Float[Tenso
             f"layer {layer!r} returns {list(output.shape)}; maps [b, c, h, w] or tokens [b, n, c] "
             "are needed: choose a layer that returns one of these"
         )
-    prefix = attribute_around(net, layer, "num_prefix_tokens") or 0
-    patches = output[:, prefix:]
+    patches = patch_tokens(net, layer, output)
     return patches.transpose(1, 2).reshape(len(x), -1, *_grid(patches.shape[1], x))
 
 
@@ -81,13 +83,25 @@ def _grid(num_patches: int, x: Tensor) -> tuple[int, int]:
     if not rows or num_patches % rows:
         raise ValueError(
             f"{num_patches} patches are no grid on images of {height} x {width} pixels; choose a "
-            "layer whose tokens are square patches"
+            f"layer whose tokens are square patches, or {COUNT}"
         )
     return rows, num_patches // rows
 
 
 def find_classifier(net: nn.Module, classifier: str, layer: str, output: Tensor) -> nn.Linear:
     """Return the linear layer after the pooling of ``layer``, which returned ``output``."""
+    linear = find_linear(net, classifier)
+    if output.ndim != 4 or output.shape[1] != linear.in_features:
+        raise ValueError(
+            f"layer {layer!r} returns {list(output.shape)}, but classifier "
+            f"{classifier!r} reads {linear.in_features} features: choose the layer "
+            "[b, c, h, w] that is pooled before it"
+        )
+    return linear
+
+
+def find_linear(net: nn.Module, classifier: str) -> nn.Linear:
+    """Return the linear layer that returns the logits."""
     try:
         linear, _ = find_layer(net, classifier)
     except ValueError as error:
@@ -102,12 +116,6 @@ def find_classifier(net: nn.Module, classifier: str, layer: str, output: Tensor)
             f"classifier {classifier!r} is a {type(linear).__name__}; name the linear "
             "layer that returns the logits"
         )
-    if output.ndim != 4 or output.shape[1] != linear.in_features:
-        raise ValueError(
-            f"layer {layer!r} returns {list(output.shape)}, but classifier "
-            f"{classifier!r} reads {linear.in_features} features: choose the layer "
-            "[b, c, h, w] that is pooled before it"
-        )
     return linear
 
 
@@ -116,31 +124,41 @@ def find_classifier(net: nn.Module, classifier: str, layer: str, output: Tensor)
 
 @dataclass(frozen=True, slots=True)
 class ClassAttention:
-    """Queries and keys of one forward pass, and the number of tokens before the patches."""
+    """Queries and keys of one forward pass, and the number of tokens before the patches.
+
+    ``heads`` is the number of heads, as the attention layer states it, or None.
+    """
 
     queries: Peeked
     keys: Peeked
     prefix: int
+    heads: int | None
 
     def on_grid(self, x: Tensor) -> Float[Tensor, "b h w"]:
         """Return the class token's attention to each patch of the images; no gradient flows."""
         q, k = self.queries.output, self.keys.output
-        if q.ndim != 4 or k.shape != q.shape or q.shape[2] <= self.prefix:
+        is_known = q.ndim == 4 and k.shape == q.shape and q.shape[2] > self.prefix
+        if not is_known or self.heads not in (None, q.shape[1]):
             raise ValueError(
-                f"queries {list(q.shape)} and keys {list(k.shape)} must be [b, heads, tokens, d] "
-                f"with {self.prefix} tokens before the patches: name another attention layer"
+                f"queries {list(q.shape)} and keys {list(k.shape)} must be "
+                f"[b, {self.heads or 'heads'}, tokens, d] with {self.prefix} tokens before the "
+                "patches: name another attention layer, or use CutMix"
             )
-        attention = class_attention(q.detach(), k.detach(), self.prefix)
+        attention = class_attention(q, k, self.prefix)
         return attention.view(len(x), *_grid(attention.shape[1], x))
 
 
 @contextmanager
 def peek_attention(net: nn.Module, layer: str) -> Iterator[ClassAttention]:
     """Hand out the class token's attention at ``layer`` in one forward pass, which is unchanged."""
-    _, prefix = find_attention(net, layer)
+    layer, prefix = find_attention(net, layer)
     q_norm, k_norm = attention_layers(net, layer)
-    with peek(net, q_norm) as queries, peek(net, k_norm) as keys:
-        yield ClassAttention(queries, keys, prefix)
+    heads = getattr(find_layer(net, layer)[0], "num_heads", None)
+    with (
+        peek(net, q_norm, has_gradient=False) as queries,
+        peek(net, k_norm, has_gradient=False) as keys,
+    ):
+        yield ClassAttention(queries, keys, prefix, heads)
 
 
 def attention_layers(net: nn.Module, layer: str) -> tuple[str, str]:
@@ -171,11 +189,12 @@ def find_attention(net: nn.Module, layer: str) -> tuple[str, int]:
             f"{kind} has no class token (cls_token), whose attention is needed: use a network that "
             "has one, or CutMix"
         )
-    if attribute_around(net, layer, "rope") is not None:
-        raise ValueError(
-            f"{kind} rotates queries and keys after q_norm and k_norm (rope), so its attention "
-            "cannot be read there: use a network with position embeddings, or CutMix"
-        )
+    for name in POSITIONS:
+        if attribute_around(net, f"{layer}.q_norm", name) is not None:
+            raise ValueError(
+                f"{kind} adds positions after q_norm and k_norm ({name}), so its attention cannot "
+                "be read there: use a network with position embeddings, or CutMix"
+            )
     prefix: int | None = attribute_around(net, layer, "num_prefix_tokens")
     return layer, 1 if prefix is None else prefix
 

@@ -33,7 +33,7 @@ from alignmixup.mixers.learned import (
     with_share,
 )
 from alignmixup.mixers.sampling import sample_perm, sample_share, sample_unit
-from alignmixup.mixers.stateful import make_teacher, read_layer, run
+from alignmixup.mixers.stateful import make_teacher, read_layer
 from alignmixup.ops.blend import check_logits, mixed_targets, without_autocast
 from alignmixup.registry import register_mixer
 
@@ -121,17 +121,16 @@ class PairLearned(Learned):
             logits = net(blend_pixels(x, draw.perm, mask))
         extra = {"clean": criterion(clean, self._rows(y, clean.shape[1]))}
         if isinstance(state, Learner):
-            extra |= self._block_losses(state, h, x, y, draw)
+            extra |= self._block_losses(h, x, y, draw)
         return self._mixed(logits, y, draw, extra=extra)
 
     def _block_losses(
-        self, state: Learner, h: Tensor, x: Tensor, y: Tensor, draw: LearnedDraw
+        self, h: Tensor, x: Tensor, y: Tensor, draw: LearnedDraw
     ) -> dict[str, Tensor]:
         """Return the losses of the block, of the teacher on the second draw and of the mask."""
         perm, lam = draw.block_perm, draw.block_lam
         mask = self.mask(h, perm, lam, image_size(x))
-        with self._tap(state.teacher, state.teacher_head, stays=True):
-            logits = run(state.teacher, blend_pixels(x, perm, mask))
+        logits = self._taught(blend_pixels(x, perm, mask))
         targets = mixed_targets(y, perm, lam, logits.shape[1], self.is_multi_label)
         penalty = self._penalty(mask, lam, draw.mask_weight)
         loss = self._block_criterion(logits, targets)

@@ -1,4 +1,7 @@
-"""Layout of the maps that a layer returns: ``[b, c, h, w]``, or ``[b, h, w, c]`` as in a Swin."""
+"""Layout of what a layer returns: maps ``[b, c, h, w]``, or ``[b, h, w, c]`` as in a Swin; tokens.
+
+Tokens ``[b, n, c]`` may begin with some that are no positions of the image, such as a class token.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,46 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from alignmixup.hooks import attribute_around, find_layer
+from alignmixup.hooks import attribute_around, find_layer, own_parameters, parameters_around
 
 # Modules that work on [b, c, h, w] also inside a network whose maps are [b, h, w, c].
 CHANNELS_FIRST = (nn.Conv2d, nn.BatchNorm2d, nn.MaxPool2d, nn.AvgPool2d)
+
+UNKNOWN = -1  # number of prefix tokens of a network that has some and does not say how many
+# How names of parameters begin in networks that have such tokens (CoaT: cls_token1, CLIP:
+# class_embedding), and names of modules that come before they are added.
+TOKENS = (
+    "class_embedding",
+    "class_token",
+    "cls_token",
+    "dist_token",
+    "distillation_token",
+    "reg_token",
+    "register_token",
+)
+PATCHES = "patch_embed"
+# What to do where the number of tokens does not fit.
+COUNT = "set num_prefix_tokens of the network to the number of tokens that are no patches"
+
+
+def num_prefix_tokens(net: nn.Module, layer: str) -> int:
+    """Return how many tokens of a layer are no positions of the image, or ``UNKNOWN``."""
+    is_early = any(part.startswith(PATCHES) for part in layer.split("."))
+    if is_early and not _has_tokens(own_parameters(find_layer(net, layer)[0])):
+        return 0
+    found: int | None = attribute_around(net, layer, "num_prefix_tokens")
+    if found is None:
+        return UNKNOWN if _has_tokens(parameters_around(net, layer)) else 0
+    return found
+
+
+def _has_tokens(parameters: set[str]) -> bool:
+    return any(name.startswith(TOKENS) for name in parameters)
+
+
+def patch_tokens(net: nn.Module, layer: str, tokens: Tensor) -> Tensor:
+    """Return the tokens that are positions of the image: all where the network counts none."""
+    return tokens[:, max(num_prefix_tokens(net, layer), 0) :]
 
 
 def returns_channels_last(net: nn.Module, layer: str) -> bool:

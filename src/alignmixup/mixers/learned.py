@@ -26,11 +26,12 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from alignmixup.contracts import fusible
-from alignmixup.hooks import attribute_around, check_layer_name, find_layer, tap
+from alignmixup.hooks import check_layer_name, find_layer, tap
 from alignmixup.mixers.base import Loss
 from alignmixup.mixers.checks import check_unit
-from alignmixup.mixers.layouts import channels_first
-from alignmixup.mixers.stateful import Stateful, follow, make_teacher, probe
+from alignmixup.mixers.layouts import COUNT, channels_first, patch_tokens
+from alignmixup.mixers.stateful import Stateful, copied, follow, make_teacher, probe, run
+from alignmixup.ops.gradient_saliency import FREEZE
 
 CHECKPOINT = "checkpoint.safetensors"  # of a run, in its folder
 GROUP = {"block_lr": "lr", "block_min_lr": "min_lr", "block_momentum": "momentum"}
@@ -162,14 +163,27 @@ class Learned(Stateful):
         wide = output if output.dtype == torch.float64 else output.float()
         if wide.ndim == 4:
             return channels_first(net, self.layer, wide, x)
-        prefix = attribute_around(net, self.layer, "num_prefix_tokens") or 0
-        side = math.isqrt(max(wide.shape[1] - prefix, 0)) if wide.ndim == 3 else 0
-        if not side or side * side + prefix != wide.shape[1]:
+        if wide.ndim == 3:
+            patches = patch_tokens(net, self.layer, wide)
+            side = math.isqrt(patches.shape[1])
+            if side and side * side == patches.shape[1]:
+                return patches.transpose(1, 2).reshape(len(wide), -1, side, side)
+        raise ValueError(
+            f"layer {self.layer!r} returns {list(output.shape)}; {type(self).__name__} needs maps "
+            f"[b, c, h, w] or the tokens of a square grid: choose another layer, or {COUNT}"
+        )
+
+    def _taught(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b k"]:
+        """Return the teacher's logits for images that the block has mixed."""
+        state = self.learner
+        with self._tap(state.teacher, state.teacher_head, stays=True):
+            logits: Tensor = run(state.teacher, x)
+        if x.requires_grad and not logits.requires_grad:
             raise ValueError(
-                f"layer {self.layer!r} returns {list(output.shape)}; {type(self).__name__} needs "
-                "maps [b, c, h, w] or the tokens of a square grid: choose another layer"
+                f"{type(self).__name__} has no gradient at the mask, so that its block would not "
+                f"learn: a part of the network runs without gradients; {FREEZE}"
             )
-        return wide[:, prefix:].transpose(1, 2).reshape(len(wide), -1, side, side)
+        return logits
 
     def _ema_share(self, progress: float) -> Tensor:
         """The share of the network's weights that enters the teacher: one minus the momentum."""
@@ -193,7 +207,7 @@ def second_head(net: nn.Module, classifier: str) -> nn.Linear:
             f"classifier {classifier!r} is a {type(linear).__name__}; two heads need the name of "
             "the linear layer that returns the logits"
         )
-    return copy.deepcopy(linear)
+    return copied(linear)
 
 
 def load_pretrained(folder: str, block: nn.Module, encoder: nn.Module) -> None:

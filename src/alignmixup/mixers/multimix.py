@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from alignmixup.contracts import Draw, Mixed, fusible
 from alignmixup.hooks import check_layer_name, peek
-from alignmixup.mixers.attention import find_classifier
+from alignmixup.mixers.attention import find_classifier, find_linear
 from alignmixup.mixers.base import LOSSES, Loss, Method
 from alignmixup.mixers.checks import check_alpha, check_integers, require
 from alignmixup.mixers.layouts import channels_first
@@ -40,6 +40,7 @@ from alignmixup.ops.philox import dirichlet
 from alignmixup.registry import register_mixer
 
 Attention = Literal["gap", "cam", "uniform"]
+SAME = 0.1  # more than the rounding of a mean in bfloat16, or dropout of which nothing shows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -135,7 +136,8 @@ class DenseMultiMix(MultiMix):
     """Dense MultiMix (Venkataramanan et al. 2023): mix at each position, weighted by attention.
 
     The logits have ``num_mixes`` rows per position. The network must end in average pooling of
-    ``layer`` and the linear layer ``classifier``. No gradient reaches the attention.
+    ``layer`` and the linear layer ``classifier``, which is checked on the CPU. No gradient reaches
+    the attention.
 
     The settings that are not listed here are those of ``MultiMix``.
 
@@ -166,19 +168,29 @@ class DenseMultiMix(MultiMix):
         check_layer_name(self.classifier)
 
     def tapped(self, net: nn.Module) -> Sequence[str]:
-        return (self.layer,)
+        return (self.layer, self.classifier)
 
     def _mix(self, net: nn.Module, x: Tensor, y: Tensor, draw: Draw) -> Mixed:
         if draw.case == "input":
             x = blend_with_partner(x, draw.perm, draw.lam)
         # In both cases: torch.compile ignores hooks added later.
-        with peek(net, self.layer) as peeked:
+        find_linear(net, self.classifier)  # names it better than a tap does
+        with (
+            peek(net, self.layer) as peeked,
+            peek(net, self.classifier, reads_input=True) as read,
+        ):
             logits = net(x)
-        if draw.case == "input":
-            return self._mixed(logits, y, draw)
         check_logits(logits, len(x))
         features = channels_first(net, self.layer, peeked.output, x)
         linear = find_classifier(net, self.classifier, self.layer, features)
+        if not is_mean(read.output, features):
+            raise ValueError(
+                f"classifier {self.classifier!r} does not read the mean of layer {self.layer!r} "
+                "over positions, which DenseMultiMix mixes: choose the layer that is pooled right "
+                "before it; with a normalization between the two, use MultiMix"
+            )
+        if draw.case == "input":
+            return self._mixed(logits, y, draw)
         targets = self._rows(y, logits.shape[1])
         draw = require(draw, SeedDraw, self)
         shape = (features.shape[2:].numel(), len(x), self.num_mixes)
@@ -187,6 +199,23 @@ class DenseMultiMix(MultiMix):
         at_positions = classify(linear, features)
         mixed = mix_positions(at_positions, targets, attention, weights)
         return Mixed(*mixed, {}, LOSSES[self.loss])
+
+
+def is_mean(pooled: Tensor, features: Float[Tensor, "b c h w"]) -> bool:
+    """Return whether ``pooled`` is the mean over positions, on the CPU; dropout may follow.
+
+    On a GPU the check would wait for the device at each step.
+    """
+    if features.device.type != "cpu" or torch.compiler.is_compiling():
+        return True
+    if pooled.shape != features.shape[:2]:
+        return False
+    read, mean = pooled.detach().double(), features.detach().double().mean((2, 3))
+    is_dropped = (read == 0) & (mean != 0)
+    if is_dropped.any():  # the others are scaled
+        mean = torch.where(is_dropped, 0, mean)
+        mean *= (read * mean).sum() / mean.square().sum().clamp_min(1e-30)
+    return not bool((read - mean).norm() > SAME * read.norm())  # True for those of NaN
 
 
 @fusible

@@ -10,17 +10,20 @@ import copy
 from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
+from torch.utils._pytree import tree_leaves
 
 from alignmixup.contracts import Draw, Mixed, NotAttached, fusible
 from alignmixup.hooks import Peeked, is_sharded, keep, logits_module, plain_module, tap
 from alignmixup.mixers.base import Method
 from alignmixup.mixers.checks import check_images
 from alignmixup.ops.blend import check_logits
+
+M = TypeVar("M", bound=nn.Module)
 
 
 class Stateful(Method):
@@ -84,7 +87,8 @@ def _unchanged(module: nn.Module) -> Iterator[None]:
 
 def probe(net: nn.Module, x: Tensor, layer: str) -> tuple[Tensor, Tensor]:
     """Return the output of ``layer`` and the logits, for their shapes; the network is unchanged."""
-    twin = copy.deepcopy(net).eval()
+    twin = copied(net)
+    twin.eval()  # a module's own may return nothing
     dtype = next((p.dtype for p in twin.parameters()), x.dtype)
     with torch.no_grad():
         kept, logits = run_and_keep(twin, x.detach().to(dtype), layer)
@@ -144,7 +148,19 @@ run = fusible(_run, combines=True)
 
 def make_teacher(net: nn.Module) -> nn.Module:
     """Return a copy of the network without gradients, its batch norms in training mode."""
-    return copy.deepcopy(net).requires_grad_(False).train()
+    teacher = copied(net).requires_grad_(False)
+    teacher.train()
+    return teacher
+
+
+def copied(net: M) -> M:
+    """Return a deep copy; of what a pass has left in the network, such as features, the values.
+
+    A tensor with a history, as torch's old ``weight_norm`` leaves one, has no deep copy.
+    """
+    held = tree_leaves([[*vars(module).values()] for module in net.modules()])
+    left = [t for t in held if isinstance(t, Tensor) and not t.is_leaf]
+    return copy.deepcopy(net, {id(tensor): tensor.detach().clone() for tensor in left})
 
 
 class NormUpdates:

@@ -22,6 +22,9 @@ from alignmixup.contracts import sigmoid_bce, soft_cross_entropy, soft_targets
 from alignmixup.hooks import check_module, evaluating, is_sharded, without_reducer
 from alignmixup.ops.blend import channel_values, check_logits
 
+# Of a network that has no gradient at the images.
+FREEZE = "freeze it by requires_grad_(False), not by torch.no_grad() or detach()"
+
 
 @dataclass(frozen=True, slots=True)
 class Saliency:
@@ -53,10 +56,11 @@ def gradient_saliency(
     """Return the saliency of a clean batch by one forward and backward pass.
 
     With ``clean_lam > 0`` the same backward pass computes the gradients of the parameters, unless
-    FSDP shards them. They are stored in ``extra["clean"]``, a loss whose backward pass returns
-    them. It is clean_lam CE, or 2 clean_lam CE / k if the mixed loss is ``"bce"``, whose mean over
-    k classes is smaller by about that factor. Multi-label targets (``"sigmoid_bce"``) have their
-    own loss in place of CE.
+    FSDP shards them or the network learns others than its own (``torch.func.functional_call``).
+    They are stored in ``extra["clean"]``, a loss whose backward pass returns them. It is clean_lam
+    CE, or 2 clean_lam CE / k if the mixed loss is ``"bce"``, whose mean over k classes is smaller
+    by about that factor. Multi-label targets (``"sigmoid_bce"``) have their own loss in place of
+    CE.
 
     ``std`` converts gradients with respect to pixels in [0, 1] to those with respect to the
     normalized input, for a network that divides by ``std`` in its first layer.
@@ -78,22 +82,47 @@ def gradient_saliency(
             logits = _logits(module, pixels)
             scale = clean_lam * (2 / logits.shape[1] if loss == "bce" else 1)
             clean = scale * _clean_loss(logits, y, loss)
+            parameters: list[Tensor] = [p for p in module.parameters() if p.requires_grad]
             # FSDP collects gradients in the backward pass alone, by other tensors than these.
-            learned = [] if is_sharded(module) else list(module.parameters())
-            parameters: list[Tensor] = [p for p in learned if p.requires_grad]
-            gradient, *kept = torch.autograd.grad(
-                up * clean, [pixels, *parameters], allow_unused=True, retain_graph=not learned
-            )
+            keeps = not is_sharded(module) and _ends_at(clean, [pixels, *parameters])
+            parameters = parameters if keeps else []
+            gradient, *kept = _gradients(up * clean, [pixels, *parameters], retain=not keeps)
             if x.requires_grad:  # also where a module of the user's has made the images
                 parameters, kept = [*parameters, x], [*kept, gradient]
-            extra["clean"] = _keep(clean, parameters, kept, up) if learned else clean
+            extra["clean"] = _keep(clean, parameters, kept, up) if keeps else clean
         else:
             with _evaluating_frozen(module):
                 clean = _clean_loss(_logits(module, pixels), y, loss)
-                (gradient,) = torch.autograd.grad(up * clean, pixels, allow_unused=True)
-    # If the logits do not depend on the input, all pixels are equally salient.
-    gradient = torch.zeros_like(x) if gradient is None else gradient
+                gradient, *_ = _gradients(up * clean, [pixels])
+    if gradient is None:
+        raise ValueError(
+            "the loss has no gradient at the images, which saliency needs: a part of the network "
+            f"runs without gradients; {FREEZE}"
+        )
     return Saliency(_magnitude(gradient, std), gradient, up, extra)
+
+
+def _gradients(
+    loss: Tensor, tensors: list[Tensor], *, retain: bool = False
+) -> Sequence[Tensor | None]:
+    """Return the gradient of the loss at each tensor, None where it does not depend on it."""
+    if not loss.requires_grad:
+        return [None] * len(tensors)
+    return torch.autograd.grad(loss, tensors, allow_unused=True, retain_graph=retain)
+
+
+def _ends_at(loss: Tensor, tensors: list[Tensor]) -> bool:
+    """Return whether these tensors are all that the loss has a gradient at."""
+    known, seen, left = set(tensors), {t.grad_fn for t in tensors}, [loss.grad_fn]
+    while left:
+        node = left.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if not node.next_functions and getattr(node, "variable", loss) not in known:
+            return False
+        left.extend(before for before, _ in node.next_functions)
+    return True
 
 
 def _clean_loss(logits: Float[Tensor, "b k"], y: Tensor, loss: str) -> Tensor:
@@ -110,7 +139,7 @@ def _evaluating_frozen(module: nn.Module) -> Iterator[None]:
     those of the weights are half of the work. The backward pass belongs in the block too:
     activation checkpointing runs the layers again in it, and must find the same modes.
     """
-    learned = [p for p in module.parameters() if p.requires_grad]
+    learned = [p for p in module.parameters() if p.requires_grad and p.is_leaf]
     with evaluating(module):
         try:
             for parameter in learned:

@@ -177,7 +177,8 @@ class EMA:
     """
 
     def __init__(self, net: nn.Module, decay: float) -> None:
-        self.net = copy.deepcopy(net).eval().requires_grad_(False)
+        self.net = copy.deepcopy(net).requires_grad_(False)
+        self.net.eval()  # a module's own may return nothing
         self.share = 1 - decay
         ours, theirs = ([*each.parameters(), *each.buffers()] for each in (self.net, net))
         # Of both networks: first what is averaged, then what is copied.

@@ -47,8 +47,9 @@ def join(value: Tensor) -> Tensor:
     return _gathered(value.detach())
 
 
-def _on_joined(batch_size: int, action: Action, output: Tensor, *args: Any) -> Tensor:
-    return _take(action(_give(output, batch_size), *args), batch_size)
+def _on_joined(batch_size: int, action: Action, output: Tensor, *args: Any) -> Tensor | None:
+    result = action(_give(output, batch_size), *args)
+    return None if result is None else _take(result, batch_size)
 
 
 def _take(value: Tensor, batch_size: int) -> Tensor:
