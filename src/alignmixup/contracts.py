@@ -397,11 +397,23 @@ def check_mixer(mixer: object) -> None:
 
 
 def check_mixed(mixer: Mixer, mixed: object) -> Mixed:
-    """Return what ``apply`` of a mixer has returned; raise a ``ValueError`` unless a ``Mixed``."""
+    """Return what ``apply`` of a mixer has returned.
+
+    Raises:
+        ValueError: It is not a ``Mixed``, or its logits and targets differ in shape: a loss might
+            broadcast them.
+    """
     if not isinstance(mixed, Mixed):
         raise ValueError(
             f"{type(mixer).__name__}.apply must return a Mixed(logits, targets), got "
             f"{'None' if mixed is None else type(mixed).__name__}"
+        )
+    logits, targets = mixed.logits, mixed.targets
+    if logits is not None and targets is not None and logits.shape != targets.shape:
+        raise ValueError(
+            f"{type(mixer).__name__}.apply returned logits {list(logits.shape)} and targets "
+            f"{list(targets.shape)}: both must be [b, k], the targets one row of class shares per "
+            "image (alignmixup.contracts.soft_targets)"
         )
     return mixed
 
