@@ -508,6 +508,11 @@ def test_classes_of_other_names_are_matched_by_order_and_named(tmp_path, images)
     assert scores.value("accuracy", "top1") == score(images).value("accuracy", "top1")
     with pytest.raises(ValueError, match="of the run's classes, in their order"):
         score(dataclasses.replace(images, class_names=images.class_names[::-1]))
+    # One class renamed: in alphabetical order the names after it have other places.
+    moved = (*images.class_names[:4], *images.class_names[5:], "zebra")
+    named = rf"10 classes \(\.\.\., {moved[3]}, {moved[4]}, .*in their order"
+    with pytest.raises(ValueError, match=named):
+        score(dataclasses.replace(images, class_names=moved))
 
 
 def test_results_on_other_images_say_on_which(tmp_path):
@@ -518,6 +523,19 @@ def test_results_on_other_images_say_on_which(tmp_path):
     on_which = [r.settings.get("images") for r in read_results([tmp_path / "run"])]
     assert on_which[:2] == [None] * 2  # recorded by training
     assert set(on_which[2:]) == {"dark/test, 8 images"}
+
+
+@pytest.mark.parametrize(
+    ("program", "command"),
+    [
+        ("/usr/bin/alignmixup", "alignmixup train 'my run'"),
+        ("/lib/alignmixup/__main__.py", "alignmixup train 'my run'"),
+        ("/home/alignmixup/mine.py", ""),
+    ],
+)
+def test_the_command_is_that_of_the_program_also_as_a_module(monkeypatch, program, command):
+    monkeypatch.setattr("sys.argv", [program, "train", "my run"])
+    assert provenance()["command"] == command
 
 
 def test_the_hardware_is_that_of_the_device(two_tone, monkeypatch):

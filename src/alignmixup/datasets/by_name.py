@@ -90,8 +90,9 @@ def fetch(
     if place.name == wanted.folder:  # the folder of the set itself, which load takes, too
         place = place.parent
     folder = place / wanted.folder
-    if folder.is_dir() and not check(name, place):
-        return folder
+    there = locate(place).get(name) or folder  # it may be there in another layout
+    if there.is_dir() and not check(name, place):
+        return there
     target = place / wanted.filename
     unpack(download(url or wanted.url, target, wanted.checksum, on_progress), place)
     problems = check(name, place)
