@@ -441,6 +441,13 @@ def test_a_sweep_with_runs_left_has_an_exit_status_of_its_own(
     assert ("run again to resume the rest" in capsys.readouterr().out) == (status == 75)
 
 
+def test_a_file_whose_name_begins_with_a_dash_is_told_from_a_flag(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "-a.png").touch()
+    assert main(["predict", "run", "-a.png"]) == 1
+    assert "does not take '-a.png'; for the file write ./-a.png\n" in capsys.readouterr().err
+
+
 def test_flags_before_the_recipe_do_not_train_another(tmp_path, capsys):
     args = ["train", "--out", str(tmp_path / "run"), "cifar10-r18-input-fast"]
     assert main(args) != 0

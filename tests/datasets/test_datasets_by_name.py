@@ -137,6 +137,8 @@ def test_an_unknown_name_suggests_what_was_meant(action):
         action("mnist")
     with pytest.raises(ValueError, match="folder:PATH"):
         action("folder:")
+    with pytest.raises(ValueError, match=r"unknown data set '\.'; did you mean folder:\.\?"):
+        action(".")
 
 
 def test_shapes_load_without_a_root_and_need_no_fetching():

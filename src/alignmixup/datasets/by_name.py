@@ -32,7 +32,9 @@ def find(name: str) -> DatasetEntry:
     if name.startswith("shards:"):
         return shards_entry(name)
     if name not in DATASETS:
-        raise ValueError(f"unknown data set {name!r}{suggestion(name, list(names()))}")
+        is_path = name and Path(name).is_dir()
+        hint = f"; did you mean folder:{name}?" if is_path else suggestion(name, list(names()))
+        raise ValueError(f"unknown data set {name!r}{hint}")
     return DATASETS[name]
 
 
