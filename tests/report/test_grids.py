@@ -112,6 +112,19 @@ def test_comparisons_of_several_variants_are_told_apart():
     assert across == [(f"Input mixup (net.width={w})", f"Baseline (net.width={w})") for w in (4, 8)]
 
 
+def test_a_number_that_is_the_same_with_every_seed_is_not_compared():
+    """A decoder's 12 M parameters more were "no difference shown"."""
+    lines = []
+    for method, millions in (("alignmixup-ae", 23.6), ("baseline", 11.2)):
+        for metric, value in (("params", millions), ("ms_per_batch", millions / 5)):
+            cost = {"task": "cost", "metric": metric}
+            lines += [
+                line(method, value + 0.1 * s * (metric != "params"), s, **cost) for s in (0, 1)
+            ]
+    compared = {claim.measure.metric for claim in claims_of(only_grid(lines, "cost"))}
+    assert compared == {"ms_per_batch"}
+
+
 def test_runs_trained_otherwise_are_not_compared():
     changed = {"trained": {"train.epochs": 300, "train.lr": 0.2}}
     lines = [line("alignmixup", 96.0, s, **changed) for s in range(2)]

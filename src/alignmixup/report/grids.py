@@ -243,7 +243,7 @@ def claims_of(grid: Grid) -> list[Claim]:
         of_one = first.method == second.method
         if is_alike == of_one or (first.epochs, first.source) != (second.epochs, second.source):
             continue
-        for measure in grid.measures:
+        for measure in (each for each in grid.measures if each.varies):
             made = compare(_known(first, measure), _known(second, measure))
             if made is not None:
                 names = (first.name_without(shared), second.name_without(shared))
