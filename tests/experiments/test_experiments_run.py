@@ -241,6 +241,18 @@ def test_a_run_resumed_on_more_or_fewer_images_says_so(tmp_path, sets):
         train(longer, tmp_path / "run", extend=True, quiet=True)
 
 
+def test_where_the_folder_of_images_has_moved_the_error_says_what_to_do(tmp_path):
+    make_pictures(tmp_path / "pictures", num_train=8)
+    recipe = changed(
+        on_data(dataclasses.replace(ONE, mixer=NoMix()), f"folder:{tmp_path / 'pictures'}@8"),
+        {"net.width": 2, "data.pad": 0},
+    )
+    train(recipe, tmp_path / "run", quiet=True)
+    (tmp_path / "pictures").rename(tmp_path / "moved")
+    with pytest.raises(FileNotFoundError, match=r"no folder .* link their new .* with --dataset$"):
+        evaluate(tmp_path / "run", tasks=["accuracy"], device="cpu")
+
+
 @dataclasses.dataclass(frozen=True)
 class Unregistered(NoMix):
     """A mixer without @register_mixer."""

@@ -153,7 +153,14 @@ def own_test_set(
             loaded under their name.
     """
     if record is None or record.test_sha256 is None:
-        return load_split(spec, "test", root, team, device)
+        try:
+            return load_split(spec, "test", root, team, device)
+        except FileNotFoundError as error:
+            if not spec.name.startswith(PATH_PREFIXES):  # else the error has the remedy
+                raise
+            raise FileNotFoundError(
+                f"{error}; if they have moved, link their new place there, or {remedy}"
+            ) from None
     passed = (
         f"{folder} was trained on images passed as sets= ({record.name!r}, {record.num_test} test "
         "images)"
