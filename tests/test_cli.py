@@ -386,6 +386,18 @@ def test_an_encoding_without_a_character_prints_a_question_mark(tmp_path, encodi
     assert b"v?gel" in done.stdout
 
 
+def test_the_work_goes_on_when_its_output_is_no_longer_read(tmp_path, monkeypatch):
+    """``report RUN --out DIR | head`` wrote no page, and ``sweep ... | head`` ended the sweep."""
+    results = [Result("calibration", "ece", 1.5, key=KEY, seed=seed) for seed in range(2)]
+    (tmp_path / "results.jsonl").write_text("\n".join(r.to_json() for r in results))
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w", buffering=1) as stream:
+        monkeypatch.setattr(sys, "stdout", stream)
+        assert main(["report", str(tmp_path), "--out", str(tmp_path / "out")]) == 0
+    assert (tmp_path / "out" / "report.html").exists()
+
+
 def test_streams_may_be_closed(monkeypatch):
     monkeypatch.setattr(sys, "stdout", None)
     monkeypatch.setattr(sys, "stderr", None)
