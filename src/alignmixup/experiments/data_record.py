@@ -187,7 +187,7 @@ def check_classes(
 
     Images that were ``is_given`` may name the same number of classes otherwise, as shards with
     numbers do: one that ``warns`` says that they are matched by their order. A class that both
-    name must have the same place.
+    name must have the same place, unless the names are the numbers of places.
     """
     if record is None or images.class_names == record.class_names:
         return
@@ -199,7 +199,10 @@ def check_classes(
         f"{_listed(images.class_names, begin)}"
     )
     moved = {other for own, other in pairs if own != other} & set(record.class_names)
-    if not is_given or images.num_classes != len(record.class_names) or moved:
+    is_permuted = sorted(images.class_names) == sorted(record.class_names)
+    is_numbered = images.class_names == tuple(map(str, range(images.num_classes)))
+    is_other = is_permuted or (moved and not is_numbered)
+    if not is_given or images.num_classes != len(record.class_names) or is_other:
         raise ValueError(f"{what}: the images must be of the run's classes, in their order")
     if warns:
         warnings.warn(f"{what}: they are matched by their order", stacklevel=2)
