@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import json
 import os
+import random
 import shutil
 import signal
 from pathlib import Path
@@ -281,6 +282,31 @@ def test_a_mixer_that_could_not_be_read_again_is_refused_at_once(tmp_path, sets,
     with pytest.raises(ValueError, match=named):
         train(dataclasses.replace(ONE, mixer=mixer), tmp_path / "run", sets=sets, quiet=True)
     assert not (tmp_path / "run").exists()
+
+
+@am.register_mixer
+@dataclasses.dataclass(frozen=True)
+class Elsewhere(NoMix):
+    """Draws from Python's generator, which no checkpoint has, or gives no Draw."""
+
+    what: str = "lam"
+
+    def draw(self, batch_size, rng, progress=0.0):
+        made = super().draw(batch_size, rng, progress)
+        share = torch.tensor(random.random())
+        return dataclasses.replace(made, lam=share) if self.what == "lam" else (made.perm, share)
+
+
+@pytest.mark.parametrize(
+    ("what", "named"),
+    [
+        ("lam", r"^Elsewhere\.draw gave another lam from the same rng: draw all of it from rng"),
+        ("tuple", r"^Elsewhere\.draw must return a Draw\(case, perm, lam\), got tuple$"),
+    ],
+)
+def test_draws_that_a_resumed_run_could_not_repeat_are_named(tmp_path, sets, what, named):
+    with pytest.raises(ValueError, match=named):
+        train(dataclasses.replace(ONE, mixer=Elsewhere(what=what)), tmp_path, sets=sets, quiet=True)
 
 
 def test_a_run_opens_without_its_data(finished, sets):

@@ -18,6 +18,7 @@ from pathlib import Path
 from torch import nn
 
 from alignmixup import datasets
+from alignmixup.contracts import check_draws
 from alignmixup.device import pick_device
 from alignmixup.evaluation.effect import Effect, alignment_effect
 from alignmixup.experiments.accuracies import Evaluator, record_accuracy
@@ -157,6 +158,8 @@ def train(
             with_style_weights(stage, used.train, folder, device, quiet=quiet)
             for _, stage in stages
         ]
+    for (_, stage), mixer in zip(stages, mixers, strict=True):
+        check_draws(mixer, stage.train.batch_size)
     if isinstance(mixers[0], StyleMixer):
         notes["style_weights"] = dict(mixers[0].describe())
     evaluate = Evaluator(plan, used.test, device, team)
