@@ -388,6 +388,18 @@ def test_an_encoding_without_a_character_prints_a_question_mark(tmp_path, encodi
     assert b"v?gel" in done.stdout
 
 
+def test_the_work_goes_on_when_its_output_is_no_longer_read(tmp_path, monkeypatch):
+    """``report RUN --out DIR | head`` wrote no page, and ``sweep ... | head`` ended the sweep."""
+    results = [Result("calibration", "ece", 1.5, key=KEY, seed=seed) for seed in range(2)]
+    (tmp_path / "results.jsonl").write_text("\n".join(r.to_json() for r in results))
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w", buffering=1) as stream:
+        monkeypatch.setattr(sys, "stdout", stream)
+        assert main(["report", str(tmp_path), "--out", str(tmp_path / "out")]) == 0
+    assert (tmp_path / "out" / "report.html").exists()
+
+
 def test_streams_may_be_closed(monkeypatch):
     monkeypatch.setattr(sys, "stdout", None)
     monkeypatch.setattr(sys, "stderr", None)
@@ -441,6 +453,13 @@ def test_a_sweep_with_runs_left_has_an_exit_status_of_its_own(
         sys.exit(main(["sweep", recipe.name, "--out", str(tmp_path), "--minutes", "60"]))
     assert exited.value.code == status
     assert ("run again to resume the rest" in capsys.readouterr().out) == (status == 75)
+
+
+def test_a_file_whose_name_begins_with_a_dash_is_told_from_a_flag(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "-a.png").touch()
+    assert main(["predict", "run", "-a.png"]) == 1
+    assert "does not take '-a.png'; for the file write ./-a.png\n" in capsys.readouterr().err
 
 
 def test_flags_before_the_recipe_do_not_train_another(tmp_path, capsys):

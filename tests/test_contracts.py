@@ -285,6 +285,23 @@ def test_a_mixer_that_returns_something_else_is_named() -> None:
         Plain()(nn.Identity(), torch.rand(7, 2), torch.zeros(7))
 
 
+@pytest.mark.unchecked_shapes
+@pytest.mark.parametrize("num_classes", [3, 7])  # a loss would broadcast [7] to [7, 7]
+def test_targets_of_another_shape_than_the_logits_are_named(num_classes: int) -> None:
+    class Unsoftened(Mixer):
+        cases = {"only": 1.0}  # noqa: RUF012
+
+        def draw(self, batch_size: int, rng: torch.Generator, progress: float = 0.0) -> Draw:
+            return Draw("only", torch.arange(batch_size), torch.ones(()))
+
+        def apply(self, net: nn.Module, x: Tensor, y: Tensor, draw: Draw) -> Mixed:
+            return Mixed(net(x), y)
+
+    named = rf"^Unsoftened\.apply returned logits \[7, {num_classes}\] and targets \[7\]: both must"
+    with pytest.raises(ValueError, match=named):
+        Unsoftened()(nn.Identity(), torch.rand(7, num_classes), torch.zeros(7))
+
+
 def test_calling_a_mixer_hands_on_the_progress() -> None:
     class Scheduled(Mixer):
         cases = {"only": 1.0}  # noqa: RUF012

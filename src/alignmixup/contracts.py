@@ -48,6 +48,7 @@ __all__ = [
     "RecipeKey",
     "Result",
     "Skipped",
+    "check_draws",
     "check_mixed",
     "check_mixer",
     "fusible",
@@ -397,13 +398,48 @@ def check_mixer(mixer: object) -> None:
 
 
 def check_mixed(mixer: Mixer, mixed: object) -> Mixed:
-    """Return what ``apply`` of a mixer has returned; raise a ``ValueError`` unless a ``Mixed``."""
+    """Return what ``apply`` of a mixer has returned.
+
+    Raises:
+        ValueError: It is not a ``Mixed``, or its logits and targets differ in shape: a loss might
+            broadcast them.
+    """
     if not isinstance(mixed, Mixed):
         raise ValueError(
             f"{type(mixer).__name__}.apply must return a Mixed(logits, targets), got "
             f"{'None' if mixed is None else type(mixed).__name__}"
         )
+    logits, targets = mixed.logits, mixed.targets
+    if logits is not None and targets is not None and logits.shape != targets.shape:
+        raise ValueError(
+            f"{type(mixer).__name__}.apply returned logits {list(logits.shape)} and targets "
+            f"{list(targets.shape)}: both must be [b, k], the targets one row of class shares per "
+            "image (alignmixup.contracts.soft_targets)"
+        )
     return mixed
+
+
+def check_draws(mixer: Mixer, batch_size: int) -> None:
+    """Draw twice from the same generator.
+
+    Raises:
+        ValueError: ``draw`` returns something else than a ``Draw``, or draws from elsewhere too: a
+            resumed run would not repeat the draws, and processes would draw differently.
+    """
+    name, drawn = type(mixer).__name__, []
+    for _ in range(2):
+        draw = mixer.draw(batch_size, torch.Generator().manual_seed(0))
+        if not isinstance(draw, Draw):
+            raise ValueError(
+                f"{name}.draw must return a Draw(case, perm, lam), got {type(draw).__name__}"
+            )
+        drawn.append({"case": draw.case} | {k: v.tolist() for k, v in draw.tensors().items()})
+    if str(drawn[0]) != str(drawn[1]):  # as text: NaN is not itself
+        differing = [key for key in drawn[0] if str(drawn[0][key]) != str(drawn[1].get(key))]
+        raise ValueError(
+            f"{name}.draw gave another {' and '.join(differing)} from the same rng: draw all of it "
+            "from rng, as torch.rand((), generator=rng) does"
+        )
 
 
 def _ignoring_progress(draw: Callable[..., Draw]) -> Callable[..., Draw]:

@@ -88,6 +88,16 @@ def test_fetch_brings_a_set_that_loads_and_mends_one_that_is_damaged(server, tmp
     assert server.requests == 1  # the archive was kept
 
 
+def test_fetch_leaves_a_set_alone_that_is_complete_in_another_layout(server, tmp_path, monkeypatch):
+    url = f"http://127.0.0.1:{server.server_address[1]}/mirror"
+    folder = fetch("cifar10", tmp_path, url=url)
+    entry = find("cifar10")
+    other = replace(entry, archive=replace(entry.archive, folder="another-layout"))
+    monkeypatch.setitem(DATASETS._entries, "cifar10", other)
+    assert fetch("cifar10", tmp_path, url=url) == folder
+    assert server.requests == 1
+
+
 def test_fetch_mends_the_folder_of_the_set_itself(server, tmp_path):
     url = f"http://127.0.0.1:{server.server_address[1]}/mirror"
     folder = tmp_path / SMALL.binary_folder
@@ -127,6 +137,8 @@ def test_an_unknown_name_suggests_what_was_meant(action):
         action("mnist")
     with pytest.raises(ValueError, match="folder:PATH"):
         action("folder:")
+    with pytest.raises(ValueError, match=r"unknown data set '\.'; did you mean folder:\.\?"):
+        action(".")
 
 
 def test_shapes_load_without_a_root_and_need_no_fetching():

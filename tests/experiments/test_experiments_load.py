@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -134,9 +135,19 @@ class Shown(nn.Module):
         return self.scale * x.flatten(1)[:, :768:77]
 
 
+def test_an_opened_image_of_16_bits_is_that_of_its_file(run, tmp_path):
+    """It was clipped to white at 255 of 65,535."""
+    path = tmp_path / "deep.png"
+    Image.fromarray((257 * np.arange(256)).astype(np.uint16).reshape(16, 16)).save(path)
+    found = [run.predict(source).probabilities for source in (path, Image.open(path))]
+    assert torch.equal(*found)
+
+
 @pytest.mark.parametrize(
     ("images", "named"),
     [
+        (".", r"^\. is a folder, not an image file: name the files in it"),
+        (Image.new("F", (8, 8)), r"^a PIL image cannot be classified \(it has floating-point"),
         (torch.zeros(3, 32, 32), r"tensor \[b, 3, h, w\], got \[3, 32, 32\]"),
         (torch.zeros(1, 3, 32, 32, dtype=torch.int64), "bytes, or floats in"),
         (torch.full((1, 3, 32, 32), 255.0), r"must lie in \[0, 1\]"),

@@ -195,6 +195,9 @@ def test_a_task_of_the_plugin_of_a_run_is_known(tmp_path):
     model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 10))
     with pytest.raises(ValueError, match="'own_score' must return a list of Result, got 3"):
         am.evaluate(model, shapes("test", 2), tasks=["own_score"])
+    am.register_task("misnamed")(lambda model, batches: [am.Result("missnamed", "mean", 1.0)])
+    with pytest.raises(ValueError, match="'misnamed' returned a Result of the task 'missnamed'"):
+        am.evaluate(model, shapes("test", 2), tasks=["misnamed"])
 
 
 @pytest.mark.parametrize(

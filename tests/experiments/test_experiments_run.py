@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import json
 import os
+import random
 import shutil
 import signal
 from pathlib import Path
@@ -204,7 +205,9 @@ def test_a_run_on_given_sets_is_recorded_as_theirs_and_scored_on_no_others(tmp_p
         evaluate(tmp_path, device="cpu")
     assert evaluate(tmp_path, mine.test, device="cpu").value("accuracy", "top1") >= 0
     fewer = dataclasses.replace(mine.test, class_names=tuple("abcdefghijk"))
-    with pytest.raises(ValueError, match=r"trained on 10 classes \(a, b, c, ...\), mine has 11"):
+    with pytest.raises(
+        ValueError, match=r"on 10 classes \(..., j\), mine has 11 classes \(..., j, k\)"
+    ):
         evaluate(tmp_path, fewer, device="cpu")
 
 
@@ -224,6 +227,86 @@ def test_a_run_is_resumed_on_its_own_images_only(tmp_path, sets):
     other = renamed(sets, "shapes", tuple("abcdefghij"))
     with pytest.raises(ValueError, match=r"holds a run on other images \(class_names"):
         train(ONE, tmp_path, sets=other, quiet=True)
+
+
+def test_a_run_resumed_on_more_or_fewer_images_says_so(tmp_path, sets):
+    folder = tmp_path / "pictures"
+    make_pictures(folder, num_train=20, num_val=4)
+    small = {"net.width": 2, "data.pad": 0}
+    recipe = changed(on_data(dataclasses.replace(ONE, mixer=NoMix()), f"folder:{folder}@8"), small)
+    train(recipe, tmp_path / "run", quiet=True)
+    next((folder / "train").rglob("*.png")).unlink()
+    longer = changed(recipe, {"train.epochs": 2})
+    named = r"begun with 40 training and 8 test images, and pictures has 39 and 8 now"
+    with pytest.warns(UserWarning, match=named):
+        train(longer, tmp_path / "run", extend=True, quiet=True)
+
+
+def test_where_the_folder_of_images_has_moved_the_error_says_what_to_do(tmp_path):
+    make_pictures(tmp_path / "pictures", num_train=8)
+    recipe = changed(
+        on_data(dataclasses.replace(ONE, mixer=NoMix()), f"folder:{tmp_path / 'pictures'}@8"),
+        {"net.width": 2, "data.pad": 0},
+    )
+    train(recipe, tmp_path / "run", quiet=True)
+    (tmp_path / "pictures").rename(tmp_path / "moved")
+    with pytest.raises(FileNotFoundError, match=r"no folder .* link their new .* with --dataset$"):
+        evaluate(tmp_path / "run", tasks=["accuracy"], device="cpu")
+
+
+@dataclasses.dataclass(frozen=True)
+class Unregistered(NoMix):
+    """A mixer without @register_mixer."""
+
+
+@am.register_mixer
+@dataclasses.dataclass(frozen=True)
+class Unrecordable(NoMix):
+    where: Path = Path("weights")
+
+
+NoMixToo = dataclasses.make_dataclass("NoMix", [], bases=(NoMix,), frozen=True)
+
+
+@pytest.mark.parametrize(
+    ("mixer", "named"),
+    [
+        (Unregistered(), r"^the mixer Unregistered is not registered, .* write @register_mixer"),
+        (NoMixToo(), r"^the mixer NoMix of \S+ is not the registered one of alignmixup\.mixers\."),
+        (am.OneOf((Unregistered(), NoMix())), r"^the mixer Unregistered is not registered"),
+        (Unrecordable(), r"cannot be recorded \(Object of type PosixPath .*: use numbers, text"),
+    ],
+)
+def test_a_mixer_that_could_not_be_read_again_is_refused_at_once(tmp_path, sets, mixer, named):
+    """It was trained to its last epoch, and could not be opened then."""
+    with pytest.raises(ValueError, match=named):
+        train(dataclasses.replace(ONE, mixer=mixer), tmp_path / "run", sets=sets, quiet=True)
+    assert not (tmp_path / "run").exists()
+
+
+@am.register_mixer
+@dataclasses.dataclass(frozen=True)
+class Elsewhere(NoMix):
+    """Draws from Python's generator, which no checkpoint has, or gives no Draw."""
+
+    what: str = "lam"
+
+    def draw(self, batch_size, rng, progress=0.0):
+        made = super().draw(batch_size, rng, progress)
+        share = torch.tensor(random.random())
+        return dataclasses.replace(made, lam=share) if self.what == "lam" else (made.perm, share)
+
+
+@pytest.mark.parametrize(
+    ("what", "named"),
+    [
+        ("lam", r"^Elsewhere\.draw gave another lam from the same rng: draw all of it from rng"),
+        ("tuple", r"^Elsewhere\.draw must return a Draw\(case, perm, lam\), got tuple$"),
+    ],
+)
+def test_draws_that_a_resumed_run_could_not_repeat_are_named(tmp_path, sets, what, named):
+    with pytest.raises(ValueError, match=named):
+        train(dataclasses.replace(ONE, mixer=Elsewhere(what=what)), tmp_path, sets=sets, quiet=True)
 
 
 def test_a_run_opens_without_its_data(finished, sets):

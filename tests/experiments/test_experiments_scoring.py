@@ -24,6 +24,7 @@ from alignmixup.evaluation.subject import EvalImages, Subject, eval_images
 from alignmixup.evaluation.task_options import task_options
 from alignmixup.evaluation.tasks.localization import localization
 from alignmixup.experiments import run_folder, styling
+from alignmixup.experiments.data_record import DataRecord, check_classes
 from alignmixup.experiments.provenance import provenance
 from alignmixup.experiments.run import Sets, train
 from alignmixup.experiments.run_folder import append_results
@@ -508,6 +509,14 @@ def test_classes_of_other_names_are_matched_by_order_and_named(tmp_path, images)
     assert scores.value("accuracy", "top1") == score(images).value("accuracy", "top1")
     with pytest.raises(ValueError, match="of the run's classes, in their order"):
         score(dataclasses.replace(images, class_names=images.class_names[::-1]))
+    record = DataRecord("mine", tuple(map(str, range(1, 11))), 32, (0.5,) * 3, (0.5,) * 3, 8, 8)
+    with pytest.warns(UserWarning, match="matched by their order"):  # numbered from 1, and from 0
+        check_classes(run, record, numbered, is_given=True)
+    # One class renamed: in alphabetical order the names after it have other places.
+    moved = (*images.class_names[:4], *images.class_names[5:], "zebra")
+    named = rf"10 classes \(\.\.\., {moved[3]}, {moved[4]}, .*in their order"
+    with pytest.raises(ValueError, match=named):
+        score(dataclasses.replace(images, class_names=moved))
 
 
 def test_results_on_other_images_say_on_which(tmp_path):
@@ -518,6 +527,19 @@ def test_results_on_other_images_say_on_which(tmp_path):
     on_which = [r.settings.get("images") for r in read_results([tmp_path / "run"])]
     assert on_which[:2] == [None] * 2  # recorded by training
     assert set(on_which[2:]) == {"dark/test, 8 images"}
+
+
+@pytest.mark.parametrize(
+    ("program", "command"),
+    [
+        ("/usr/bin/alignmixup", "alignmixup train 'my run'"),
+        ("/lib/alignmixup/__main__.py", "alignmixup train 'my run'"),
+        ("/home/alignmixup/mine.py", ""),
+    ],
+)
+def test_the_command_is_that_of_the_program_also_as_a_module(monkeypatch, program, command):
+    monkeypatch.setattr("sys.argv", [program, "train", "my run"])
+    assert provenance()["command"] == command
 
 
 def test_the_hardware_is_that_of_the_device(two_tone, monkeypatch):

@@ -120,3 +120,12 @@ def test_damaged_artifacts_are_errors_with_their_path(tmp_path):
             read_artifacts([tmp_path])
     with pytest.raises(ValueError, match="unknown kind of artifact"):
         write_artifact(tmp_path, "sound", {})
+
+
+def test_pictures_of_several_seeds_are_named_after_their_folders(tmp_path):
+    folders = [tmp_path / name for name in ("cutmix-seed0", "cutmix-seed1", "input-seed0")]
+    for folder in folders:
+        folder.mkdir()
+        write_artifact(folder, "confusion", {"run": folder.name.partition("-")[0]})
+    names = [found["run"] for found in read_artifacts(folders)["confusion"]]
+    assert names == ["cutmix-seed0", "cutmix-seed1", "input"]

@@ -100,6 +100,31 @@ def test_variants_of_one_method_are_compared_and_named():
     assert claim.verdict == "Input mixup (train.lr=0.2) is better"
 
 
+def test_comparisons_of_several_variants_are_told_apart():
+    """All were "Input mixup - Baseline", and the page named the variant of the first alone."""
+    lines = []
+    for width in (4, 8):
+        small = {"trained": {"train.epochs": 300, "train.lr": 0.2, "net.width": width}}
+        for method, top1 in (("input", 96.0), ("baseline", 95.0)):
+            lines += [line(method, top1 + 0.1 * s * s, s, **small) for s in range(2)]
+    found = [claim.names for claim in claims_of(only_grid(lines)) if "Base" in claim.names[1]]
+    across = [names for names in found if "Input" in names[0]]
+    assert across == [(f"Input mixup (net.width={w})", f"Baseline (net.width={w})") for w in (4, 8)]
+
+
+def test_a_number_that_is_the_same_with_every_seed_is_not_compared():
+    """A decoder's 12 M parameters more were "no difference shown"."""
+    lines = []
+    for method, millions in (("alignmixup-ae", 23.6), ("baseline", 11.2)):
+        for metric, value in (("params", millions), ("ms_per_batch", millions / 5)):
+            cost = {"task": "cost", "metric": metric}
+            lines += [
+                line(method, value + 0.1 * s * (metric != "params"), s, **cost) for s in (0, 1)
+            ]
+    compared = {claim.measure.metric for claim in claims_of(only_grid(lines, "cost"))}
+    assert compared == {"ms_per_batch"}
+
+
 def test_runs_trained_otherwise_are_not_compared():
     changed = {"trained": {"train.epochs": 300, "train.lr": 0.2}}
     lines = [line("alignmixup", 96.0, s, **changed) for s in range(2)]
@@ -215,7 +240,7 @@ def test_clean_batch_statistics_are_named_and_not_compared_with_others(recipe_se
     results = [line("input", 5.0 + s, s, **ece, **clean) for s in (0, 1)]
     results += [line("cutmix", 6.0 + s, s, **ece) for s in (0, 1)]
     (grid,) = make_grids(results, "calibration", recipe_settings=recipe_settings)
-    assert [row.full_name for row in measured(grid)] == [
+    assert [row.name_without(()) for row in measured(grid)] == [
         "Input mixup (statistics=clean)",
         "CutMix",
     ]
@@ -223,7 +248,7 @@ def test_clean_batch_statistics_are_named_and_not_compared_with_others(recipe_se
     # Both kinds of one network: rows of their own, and runs that are told apart.
     both = [line("input", 7.0 + s, s, **ece) for s in (0, 1)] + results
     (grid,) = make_grids(both, "calibration", recipe_settings=recipe_settings)
-    rows = [row.full_name for row in measured(grid)]
+    rows = [row.name_without(()) for row in measured(grid)]
     assert rows == ["Input mixup", "Input mixup (statistics=clean)", "CutMix"]
     runs = [run for run in runs_of(both, recipe_settings) if run.seed == 0]
     assert short_labels(runs[:2]) == ["Input mixup", "Input mixup, statistics=clean"]

@@ -88,6 +88,24 @@ def test_the_computation_that_auto_chose_is_no_difference():
     assert "train.precision" in rows(mixed, which="last")[0]
 
 
+def timed(seed, ms, hardware="H200"):
+    spread = {"p20": ms - 0.1 * seed, "p80": ms + 1}
+    cost = Result("cost", "ms_per_batch", ms, {"device": "cuda", **spread}, key=KEY, seed=seed)
+    return cost.stamped(hardware=hardware)
+
+
+def test_times_of_several_seeds_are_one_row_and_those_of_two_machines_two():
+    """Each time was a row of its own, named after its percentiles."""
+    seeds = [timed(0, 2.0), timed(1, 3.0), timed(2, 4.0)]
+    assert table(seeds, "cost", paper_rows=False).rows == (
+        ("AlignMixup (fast)", "3.0 \u00b1 1.0, n=3"),
+    )
+    assert table([*seeds, timed(3, 90.0, "x86_64")], "cost", paper_rows=False).rows == (
+        ('AlignMixup (fast, hardware="H200")', "3.0 \u00b1 1.0, n=3"),
+        ('AlignMixup (fast, hardware="x86_64")', "90.0"),
+    )
+
+
 def test_the_majority_does_not_hide_what_differs():
     """Three short runs and one as the recipe says: the short ones are still named."""
     short = [run({"train.lr": 0.2}, seed=seed) for seed in range(3)]

@@ -36,6 +36,20 @@ def make():
     return net, DeviceLoader(shapes("train", 64), 16, 0)
 
 
+@pytest.mark.parametrize(
+    ("name", "make_it"),
+    [
+        ("nothing", lambda groups, settings: None),
+        ("ungrouped", lambda groups, settings: torch.optim.SGD(groups[0]["params"])),
+    ],
+)
+def test_what_is_no_optimizer_of_the_groups_is_named(name, make_it):
+    am.register_optimizer(name)(make_it)
+    named = rf"the optimizer '{name}' must return a torch.optim.Optimizer of the groups"
+    with pytest.raises(ValueError, match=named):
+        make_optimizer(make()[0], dataclasses.replace(ADAMW, optimizer=name))
+
+
 def test_a_first_step_is_adamw_by_hand():
     """The first step of Adam is the sign of the gradient; decay shrinks matrices alone."""
     net, loader = make()

@@ -330,6 +330,15 @@ def test_a_diverging_run_names_step_case_and_checkpoint(tmp_path):
     assert load_checkpoint(tmp_path / CHECKPOINT).facts["epoch"] == 1
 
 
+def test_a_case_that_is_not_among_the_cases_is_named(tmp_path):
+    class Unnamed(NoMix):
+        def draw(self, batch_size, rng, progress=0.0):
+            return dataclasses.replace(super().draw(batch_size, rng, progress), case="mixed")
+
+    with pytest.raises(ValueError, match=r"^Unnamed\.draw returned the case 'mixed', .* 'clean': "):
+        run(tmp_path, mixer=Unnamed())
+
+
 def test_going_on_with_another_network_is_refused(tmp_path):
     run(tmp_path, dataclasses.replace(SETTINGS, epochs=1))
     _, loader = make()

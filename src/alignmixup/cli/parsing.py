@@ -72,7 +72,10 @@ def read_words(
             print("\n\n".join([*pages, *filter(None, [about]), examples(name)]))
         raise
     if unknown:
-        raise ValueError(f"'{command}' does not take {unknown[0]!r}; see '{command} --help'")
+        word = unknown[0]
+        is_file = word.startswith("-") and Path(word).exists()
+        hint = f"for the file write ./{word}" if is_file else f"see '{command} --help'"
+        raise ValueError(f"'{command}' does not take {word!r}; {hint}")
     for field in fields:
         setattr(value, field.name, _in_home(getattr(value, field.name)))
     return value

@@ -13,8 +13,8 @@ import sys
 import textwrap
 import traceback
 import warnings
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -124,9 +124,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         if str(stop) or number is None:
             _say(str(stop) or "interrupted")
         return 128 + int(number or signal.SIGINT)
-    except BrokenPipeError:  # whoever read our output has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except Exception as error:
         place = _place_in_user_code(error)
         if is_debug or not (place or isinstance(error, EXPECTED)):
@@ -143,18 +140,46 @@ class _Nowhere(io.TextIOBase):
         return len(text)
 
 
+class _WhileRead:
+    """A stream whose reader may leave, as ``head`` does: the rest is lost, and the work goes on."""
+
+    def __init__(self, stream: io.TextIOWrapper) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with self._without_reader():
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with self._without_reader():
+            self._stream.flush()
+
+    @contextmanager
+    def _without_reader(self) -> Iterator[None]:
+        try:
+            yield
+        except BrokenPipeError:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self._stream.fileno())
+            os.close(nowhere)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
 def _prepare_streams() -> None:
     """Print '?' for what the encoding of a stream lacks, and nothing into one that is closed."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
             setattr(sys, name, _Nowhere())
-        elif isinstance(stream, io.TextIOWrapper) and (
-            stream.errors == "strict"
+        elif isinstance(stream, io.TextIOWrapper):
             # In the locale C; in UTF-8 it prints names of files that are no text as they are.
-            or (stream.errors == "surrogateescape" and stream.encoding.lower() != "utf-8")
-        ):
-            stream.reconfigure(errors="replace")
+            is_escaped = stream.errors == "surrogateescape" and stream.encoding.lower() != "utf-8"
+            if stream.errors == "strict" or is_escaped:
+                stream.reconfigure(errors="replace")
+            setattr(sys, name, _WhileRead(stream))
 
 
 def _place_in_user_code(error: Exception) -> str:

@@ -32,7 +32,9 @@ def find(name: str) -> DatasetEntry:
     if name.startswith("shards:"):
         return shards_entry(name)
     if name not in DATASETS:
-        raise ValueError(f"unknown data set {name!r}{suggestion(name, list(names()))}")
+        is_path = name and Path(name).is_dir()
+        hint = f"; did you mean folder:{name}?" if is_path else suggestion(name, list(names()))
+        raise ValueError(f"unknown data set {name!r}{hint}")
     return DATASETS[name]
 
 
@@ -90,8 +92,9 @@ def fetch(
     if place.name == wanted.folder:  # the folder of the set itself, which load takes, too
         place = place.parent
     folder = place / wanted.folder
-    if folder.is_dir() and not check(name, place):
-        return folder
+    there = locate(place).get(name) or folder  # it may be there in another layout
+    if there.is_dir() and not check(name, place):
+        return there
     target = place / wanted.filename
     unpack(download(url or wanted.url, target, wanted.checksum, on_progress), place)
     problems = check(name, place)

@@ -260,6 +260,11 @@ def _run_task(
     results = TASKS[name].function(model, PixelBatches(make), **arguments)
     if not isinstance(results, list | tuple) or not all(isinstance(r, Result) for r in results):
         raise ValueError(f"the task {name!r} must return a list of Result, got {results!r}")
+    if others := {result.task for result in results} - {name}:
+        raise ValueError(
+            f"the task {name!r} returned a Result of the task {min(others)!r}: write "
+            f"Result({name!r}, ...)"
+        )
     return list(results)
 
 

@@ -153,7 +153,14 @@ def own_test_set(
             loaded under their name.
     """
     if record is None or record.test_sha256 is None:
-        return load_split(spec, "test", root, team, device)
+        try:
+            return load_split(spec, "test", root, team, device)
+        except FileNotFoundError as error:
+            if not spec.name.startswith(PATH_PREFIXES):  # else the error has the remedy
+                raise
+            raise FileNotFoundError(
+                f"{error}; if they have moved, link their new place there, or {remedy}"
+            ) from None
     passed = (
         f"{folder} was trained on images passed as sets= ({record.name!r}, {record.num_test} test "
         "images)"
@@ -179,26 +186,30 @@ def check_classes(
     """Raise for images of other classes.
 
     Images that were ``is_given`` may name the same number of classes otherwise, as shards with
-    numbers do: one that ``warns`` says that they are matched by their order.
+    numbers do: one that ``warns`` says that they are matched by their order. A class that both
+    name must have the same place, unless the names are the numbers of places.
     """
     if record is None or images.class_names == record.class_names:
         return
-    is_permuted = sorted(images.class_names) == sorted(record.class_names)
-    if is_given and images.num_classes == len(record.class_names) and not is_permuted:
-        if warns:
-            warnings.warn(
-                f"{folder} was trained on {_listed(record.class_names)}, {images.name} has "
-                f"{_listed(images.class_names)}: they are matched by their order",
-                stacklevel=2,
-            )
-        return
-    raise ValueError(
-        f"{folder} was trained on {_listed(record.class_names)}, {images.name} has "
-        f"{_listed(images.class_names)}: the images must be of the run's classes, in their order"
+    pairs = list(zip(record.class_names, images.class_names, strict=False))
+    same = next((place for place, (own, other) in enumerate(pairs) if own != other), len(pairs))
+    begin = max(same - 1, 0)
+    what = (
+        f"{folder} was trained on {_listed(record.class_names, begin)}, {images.name} has "
+        f"{_listed(images.class_names, begin)}"
     )
+    moved = {other for own, other in pairs if own != other} & set(record.class_names)
+    is_permuted = sorted(images.class_names) == sorted(record.class_names)
+    is_numbered = images.class_names == tuple(map(str, range(images.num_classes)))
+    is_other = is_permuted or (moved and not is_numbered)
+    if not is_given or images.num_classes != len(record.class_names) or is_other:
+        raise ValueError(f"{what}: the images must be of the run's classes, in their order")
+    if warns:
+        warnings.warn(f"{what}: they are matched by their order", stacklevel=2)
 
 
-def _listed(names: tuple[str, ...]) -> str:
-    shown = ", ".join(names[:3])
-    count = f"{len(names)} class{'' if len(names) == 1 else 'es'}"
-    return f"{count} ({shown}{', ...' if len(names) > 3 else ''})"
+def _listed(names: tuple[str, ...], begin: int = 0) -> str:
+    """The number of classes, and the names of three from ``begin`` on."""
+    shown = [*(["..."] if begin else []), *names[begin : begin + 3]]
+    shown += ["..."] if len(names) > begin + 3 else []
+    return f"{len(names)} class{'' if len(names) == 1 else 'es'} ({', '.join(shown)})"

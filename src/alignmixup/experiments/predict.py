@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from alignmixup.datasets.loading.decode import center_square, read_rgb
+from alignmixup.datasets.loading.decode import center_square, read_rgb, to_rgb
 from alignmixup.datasets.loading.view import shown_fraction
 from alignmixup.evaluation.forward import check_range, model_dtype
 from alignmixup.experiments.data_record import DataRecord
@@ -86,7 +86,10 @@ def _opened(image: Source) -> Image.Image:
     from PIL import Image
 
     if isinstance(image, Image.Image):
-        return image.convert("RGB")
+        try:
+            return to_rgb(image)
+        except ValueError as error:
+            raise ValueError(f"a PIL image cannot be classified ({error})") from None
     if not isinstance(image, str | Path):
         raise ValueError(
             f"an image must be a PIL image or a path, got {type(image).__name__}; pass tensors as "

@@ -133,5 +133,6 @@ def _commit() -> str:
 def _command() -> str:
     """Return the command line of ``alignmixup``; empty in another program."""
     program = Path(sys.argv[0])
-    is_ours = program.name == "alignmixup" or program.parent.name == "cli"
-    return shlex.join(["alignmixup", *sys.argv[1:]]) if is_ours else ""
+    is_module = program.name == "__main__.py"  # python -m alignmixup
+    name = program.parent.name if is_module else program.stem
+    return shlex.join(["alignmixup", *sys.argv[1:]]) if name == "alignmixup" else ""

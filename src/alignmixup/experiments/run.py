@@ -18,6 +18,7 @@ from pathlib import Path
 from torch import nn
 
 from alignmixup import datasets
+from alignmixup.contracts import check_draws
 from alignmixup.device import pick_device
 from alignmixup.evaluation.effect import Effect, alignment_effect
 from alignmixup.experiments.accuracies import Evaluator, record_accuracy
@@ -32,7 +33,7 @@ from alignmixup.experiments.styling import with_style_weights
 from alignmixup.mixers.alignmixup import AlignMixup
 from alignmixup.mixers.alignmixup_ae import AlignMixupAE
 from alignmixup.mixers.stylemix import StyleMixer
-from alignmixup.recipes.schema import Recipe, changed, on_data
+from alignmixup.recipes.schema import Recipe, changed, check_record, on_data
 from alignmixup.training import TrainSettings, fit, join_team
 from alignmixup.training.checkpoint import CHECKPOINT, POSITION, has_checkpoint, read_facts
 from alignmixup.training.loggers import Logger, make_loggers
@@ -106,6 +107,7 @@ def train(
         recipe = on_data(recipe, sets.train.name)
     if model is not None:
         recipe = for_module(recipe, model)
+    check_record(recipe)  # now: the run is read again after its last epoch
     requested, recipe = recipe.train, dataclasses.replace(recipe, train=recipe.train.fitted())
     folder, source = Path(out), None if init_from is None else Path(init_from)
     record = check_folder(folder, recipe, extend=extend, init_from=source)
@@ -156,6 +158,8 @@ def train(
             with_style_weights(stage, used.train, folder, device, quiet=quiet)
             for _, stage in stages
         ]
+    for (_, stage), mixer in zip(stages, mixers, strict=True):
+        check_draws(mixer, stage.train.batch_size)
     if isinstance(mixers[0], StyleMixer):
         notes["style_weights"] = dict(mixers[0].describe())
     evaluate = Evaluator(plan, used.test, device, team)

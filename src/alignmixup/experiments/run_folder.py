@@ -13,6 +13,7 @@ import dataclasses
 import json
 import os
 import time
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -200,11 +201,25 @@ def claim(folder: Path, record: RunRecord) -> None:
             for images in (recorded.images, record.images)
         )
         check_same(before, now, f"{folder} holds a run on other images", CHOOSE_ANOTHER)
+        _warn_of_other_counts(folder, recorded.images, record.images)
     if record.extended != recorded.extended:
         with alone_in(folder):
             (folder / SCORED).unlink(missing_ok=True)  # they are to be done for the new last epoch
             images = recorded.images or record.images
             write_json(folder / RUN, dataclasses.replace(record, images=images).to_json())
+
+
+def _warn_of_other_counts(folder: Path, before: DataRecord, now: DataRecord) -> None:
+    """Deleting a damaged image is no reason to train anew, but the run is no longer the same."""
+    counts = [(images.num_train, images.num_test) for images in (before, now)]
+    if counts[0] != counts[1]:
+        (train, test), (train_now, test_now) = counts
+        warnings.warn(
+            f"{folder} was begun with {train} training and {test} test images, and {before.name} "
+            f"has {train_now} and {test_now} now: restore them, or train anew in another folder, "
+            "to compare it with other runs",
+            stacklevel=2,
+        )
 
 
 def _replace(folder: Path, record: Mapping[str, object]) -> None:

@@ -56,7 +56,7 @@ class MixCollate:
             raise ValueError(
                 f"{type(mixer).__name__} looks into the network, which a data loader does not "
                 "have: call the mixer in the training loop, or choose a method that mixes images "
-                "(InputMixup, CutMix, SaliencyMix, ...)"
+                "(InputMixup, CutMix, SaliencyMix, ..., your own with needs_network = False)"
             )
         if not hasattr(num_classes, "__index__") or num_classes < 1:
             raise ValueError(f"num_classes must be an integer >= 1, got {num_classes!r}")

@@ -56,6 +56,28 @@ def held_mixers(mixer: Mixer) -> Iterator[Mixer]:
                 yield from held_mixers(inner)
 
 
+def check_registered(mixer: Mixer) -> None:
+    """Raise for a mixer, or one among its settings, that ``read_mixer`` would not find."""
+    for kind in map(type, held_mixers(mixer)):
+        name = kind.__name__
+        if name not in MIXERS:
+            raise ValueError(
+                f"the mixer {name} is not registered, and a run with it could not be opened: write "
+                "@register_mixer above the class"
+            )
+        if _home(MIXERS[name]) != _home(kind):
+            raise ValueError(
+                f"the mixer {name} of {kind.__module__} is not the registered one of "
+                f"{MIXERS[name].__module__}: give it another name, and write @register_mixer above "
+                "it"
+            )
+
+
+def _home(kind: type) -> tuple[str, str]:
+    """Where a class is defined: in a notebook it may be defined again."""
+    return kind.__module__, kind.__qualname__
+
+
 def _with_tuples(value: Any) -> Any:
     """JSON has no tuples; no setting is a list. An object with a ``kind`` is a mixer."""
     if isinstance(value, dict):

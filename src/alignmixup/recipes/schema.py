@@ -7,6 +7,7 @@ setting, so that a run can be read after the recipe of that name has changed.
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import re
 from collections.abc import Mapping
@@ -19,7 +20,14 @@ from alignmixup.contracts import Mixer, RecipeKey
 from alignmixup.datasets.loading.layout import PATH_PREFIXES, absolute
 from alignmixup.datasets.loading.rand_augment import check_augmentation
 from alignmixup.models.zoo import NetSpec, options_of
-from alignmixup.recipes.records import default_of, plain, read_mixer, read_record, with_block
+from alignmixup.recipes.records import (
+    check_registered,
+    default_of,
+    plain,
+    read_mixer,
+    read_record,
+    with_block,
+)
 from alignmixup.registry import suggestion
 from alignmixup.training.settings import FREE_SETTINGS, TrainSettings
 
@@ -259,6 +267,19 @@ class Recipe:
             phases=tuple(read_record(Phase, phase) for phase in record.get("phases", ())),
             base=RecipeKey(**record["base"]) if record.get("base") else None,
         )
+
+
+def check_record(recipe: Recipe) -> None:
+    """Raise unless the recipe can be recorded and read again, as it is when the run is opened."""
+    check_registered(recipe.mixer)
+    try:
+        record = json.dumps(recipe.to_json())
+    except TypeError as error:
+        raise ValueError(
+            f"the settings of {recipe.name} cannot be recorded ({error}): use numbers, text, "
+            "tuples and mixers"
+        ) from None
+    Recipe.from_json(json.loads(record))
 
 
 def changed(recipe: Recipe, changes: Mapping[str, object]) -> Recipe:

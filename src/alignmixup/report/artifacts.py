@@ -68,8 +68,19 @@ def read_artifact(run: Path, kind: str) -> Artifact | None:
 
 
 def read_artifacts(runs: Sequence[Path]) -> dict[str, list[Artifact]]:
-    """Read the artifacts of all runs by their kind; kinds without any are empty."""
-    return {
-        kind: [found for run in runs if (found := read_artifact(run, kind)) is not None]
+    """Read the artifacts of all runs by their kind; kinds without any are empty.
+
+    Several of one recipe, such as its seeds, are named after their folders.
+    """
+    read = {
+        kind: [(run, found) for run in runs if (found := read_artifact(run, kind)) is not None]
         for kind in KINDS
     }
+    return {
+        kind: [_told_apart(run, own, found) for run, own in found] for kind, found in read.items()
+    }
+
+
+def _told_apart(run: Path, own: Artifact, found: Sequence[tuple[Path, Artifact]]) -> Artifact:
+    is_alone = sum(other.get("run") == own.get("run") for _, other in found) == 1
+    return own if is_alone else {**own, "run": run.resolve().name}

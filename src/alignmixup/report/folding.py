@@ -30,8 +30,8 @@ STATISTICS = "statistics"
 SHORT = 30
 LAST_EPOCH = "last epoch"
 # Settings that do not separate results: the seed of an attack's random start, a note, the checksum
-# of a style network that each run trains for itself.
-IGNORED = ("seed", "note", "style_weights")
+# of a style network that each run trains for itself, the spread of a time.
+IGNORED = ("seed", "note", "style_weights", "p20", "p80")
 _IN_KEY = {"data.name", "data.limit"}  # shown as column, or as label of the variant
 # What the accuracy of an epoch does not record, and that of an evaluation does.
 _OF_SCORING = {"num_images", "num_classes", "amp_dtype"}
@@ -191,6 +191,8 @@ def _entry(
         for key, value in result.settings.items()
         if not isinstance(value, list | tuple | dict)
     }
+    if result.task == "cost":  # a time is that of a machine
+        evaluated["hardware"] = result.hardware
     trained, known = dict(result.trained), recipe_settings(result.base or key)
     if trained.get("data.name", key.data) != key.data:  # paths that end alike share a key
         evaluated["data.name"] = trained.pop("data.name")

@@ -56,9 +56,10 @@ class GridRow:
     def name(self) -> str:
         return method_name(self.method)
 
-    @property
-    def full_name(self) -> str:
-        return f"{self.name} ({', '.join(self.variant)})" if self.variant else self.name
+    def name_without(self, shared: Sequence[str]) -> str:
+        """Its method and its variant, of which some words are said elsewhere."""
+        words = [word for word in self.variant if word not in shared]
+        return f"{self.name} ({', '.join(words)})" if words else self.name
 
     @property
     def variant(self) -> tuple[str, ...]:
@@ -107,19 +108,13 @@ class Grid:
 
 @dataclass(frozen=True)
 class Claim:
-    """A paired comparison of two rows of a grid by one measure."""
+    """A paired comparison of two rows of a grid by one measure, each with its name."""
 
     first: GridRow
     second: GridRow
+    names: tuple[str, str]
     measure: Measure
     comparison: Comparison
-
-    @property
-    def names(self) -> tuple[str, str]:
-        """The methods of both rows; of one method, with their variants."""
-        if self.first.method != self.second.method:
-            return self.first.name, self.second.name
-        return self.first.full_name, self.second.full_name
 
     @property
     def verdict(self) -> str:
@@ -241,16 +236,18 @@ def claims_of(grid: Grid) -> list[Claim]:
     Rows of another length or source, or without a seed in common, are not compared.
     """
     claims = []
+    shared = shared_variant(grid.rows)
     # The paper lists its own method last: it stands first, as the one that is compared.
     for second, first in combinations([row for row in grid.rows if row.is_measured], 2):
         is_alike = first.variant == second.variant
         of_one = first.method == second.method
         if is_alike == of_one or (first.epochs, first.source) != (second.epochs, second.source):
             continue
-        for measure in grid.measures:
+        for measure in (each for each in grid.measures if each.varies):
             made = compare(_known(first, measure), _known(second, measure))
             if made is not None:
-                claims.append(Claim(first, second, measure, made))
+                names = (first.name_without(shared), second.name_without(shared))
+                claims.append(Claim(first, second, names, measure, made))
     return claims
 
 

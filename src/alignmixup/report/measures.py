@@ -24,6 +24,7 @@ class Measure:
     printed: str = ""  # the paper's metric, if it prints this
     label: str | None = None  # shown in place of the paper's name
     digits: int = 2
+    varies: bool = True  # from seed to seed
 
     def name(self) -> str:
         return paper.METRICS[self.printed].name if self.label is None else self.label
@@ -97,7 +98,7 @@ KINDS: Mapping[str, tuple[str, tuple[Measure, ...]]] = {
     "cost": (
         "Cost of training",
         (
-            Measure("cost", "params", "params", digits=1),
+            Measure("cost", "params", "params", digits=1, varies=False),
             Measure("cost", "ms_per_batch", "ms_per_batch", "time a batch", digits=1),
         ),
     ),

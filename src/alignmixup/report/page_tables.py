@@ -149,7 +149,7 @@ def _claim_html(grid: Grid, claim: Claim) -> str:
         _number(made.interval(digits), made.low if math.isfinite(made.low) else ""),
         f"<td>{escape(claim.verdict)}</td>",
     )
-    return _tr(claim.first.full_name, grid.place, claim.first.is_smoke, cells)
+    return _tr(claim.names[0], grid.place, claim.first.is_smoke, cells)
 
 
 def runs_html(runs: Sequence[RunInfo]) -> str:

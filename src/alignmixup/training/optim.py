@@ -57,7 +57,14 @@ def make_optimizer(
         group.setdefault("min_lr", settings.min_lr)
         if named[0][1].is_cuda:
             group["lr"] = torch.tensor(group["lr"], dtype=torch.float32, device=device)
-    optimizer: Optimizer = OPTIMIZERS[settings.optimizer](groups, settings)
+    optimizer: object = OPTIMIZERS[settings.optimizer](groups, settings)
+    if not isinstance(optimizer, Optimizer) or any(
+        "base_lr" not in group for group in optimizer.param_groups
+    ):
+        raise ValueError(
+            f"the optimizer {settings.optimizer!r} must return a torch.optim.Optimizer of the "
+            f"groups that it is given, got {type(optimizer).__name__}: torch.optim.SGD(groups, ...)"
+        )
     return optimizer
 
 

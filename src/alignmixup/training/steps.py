@@ -131,6 +131,11 @@ class PlainStep:
 
     def __call__(self, batch: Batch, draw: Draw) -> Tensor:
         """Take one step and return its loss, a scalar that stays on the device."""
+        if draw.case not in self.mixer.cases:
+            raise ValueError(
+                f"{type(self.mixer).__name__}.draw returned the case {draw.case!r}, and its cases "
+                f"are {', '.join(map(repr, self.mixer.cases))}: name it there, with its probability"
+            )
         self.optimizer.zero_grad(set_to_none=True)
         parts = list(zip(*(tensor.chunk(self.num_parts) for tensor in batch), strict=True))
         losses = []

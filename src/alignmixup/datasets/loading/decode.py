@@ -86,6 +86,8 @@ def open_image(path: Path | str) -> Iterator[Image.Image]:
             status = os.stat(path)
         except FileNotFoundError:
             raise FileNotFoundError(f"{path} is missing") from None
+        if stat.S_ISDIR(status.st_mode):
+            raise ValueError(f"{path} is a folder, not an image file: name the files in it")
         size = status.st_size
         if stat.S_ISFIFO(status.st_mode):  # a pipe has no size and cannot seek
             data = Path(path).read_bytes()
