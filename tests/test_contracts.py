@@ -201,8 +201,11 @@ def test_a_loss_per_sample_is_returned_unless_others_are_added() -> None:
     logits, targets = torch.zeros(3, 4), torch.eye(4)[:3]
     per_sample = torch.nn.CrossEntropyLoss(reduction="none")
     assert Mixed(logits, targets).loss(per_sample).shape == (3,)
-    with pytest.raises(ValueError, match=r"returned \[3\], to which clean cannot be added.*mean"):
-        Mixed(logits, targets, {"clean": torch.tensor(1.0)}).loss(per_sample)
+    for names in (["clean"], ["clean", "prior"]):
+        extra = dict.fromkeys(names, torch.tensor(1.0))
+        message = rf"returned \[3\], to which {' and '.join(names)} cannot be added.*mean"
+        with pytest.raises(ValueError, match=message):
+            Mixed(logits, targets, extra).loss(per_sample)
 
 
 def test_a_criterion_of_ones_own_replaces_that_of_the_mixer_and_keeps_the_rest() -> None:

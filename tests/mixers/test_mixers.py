@@ -200,6 +200,8 @@ def test_every_parameter_gets_a_finite_gradient(row: Row, case: str) -> None:
     for name, parameter in net.named_parameters():
         assert parameter.grad.isfinite().all(), name
         assert parameter.grad.abs().max() > 0, name
+    # Otherwise DistributedDataParallel looks for those without a gradient in every step.
+    assert row.mixer.trains_all == (not isinstance(row.mixer, AlignMixupAE))
 
 
 @every_case
@@ -747,6 +749,15 @@ def test_a_resolution_that_does_not_divide_the_map_is_named(resolution: int, cas
         mixer.apply(TinyNet(), images(6), labels(6), draw_case(mixer, case, 6))
 
 
+@pytest.mark.parametrize("size", [(16, 24), (24, 16)])
+def test_a_resolution_must_divide_both_sides(size: tuple[int, int]) -> None:
+    x = torch.rand(6, 3, *size)  # maps of 4 by 6, or of 6 by 4
+    net, draw = TinyNet("pool"), draw_case(AlignMixup(), "feat", 6)
+    assert AlignMixup(resolution=2).apply(net, x, labels(6), draw).loss().isfinite()
+    with pytest.raises(ValueError, match="resolution 4 must divide the sides"):
+        AlignMixup(resolution=4).apply(net, x, labels(6), draw)
+
+
 @pytest.mark.parametrize("case", ["input", "feat"])
 def test_a_layer_without_positions_is_named_in_any_case(case: str) -> None:
     mixer = AlignMixup("fc")
@@ -800,6 +811,8 @@ def test_images_of_another_float_type_are_named(x: torch.dtype, net: torch.dtype
 def test_autocast_takes_images_of_another_float_type() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         loss = InputMixup()(TinyNet(), images(6).half(), labels(6)).loss()
+        with pytest.raises(ValueError, match=r"images are torch.float64 .* torch.float32"):
+            InputMixup()(TinyNet(), images(6, dtype=torch.float64), labels(6))
     assert loss.isfinite()
 
 
