@@ -749,6 +749,30 @@ def test_a_resolution_that_does_not_divide_the_map_is_named(resolution: int, cas
         mixer.apply(TinyNet(), images(6), labels(6), draw_case(mixer, case, 6))
 
 
+class Twice(nn.Module):
+    """A network with a layer that returns two rows per image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.twice, self.fc = nn.Identity(), nn.Linear(3 * IMAGE_SIZE**2, NUM_CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.twice(x.flatten(1).repeat(2, 1)))[: len(x)]
+
+
+@pytest.mark.parametrize(
+    ("mixer", "case"),
+    [
+        (ManifoldMixup(("twice",)), "twice"),
+        (AlignMixupAE(embed="twice", layers=("x", "e"), clean=False), "embed"),
+        (AlignMixupAE(embed="twice", layers=("x", "e"), clean=False), "input"),
+    ],
+)
+def test_a_layer_with_other_rows_than_the_batch_is_named(mixer: Mixer, case: str) -> None:
+    with pytest.raises(ValueError, match=r"'twice' returns \[12, 768\] for a batch of 6"):
+        mixer.apply(Twice(), images(6), labels(6), draw_case(mixer, case, 6))
+
+
 @pytest.mark.parametrize("size", [(16, 24), (24, 16)])
 def test_a_resolution_must_divide_both_sides(size: tuple[int, int]) -> None:
     x = torch.rand(6, 3, *size)  # maps of 4 by 6, or of 6 by 4
