@@ -279,13 +279,13 @@ def test_threshold_of_top1_is_015():
 
 
 def test_top1_needs_the_right_class():
-    x, _ = painted(drawn(12, (3, 4, 9, 11, 1.0)), drawn(12, (3, 4, 9, 11, 1.0)))[0]
+    x, _ = painted(*[drawn(12, (3, 4, 9, 11, 1.0))] * 3)[0]
     x[:, 1] = x[:, 0] * 0.5
-    batches = [(x, torch.tensor([0, 1]))]  # the second image is taken for class 0
-    found = localization(Painted(), batches, [box(3, 4, 9, 11)] * 2)
+    batches = [(x, torch.tensor([0, 1, 0]))]  # the second image is taken for class 0
+    found = localization(Painted(), batches, [box(3, 4, 9, 11)] * 3)
     values = {r.metric: r.value for r in found}
-    assert values["gt_known_loc"] == 100
-    assert values["top1_loc"] == 50
+    assert values["gt_known_loc"] == pytest.approx(100)
+    assert values["top1_loc"] == pytest.approx(200 / 3)
 
 
 # The box of the whole mask, against one drawn around the pixels one by one.
