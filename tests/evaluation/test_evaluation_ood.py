@@ -315,6 +315,10 @@ def test_resize_agrees_with_pillow():
         # Pillow rounds after each of its two passes; we round once.
         gap = small.permute(1, 2, 0).int().numpy() - theirs.astype(np.int32)
         assert np.abs(gap).max() <= 1
+    for value in (0, 255):
+        plain = torch.full((1, 3, 37, 37), value, dtype=torch.uint8)
+        assert (resize(plain, 32) == value).all()
+        assert (resize(plain, 41) == value).all()
     floats = resize(images.float() / 255, 32)
     torch.testing.assert_close(floats, ours.float() / 255, atol=0.51 / 255, rtol=0)
 
