@@ -76,14 +76,18 @@ def test_a_variant_is_its_labels_and_then_its_settings():
 def test_a_row_is_measured_by_any_of_its_columns_and_a_grid_has_any_source():
     lines = [
         line("input", 50.0, task="fgsm", metric="top1_error"),
+        line("input", 50.0, task="strong_attack", metric="top1_error"),
         line("cutmix", 50.0, task="pgd", metric="top1_error"),
     ]
     grid = only_grid(lines, "robustness")
     assert {row.method for row in measured(grid)} == {"input", "cutmix"}
     assert not grid.has_sources
-    # The paper prints FGSM: its own row of that method is needed no more, others are.
+    # The paper prints FGSM alone: its own row of that method is needed no more, others are.
     assert [row.is_measured for row in grid.rows if row.method == "input"] == [True]
     assert any(row.method == "manifold" and not row.is_measured for row in grid.rows)
+    trial = lines[0].stamped(key=lines[0].key.labeled("limit20"))  # which has no figures there
+    both = [row for row in only_grid([trial], "robustness").rows if row.method == "input"]
+    assert sorted(row.is_measured for row in both) == [False, True]
     beside = (measured(grid)[0], replace(measured(grid)[1], source="isun"))
     assert replace(grid, rows=beside).has_sources
 
