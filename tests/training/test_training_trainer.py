@@ -122,6 +122,19 @@ def test_dropout_follows_the_seed_and_the_callers_generator_is_left_alone(tmp_pa
     assert same(weights(tmp_path / "a"), weights(tmp_path / "b"))
 
 
+def test_the_mode_in_which_a_network_comes_or_is_scored_does_not_matter(tmp_path):
+    def scored(net):
+        net.eval()  # and never back
+        return {"top1": 10.0}
+
+    for is_training in (True, False):
+        net, loader = make()
+        evaluate = constant if is_training else scored
+        out = tmp_path / str(is_training)
+        fit(net.train(is_training), NoMix(), loader, evaluate, SETTINGS, out, quiet=True)
+    assert same(weights(tmp_path / "True"), weights(tmp_path / "False"))
+
+
 def test_a_step_is_sgd_by_hand(tmp_path):
     """One step with momentum 0 against the gradient written out."""
     net, loader = make()
