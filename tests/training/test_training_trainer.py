@@ -501,6 +501,27 @@ def test_a_device_far_behind_is_asked_about_every_loss(monkeypatch):
         assert found is None
 
 
+@pytest.mark.parametrize(("device", "every"), [("cpu", 1), ("mps", CHECK_EVERY)])
+def test_losses_are_looked_at_in_each_step_of_a_cpu_and_in_each_hundredth_elsewhere(device, every):
+    losses = Losses(torch.device(device))
+    for number in range(1, 2 * CHECK_EVERY + 1):
+        value = float("nan") if number == 31 else 1.0
+        losses.add(torch.tensor(value), "a" if number % 4 else "b")
+        assert losses.is_check_due() == (number % every == 0)
+        if losses.is_check_due():  # what was found before has ended the training
+            is_there = number == 31 if device == "cpu" else True
+            assert losses.find_non_finite() == (30 if is_there else None)
+    assert losses.count_cases() == {"a": 1.5 * CHECK_EVERY, "b": CHECK_EVERY / 2}
+    assert type(losses.count_cases()) is dict
+
+
+def test_the_mean_of_narrow_losses_is_wide():
+    losses = Losses(torch.device("cpu"))
+    for value in (1.0, 1 + 2**-7, 1 + 2**-7):  # neighbors in bf16
+        losses.add(torch.tensor(value, dtype=torch.bfloat16), "a")
+    assert float(losses.mean()) == pytest.approx(1 + 2**-7 * 2 / 3)
+
+
 class Scores:
     def __init__(self, values):
         self.values = iter(values)
