@@ -204,6 +204,23 @@ def test_every_parameter_gets_a_finite_gradient(row: Row, case: str) -> None:
     assert row.mixer.trains_all == (not isinstance(row.mixer, AlignMixupAE))
 
 
+@every_row
+def test_a_mixer_names_the_layers_that_it_taps(row: Row) -> None:
+    """OneOf taps them in every case, because torch.compile ignores hooks that come later."""
+    tapped: set[str] = set()
+
+    class Watched(TinyNet):
+        def forward(self, x: Tensor) -> Tensor:
+            if self is net:  # not a teacher, which is a copy
+                tapped.update(name for name, part in self.named_modules() if part._forward_hooks)
+            return super().forward(x)
+
+    net = Watched()
+    for case in row.mixer.cases:
+        row.apply(net, images(6), labels(6), draw_case(row.mixer, case, 6))
+    assert tapped == set(row.mixer.tapped(net))
+
+
 @every_case
 def test_the_same_draw_gives_the_same_result(row: Row, case: str) -> None:
     draw, x, y = draw_case(row.mixer, case, 6), images(6), labels(6)
