@@ -234,6 +234,16 @@ def test_every_column_has_its_unit():
             assert column.endswith(("(%)", "(M)", "(ms)")), column
 
 
+@pytest.mark.parametrize(("data", "name"), [("cifar10", "CIFAR-10"), ("shapes", "shapes")])
+def test_a_column_of_accuracies_is_named_by_its_data_and_logs_are_quoted_where_there_are(
+    data, name
+):
+    line = Result("accuracy", "top1_last", 50.0, key=RecipeKey(data, "r18", "cutmix"), seed=0)
+    made = table([line], "accuracy", which="last", paper_rows=False)
+    assert made.columns[1].startswith(name)
+    assert any("the authors' own logs" in note for note in made.notes) == (data == "cifar10")
+
+
 def test_the_papers_detection_accuracy_comes_before_odins():
     results = [
         Result("ood", metric, 50.0, {"source": "isun"}, KEY, 0)
