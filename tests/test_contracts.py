@@ -150,6 +150,25 @@ def test_bad_labels_are_named(labels: Tensor, message: str) -> None:
         soft_targets(labels, 3)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16])
+def test_a_row_may_be_off_by_a_thousandth(dtype: torch.dtype) -> None:
+    """Shares are often written with three digits."""
+    soft_targets(torch.tensor([[0.5, 0.4992]], dtype=dtype), 2)
+    for last in (0.4985, 0.5015):
+        with pytest.raises(ValueError, match="sum to 1 in each row"):
+            soft_targets(torch.tensor([[0.5, last]], dtype=dtype), 2)
+
+
+@pytest.mark.parametrize(
+    "labels", [torch.zeros(2, dtype=torch.long), torch.zeros(2, 3), torch.zeros(2, 3).half()]
+)
+@pytest.mark.parametrize("multi_label", [False, True])
+def test_labels_on_a_device_are_not_read(labels: Tensor, multi_label: bool) -> None:
+    """Reading them would wait for the device; tensors on meta have no values to read."""
+    rows = soft_targets(labels.to("meta"), 3, multi_label=multi_label)
+    assert (rows.device.type, rows.dtype, rows.shape) == ("meta", torch.float32, (2, 3))
+
+
 @pytest.mark.parametrize("labels", [torch.zeros(2, dtype=torch.long), torch.rand(2)])
 @pytest.mark.parametrize("multi_label", [False, True])
 def test_one_logit_takes_rows_of_multi_label_targets_alone(labels: Tensor, multi_label) -> None:
@@ -182,8 +201,11 @@ def test_a_loss_per_sample_is_returned_unless_others_are_added() -> None:
     logits, targets = torch.zeros(3, 4), torch.eye(4)[:3]
     per_sample = torch.nn.CrossEntropyLoss(reduction="none")
     assert Mixed(logits, targets).loss(per_sample).shape == (3,)
-    with pytest.raises(ValueError, match=r"returned \[3\], to which clean cannot be added.*mean"):
-        Mixed(logits, targets, {"clean": torch.tensor(1.0)}).loss(per_sample)
+    for names in (["clean"], ["clean", "prior"]):
+        extra = dict.fromkeys(names, torch.tensor(1.0))
+        message = rf"returned \[3\], to which {' and '.join(names)} cannot be added.*mean"
+        with pytest.raises(ValueError, match=message):
+            Mixed(logits, targets, extra).loss(per_sample)
 
 
 def test_a_criterion_of_ones_own_replaces_that_of_the_mixer_and_keeps_the_rest() -> None:
@@ -216,6 +238,8 @@ def test_multi_label_targets_need_not_sum_to_one() -> None:
     assert soft_targets(torch.tensor([2]), 3, multi_label=True).tolist() == [[0, 0, 1]]
     with pytest.raises(ValueError, match=r"lie in \[0, 1\], got values from 0 to 2"):
         soft_targets(2 * rows, 3, multi_label=True)
+    with pytest.raises(ValueError, match=r"lie in \[0, 1\], got values from -1 to"):
+        soft_targets(-rows, 3, multi_label=True)
     with pytest.raises(ValueError, match="set loss='sigmoid_bce' for multi-label"):
         soft_targets(rows, 3)
 
@@ -232,8 +256,10 @@ def test_accuracy_under_mixing_is_the_label_mass_that_is_hit() -> None:
     for bad, message in ((0, "from 1 to 3"), (4, "from 1 to 3, the classes, got 4")):
         with pytest.raises(ValueError, match=message):
             mixed.accuracy_under_mixing(top=bad)
-    with pytest.raises(ValueError, match="no logits"):
-        Mixed(None, None).accuracy_under_mixing()
+    assert Mixed(logits, torch.zeros(2, 3)).accuracy_under_mixing() == 0
+    for logits_or_none in (None, logits):
+        with pytest.raises(ValueError, match="no logits"):
+            Mixed(logits_or_none, None).accuracy_under_mixing()
 
 
 def test_every_term_of_the_loss_gets_its_gradient() -> None:

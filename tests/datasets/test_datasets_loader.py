@@ -152,10 +152,11 @@ def test_a_cuda_graph_holds_the_gather_and_both_devices_agree():
     assert torch.equal(y.cpu(), expected_y)
 
 
-def test_eval_batches_give_the_set_in_order_again_and_again():
+@pytest.mark.parametrize(("batch_size", "num_batches"), [(10, 3), (23, 1), (100, 1)])
+def test_eval_batches_give_the_set_in_order_again_and_again(batch_size, num_batches):
     image_set = make_set()
-    batches = eval_batches(image_set, 10)
-    assert len(batches) == 3
+    batches = eval_batches(image_set, batch_size)
+    assert len(batches) == num_batches
     for _ in range(2):
         x, y = (torch.cat(parts) for parts in zip(*batches, strict=True))
         assert torch.equal(x, image_set.images.float() / 255)

@@ -15,6 +15,7 @@ from PIL import Image
 from alignmixup import datasets
 from alignmixup.cli.program import main
 from alignmixup.datasets import StreamLoader, scan_folder, scan_shards, write_shards
+from alignmixup.datasets.loading.augment import derive_seed
 from alignmixup.datasets.loading.decode import read_rgb
 from alignmixup.datasets.loading.members import Member, shard_of
 from alignmixup.datasets.loading.order import WINDOW, EpochOrder, shard_numbers
@@ -133,6 +134,25 @@ def test_batches_depend_on_seed_and_epoch_alone(out):
     assert not torch.equal(whole[0][0], epoch_of(files, 4)[0][0])
 
 
+def test_an_order_entered_late_is_its_tail_and_knows_its_length():
+    """In windows of shards, images stand in the order that the epoch has without shards."""
+    shards = torch.arange(2000) % (2 * WINDOW)
+    whole = list(EpochOrder(2000, 64, 32, 0, True, slice(None), shards))
+    for start in (0, 7, 32):
+        late = EpochOrder(2000, 64, 32, 0, True, slice(None), shards, start_step=start)
+        assert list(late) == whole[start:]
+        assert len(late) == len(whole) - start
+    drawn = torch.tensor([key.index for batch in whole for key in batch])
+    rng = torch.Generator().manual_seed(derive_seed("epoch", 0, 0))
+    plain = torch.randperm(2000, generator=rng)
+    first = set(shards[drawn[:1000]].tolist())
+    assert len(first) == WINDOW
+    expected = [
+        [i for i in plain.tolist() if (int(shards[i]) in first) is own] for own in (True, False)
+    ]
+    assert drawn.tolist() == expected[0] + expected[1]
+
+
 def test_an_epoch_has_each_image_once_and_reads_few_shards_at_a_time():
     shards = torch.arange(50).repeat_interleave(7)[:-3]  # the last one is smaller
     seen = []
@@ -154,7 +174,10 @@ def test_files_have_no_shards():
     member = Member("/a/b.tar", "c.png", 512, 9, "0badcafe")
     assert Member.of(member.path) == member
     assert (shard_of(member.path), str(member)) == ("/a/b.tar", "/a/b.tar: c.png")
-    assert shard_numbers((member.path, member._replace(shard="/z.tar").path)).tolist() == [0, 1]
+    beside, other = member._replace(name="d.png"), member._replace(shard="/z.tar")
+    paths = [each.path for each in (member, other, beside)]
+    assert shard_numbers(paths).tolist() == [0, 1, 0]
+    assert shard_numbers(()) is None
 
 
 def damage(out, how):

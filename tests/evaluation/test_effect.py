@@ -89,6 +89,29 @@ def test_without_iterations_the_reported_plan_is_the_one_that_mixed(keep: str) -
     entropy = -(plan * plan.log()).sum((-2, -1)).mean()
     assert effect.marginal_error == pytest.approx(float(off), rel=1e-6)
     assert effect.plan_entropy == pytest.approx(float(entropy) / math.log(16) - 1, rel=1e-6)
+    partner = points.roll(1, 0)
+    carried = 16 * plan @ partner if keep == "anchor" else 16 * plan.mT @ points
+    aligned = (carried + (points if keep == "anchor" else partner)) / 2
+    plain = (points + partner) / 2
+    logits = [net.fc(each.mT.flatten(1)).detach() for each in (aligned, plain)]
+    pairs = {"features": (aligned, plain), "pooled": (aligned.mean(1), plain.mean(1))}
+    for name, (one, other) in {**pairs, "logits": logits}.items():
+        expected = float((one - other).norm() / other.norm())
+        assert getattr(effect, name) == pytest.approx(expected, rel=1e-6)
+
+
+def test_the_sentence_has_the_logits_of_each_case_and_mode_once() -> None:
+    effect = alignment_effect(
+        TinyNet("flatten").double(), AlignMixup(), images(8, dtype=torch.float64)
+    )
+    in_evaluation, in_training = str(effect).split("in training mode")
+    for part, is_training in ((in_evaluation, False), (in_training, True)):
+        for case in ("feat", "feat'"):
+            (change,) = (
+                c for c in effect.changes if (c.case, c.is_training) == (case, is_training)
+            )
+            assert part.count(f"({case})") == 1
+            assert f"{change.logits:.2g} ({case})" in part
 
 
 @pytest.mark.parametrize("layer", ["layer4", "layer2.0"])
@@ -308,6 +331,14 @@ def test_a_mixer_inside_another_is_measured(around: Callable[[Mixer], Mixer]) ->
     mixer = AlignMixup(eps=1.0, num_iters=7)
     expected = alignment_effect(TinyNet(), mixer, images(8))
     assert alignment_effect(TinyNet(), around(mixer), images(8)) == expected
+
+
+def test_bytes_and_unknown_directions_are_named() -> None:
+    with pytest.raises(ValueError, match=r"images must be floats, got torch\.uint8"):
+        alignment_effect(TinyNet(), "layer4", images(8).to(torch.uint8))
+    for mixer in ("layer4", AlignMixup()):
+        with pytest.raises(ValueError, match="keep must be 'anchor' or 'partner', got 'both'"):
+            alignment_effect(TinyNet(), mixer, images(8), keep="both")
 
 
 def test_settings_beside_a_mixer_are_refused() -> None:

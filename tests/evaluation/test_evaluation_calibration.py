@@ -283,7 +283,9 @@ def test_the_task_gives_percent_and_a_diagram_that_survives_json():
     assert {r.metric: r.value for r in results} == calibration_metrics(logits, labels, 10)[0]
     p, predicted = logits.softmax(dim=1).max(dim=1)
     diagram = reliability(p, predicted == labels, 10)
-    assert results[0].value == 100 * diagram.ece
+    values = {r.metric: r.value for r in results}
+    for metric in ("ece", "oe", "ue", "mce"):
+        assert values[metric] == 100 * getattr(diagram, metric) > 0
     back = Result.from_json(results[0].to_json()).settings["reliability"]
     assert Reliability(**back).ece == diagram.ece
     assert json.loads(json.dumps(asdict(diagram)))["counts"] == list(diagram.counts)
@@ -293,6 +295,9 @@ def test_too_few_images_for_a_fit_are_a_reason_to_skip_it():
     model, batches = lookup(*sample_predictor(n=1))
     with pytest.raises(Skipped, match="of 1 images leaves 0 to fit and 1 to measure"):
         temperature_scaling(model, batches)
+    for held_out in (0.25, 0.75):  # one image to fit, or one to measure
+        model, batches = lookup(*sample_predictor(n=4))
+        assert temperature_scaling(model, batches, held_out=held_out)[0].metric == "temperature"
 
 
 def test_bad_input_is_explained():

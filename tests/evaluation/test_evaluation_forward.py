@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from alignmixup.evaluation import Pixels, collect_logits, evaluating, predict
+from alignmixup.evaluation.forward import Forward, autocast
 from alignmixup.evaluation.outliers import Outliers
 from alignmixup.evaluation.tasks.accuracy import accuracy
 from alignmixup.evaluation.tasks.attack import fgsm, pgd, strong_attack
@@ -171,9 +172,34 @@ def test_autocast_is_used_and_recorded(name):
     assert {r.settings["amp_dtype"] for r in results} == {"bfloat16"}
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, None])
+def test_a_model_runs_in_the_type_of_autocast_and_gives_float32(dtype):
+    x = batches()[0][0]
+    with autocast(x, dtype):
+        assert torch.is_autocast_enabled("cpu") == (dtype is not None)
+        assert dtype in (None, torch.get_autocast_dtype("cpu"))
+    if dtype != torch.float16:  # not every processor has its products
+        assert Forward(small_net(), amp_dtype=dtype)(x).dtype == torch.float32
+
+
+def test_images_get_the_type_of_the_first_floats_of_a_model():
+    class Table(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("index", torch.arange(3))
+            self.register_buffer("weight", torch.eye(3).double())
+
+        def forward(self, x):
+            return x.mean((2, 3))[:, self.index] @ self.weight
+
+    logits = predict(Table(), [x for x, _ in batches()])
+    torch.testing.assert_close(logits, torch.cat([x for x, _ in batches()]).mean((2, 3)).double())
+
+
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
+        (lambda x, y: [(x.numpy(), y)], "got ndarray; divide bytes by 255"),
         (lambda x, y: [((x * 255).to(torch.uint8), y)], "divide bytes by 255"),
         (lambda x, y: [(x[0], y)], r"shape \[3, 6, 6\]"),
         (lambda x, y: [(x, y[:1])], "4 integers for 4 images"),
@@ -207,6 +233,20 @@ def test_pixels_under_the_name_of_normalized_images_are_refused(name):
         TASKS[name](small_net(), batches(), normalized_by=(MEAN, STD))
 
 
+@pytest.mark.parametrize(
+    ("mean", "std", "is_refused"), [(0.0, 0.5, True), (0.0, 1.0, False), (-1.0, 3.0, False)]
+)
+def test_pixels_are_refused_where_normalization_would_have_left_their_range(mean, std, is_refused):
+    """Zero may stay zero: then white leaves [0, 1], unless the whole range stays inside."""
+    pixels = Pixels((mean,) * 3, (std,) * 3)
+    ranges = torch.tensor([[0.1, 0.6], [0.0, 0.9]])
+    if is_refused:
+        with pytest.raises(ValueError, match="as your normalizing loader returns them"):
+            pixels.check_normalized(ranges)
+    else:
+        pixels.check_normalized(ranges)
+
+
 def test_a_tiny_overshoot_is_clipped_and_more_is_refused():
     class Extremes(nn.Module):
         def forward(self, x):
@@ -218,6 +258,8 @@ def test_a_tiny_overshoot_is_clipped_and_more_is_refused():
     assert logits[0].tolist() == [0.0, 1.0]
     with pytest.raises(ValueError, match="must lie in"):
         predict(Extremes(), [x + 2e-4])
+    with pytest.raises(ValueError, match="must lie in"):
+        predict(Extremes(), [x.clamp(max=0.9) - 2e-4])
 
 
 def test_logits_come_in_order_and_do_not_depend_on_the_batches():

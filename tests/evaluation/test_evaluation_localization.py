@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch import nn
 
+from alignmixup.contracts import Skipped
 from alignmixup.datasets.shapes import shapes
 from alignmixup.evaluation.contours import level_boxes, mask_box
 from alignmixup.evaluation.heat import heat_maps
@@ -186,6 +187,15 @@ def test_constant_map_is_all_zero(value):
 # The metrics on maps drawn by hand.
 
 
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, 3e38])
+def test_a_map_that_is_not_finite_is_named(value):
+    """Nor may the difference of two of its values be infinite."""
+    maps = torch.zeros(2, 3, 3)
+    maps[1, 0], maps[1, 1, 1] = value, -value
+    with pytest.raises(ValueError, match="map is not finite"):
+        heat_maps(maps, (5, 5))
+
+
 @pytest.mark.parametrize("convention", ["reference", "exact"])
 @pytest.mark.parametrize("label", [0, 2])
 def test_map_that_is_the_box_scores_full_marks(convention, label):
@@ -279,13 +289,13 @@ def test_threshold_of_top1_is_015():
 
 
 def test_top1_needs_the_right_class():
-    x, _ = painted(drawn(12, (3, 4, 9, 11, 1.0)), drawn(12, (3, 4, 9, 11, 1.0)))[0]
+    x, _ = painted(*[drawn(12, (3, 4, 9, 11, 1.0))] * 3)[0]
     x[:, 1] = x[:, 0] * 0.5
-    batches = [(x, torch.tensor([0, 1]))]  # the second image is taken for class 0
-    found = localization(Painted(), batches, [box(3, 4, 9, 11)] * 2)
+    batches = [(x, torch.tensor([0, 1, 0]))]  # the second image is taken for class 0
+    found = localization(Painted(), batches, [box(3, 4, 9, 11)] * 3)
     values = {r.metric: r.value for r in found}
-    assert values["gt_known_loc"] == 100
-    assert values["top1_loc"] == 50
+    assert values["gt_known_loc"] == pytest.approx(100)
+    assert values["top1_loc"] == pytest.approx(200 / 3)
 
 
 # The box of the whole mask, against one drawn around the pixels one by one.
@@ -497,8 +507,11 @@ def test_labels_out_of_range_and_models_without_a_head_are_errors():
         with pytest.raises(ValueError, match=r"0\.\.2"):
             task(torch.tensor([3]))
     flat = nn.Sequential(nn.Flatten(), nn.Linear(3 * 144, 3))
-    with pytest.raises(ValueError, match="no pooling head"):
+    with pytest.raises(Skipped, match=r"no class activation maps: .*no pooling head"):
         localization(flat, [(x, torch.tensor([0]))], truth)
+    with pytest.raises(ValueError, match="nonesuch") as error:
+        localization(flat, [(x, torch.tensor([0]))], truth, layer="nonesuch")
+    assert not isinstance(error.value, Skipped)  # a name that was given is a mistake
     with pytest.raises(ValueError, match=r"\[0, 1\]"):
         localization(Painted(), [(x * 255, torch.tensor([0]))], truth)
 
@@ -535,4 +548,9 @@ def test_boxes_that_are_no_tensors_are_explained():
 
 def test_images_without_boxes_have_no_place():
     x, y = painted(drawn(12, (2, 2, 8, 8, 1.0)), drawn(12, (1, 1, 5, 5, 1.0)))[0]
-    assert localize(Painted(), x, y, [torch.zeros(0, 4)] * 2) == []
+    none, whole = torch.zeros(0, 4), box(1, 1, 5, 5)
+    assert localize(Painted(), x, y, [none] * 2) == []
+    (found,) = localize(Painted(), x, y, [none, whole])
+    assert found.true_boxes == (tuple(whole[0].tolist()),)
+    (result, *_) = localization(Painted(), [(x, y)], [none, whole])
+    assert result.settings["num_images"] == 1

@@ -209,8 +209,11 @@ def test_bad_input_is_explained():
         separation_metrics(torch.rand(3), torch.rand(3), prior="equal")
     with pytest.raises(ValueError, match="3 in-distribution and 0 out"):
         separation_metrics(torch.rand(3), torch.rand(0))
-    with pytest.raises(ValueError, match="finite"):
-        separation_metrics(torch.tensor([torch.nan]), torch.rand(3))
+    for bad in (torch.nan, torch.inf):
+        one_bad = torch.tensor([0.5, bad])
+        for sets in ((one_bad, torch.rand(3)), (torch.rand(3), one_bad)):
+            with pytest.raises(ValueError, match="finite"):
+                separation_metrics(*sets)
 
 
 # Sources
@@ -312,6 +315,10 @@ def test_resize_agrees_with_pillow():
         # Pillow rounds after each of its two passes; we round once.
         gap = small.permute(1, 2, 0).int().numpy() - theirs.astype(np.int32)
         assert np.abs(gap).max() <= 1
+    for value in (0, 255):
+        plain = torch.full((1, 3, 37, 37), value, dtype=torch.uint8)
+        assert (resize(plain, 32) == value).all()
+        assert (resize(plain, 41) == value).all()
     floats = resize(images.float() / 255, 32)
     torch.testing.assert_close(floats, ours.float() / 255, atol=0.51 / 255, rtol=0)
 
@@ -334,6 +341,23 @@ def test_a_histogram_counts_every_score_once(values, split):
     assert len(made["edges"]) == 8
     assert len(made["id"]) == len(made["ood"]) == 7
     assert made["edges"] == sorted(made["edges"])
+    if inside.min() < inside.max():
+        ends = (made["edges"][0], made["edges"][-1])
+        assert ends == pytest.approx((min(values), max(values)), abs=1e-6)
+        other = score_histogram(outside, inside, num_bins=7)
+        swapped = {"edges": made["edges"], "id": made["ood"], "ood": made["id"]}
+        assert other == swapped
+
+
+@pytest.mark.parametrize("prior", ["balanced", "empirical"])
+@pytest.mark.parametrize("score", sorted(SCORES))
+def test_the_metrics_of_logits_are_those_of_their_scores(score, prior):
+    rng = torch.Generator().manual_seed(0)
+    inside, outside = (torch.randn(n, 3, generator=rng, dtype=torch.float64) for n in (30, 11))
+    found = by_name(ood_from_logits(2 * inside, outside, "other", score=score, prior=prior))
+    sets = (SCORES[score](logits) for logits in (2 * inside, outside))
+    expected = separation_metrics(*sets, prior=prior)
+    assert {name: found[name] for name in expected} == expected
 
 
 def test_the_histogram_is_in_the_settings_of_auroc_alone():

@@ -495,6 +495,8 @@ class NarrowBackbone(nn.Module):
         (lambda: AE(num_iters=-1), "num_iters must be an integer >= 0 .* got -1"),
         (lambda: AE(resolution=0), "resolution must be an integer >= 1, got 0"),
         (lambda: AE(loss="mse"), "loss must be .*, got 'mse'"),
+        (lambda: AE(layer=4), "a layer is the name .* got 4;"),
+        (lambda: AE(embed=4), "a layer is the name .* got 4;"),
         (lambda: AlignMixupVAE(embedding_dim=0), "embedding_dim must be an integer >= 1, got 0"),
         (lambda: AlignMixupVAE(kl_weight=-1.0), "kl_weight must be >= 0 and finite, got -1.0"),
         (lambda: AlignMixupVAE(kl_weight=math.inf), "kl_weight must be >= 0 .* got inf"),
@@ -512,6 +514,12 @@ def test_a_network_that_takes_no_noise_or_cannot_decode_is_named() -> None:
     vae = AlignMixupVAE("layer1", layers=("x", "A"), clean=False)
     with pytest.raises(ValueError, match=r"Backbone.forward has no arguments \['noise'\]"):
         vae.apply(Backbone(), x, y, draw_case(vae, "input", 4))
+
+    class Open(Backbone):
+        def forward(self, x: Tensor, **further: Tensor) -> Tensor:
+            return super().forward(x + further["noise"].mean())
+
+    assert vae.apply(Open(), x, y, draw_case(vae, "input", 4)).loss().isfinite()
     net, ae = Backbone(), AE("layer1", layers=("x", "A"))
     net.decoder = nn.Identity()
     with pytest.raises(ValueError, match=r"Backbone.forward has no arguments \['decode'\]"):

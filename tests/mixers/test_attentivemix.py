@@ -249,3 +249,12 @@ def test_a_layer_without_cells_is_named() -> None:
     mixer = AttentiveMix(layer="fc")
     with pytest.raises(ValueError, match=r"layer 'fc' returns \[6, 5\]; maps"):
         mixer.apply(TinyNet(), images(6), labels(6), draw_of(0.5))
+
+
+@pytest.mark.parametrize(("num_cells", "lam"), [(6, 43 / 49), (49, 0.0), (60, 0.0)])
+def test_a_number_of_cells_is_a_nominal_share(num_cells: int, lam: float) -> None:
+    draw = AttentiveMix(num_cells=num_cells).draw(4, torch.Generator().manual_seed(0))
+    assert float(draw.lam) == pytest.approx(lam)
+    attention = torch.rand(4, 7, 7)
+    assert (strongest(attention, draw.lam, 0, num_cells).sum((1, 2)) == min(num_cells, 49)).all()
+    assert not strongest(attention, torch.tensor(1.0), 0, num_cells).any()

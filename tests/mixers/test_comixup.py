@@ -299,6 +299,41 @@ def test_a_tie_costs_one_however_many_outputs_share_it() -> None:
     assert not (assigned(tied_costs(5, 0.5), start, half_labels=False).sum(2)[..., :2] == 2).all()
 
 
+@pytest.mark.parametrize("penalty", ["hard", "soft"])
+def test_the_mixer_solves_the_papers_costs_with_its_settings(
+    monkeypatch: pytest.MonkeyPatch, penalty: str
+) -> None:
+    """Parts of eight pictures, against costs that are stated without the mixer."""
+    seen: list[tuple[JointCosts, dict[str, object]]] = []
+
+    def watched(costs: JointCosts, start: Tensor, **settings: object) -> object:
+        seen.append((costs, settings))
+        return assign_blocks(costs, start, **settings)
+
+    monkeypatch.setattr("alignmixup.mixers.comixup.assign_blocks", watched)
+    search = {"num_iters": 2, "num_sweeps": 1, "half_labels": False, "resolve_ties": False}
+    mixer = CoMixup(part_size=8, num_restarts=3, penalty=penalty, backend="reference", **search)
+    gammas = torch._standard_gamma(
+        torch.full((3, 8), 2.0), generator=torch.Generator().manual_seed(0)
+    )
+    prior = (gammas.double() / gammas.double().sum(1, keepdim=True)).flatten()
+    draw = dataclasses.replace(draw_from(mixer, 24), prior=prior)
+    maps = salient_pictures().saliency[torch.arange(24)].double()
+    shares = mixer.shares(maps, draw)
+    ((costs, settings),) = seen
+    expected = realistic_costs(3, 8, 4, penalty)
+    for field in dataclasses.fields(JointCosts):
+        ours, theirs = getattr(costs, field.name), getattr(expected, field.name)
+        if isinstance(ours, Tensor):
+            torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-8)
+        else:
+            assert ours == theirs
+    assert settings == {**search, "backend": "reference"}
+    start = (draw.start.flatten(2).transpose(0, 1).reshape(3, 8, 3, 16) * 8).long()
+    found = assign_blocks(expected, start.permute(2, 0, 1, 3), **settings)
+    assert torch.equal(shares, found.shares)
+
+
 def test_parts_do_not_see_each_other() -> None:
     costs = realistic_costs(4, 8, 4)
     start = random_start(4, costs)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import alignmixup as am
 from alignmixup.contracts import Draw, Mixed, soft_cross_entropy
 from alignmixup.mixers.adautomix import AdAutoMix
-from alignmixup.mixers.automix import AutoMix, rescaled
+from alignmixup.mixers.automix import AutoMix, AutoMixBlock, rescaled
 from alignmixup.mixers.learned import Learned, attend
 from alignmixup.mixers.samix import SAMix, emphasis
 from alignmixup.mixers.stateful import follow, run_to
@@ -40,6 +40,31 @@ def test_attention_is_a_weighted_mean_at_each_position() -> None:
             weights = [math.exp(p / math.sqrt(3)) for p in products]
             values = [w * float(v[b].flatten()[j]) for j, w in enumerate(weights)]
             assert float(found[b, 0, i]) == pytest.approx(sum(values) / sum(weights))
+
+
+@pytest.mark.parametrize("lam_channel", [False, True])
+def test_the_block_of_automix_looks_from_the_anchor_at_the_partner(lam_channel: bool) -> None:
+    block = AutoMixBlock(6, lam_channel).double()
+    for parameter in block.parameters():  # larger than at the start, where masks hardly differ
+        torch.nn.init.normal_(parameter)
+    rng = torch.Generator().manual_seed(0)
+    h, other = (torch.randn(1, 6, 2, 3, generator=rng, dtype=torch.float64) for _ in range(2))
+    lam = torch.tensor(0.3)
+    scores = block(h, other, lam).flatten()
+    points = [each[0].flatten(1).T.detach() for each in (h, other)]
+    if lam_channel:
+        points = [
+            torch.cat([each, torch.full((6, 1), share).double()], 1)
+            for each, share in zip(points, (float(lam), 1 - float(lam)), strict=True)
+        ]
+    query, value = block.query.weight.flatten(1), block.value.weight.flatten(1)
+    assert len(query) == 3
+    anchor = points[0] @ query.T + block.query.bias
+    partner = points[1] @ query.T + block.query.bias
+    values = (points[1] @ value.T + block.value.bias)[:, 0]
+    for position in range(6):
+        weights = (anchor[position] @ partner.T / math.sqrt(3)).softmax(0)
+        torch.testing.assert_close(scores[position], weights @ values)
 
 
 @every_pair_method
@@ -355,11 +380,17 @@ def test_the_weight_of_the_mask_decays_where_it_should() -> None:
 
 def test_presets_have_the_published_rates() -> None:
     assert dict(AutoMix().optimizer_group) == {}
-    for mixer in (AutoMix.tiny_imagenet(), SAMix.imagenet(), AdAutoMix.imagenet()):
+    rated = (AutoMix.tiny_imagenet(), SAMix.imagenet(), AdAutoMix.imagenet())
+    for mixer in (*rated, AutoMix.imagenet(), SAMix.tiny_imagenet()):
         assert dict(mixer.optimizer_group) == {"lr": 0.1, "min_lr": 0.001}
     assert dict(AutoMix.deit().optimizer_group) == {"lr": 1e-3, "min_lr": 1e-4}
     assert dict(AutoMix(block_momentum=0.0).optimizer_group) == {"momentum": 0.0}
-    assert AutoMix.two_heads("fc") == AutoMix(heads=2, classifier="fc")
+    assert not AutoMix().lam_channel
+    assert AutoMix.imagenet().lam_channel
+    assert (AutoMix.deit().lam_channel, AutoMix.deit().block_prob) == (True, 0.8)
+    assert SAMix.imagenet().curve is SAMix.tiny_imagenet().curve is None
+    for kind in (AutoMix, AdAutoMix):
+        assert kind.two_heads("fc") == kind(heads=2, classifier="fc")
     assert AdAutoMix.paper() == AdAutoMix(cos_sign=-1)
     assert SAMix.cifar100_tuned() == SAMix(rescale_prob=0.25)
     assert AdAutoMix.tiny_imagenet().beta == 0.4

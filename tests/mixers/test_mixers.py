@@ -200,6 +200,25 @@ def test_every_parameter_gets_a_finite_gradient(row: Row, case: str) -> None:
     for name, parameter in net.named_parameters():
         assert parameter.grad.isfinite().all(), name
         assert parameter.grad.abs().max() > 0, name
+    # Otherwise DistributedDataParallel looks for those without a gradient in every step.
+    assert row.mixer.trains_all == (not isinstance(row.mixer, AlignMixupAE))
+
+
+@every_row
+def test_a_mixer_names_the_layers_that_it_taps(row: Row) -> None:
+    """OneOf taps them in every case, because torch.compile ignores hooks that come later."""
+    tapped: set[str] = set()
+
+    class Watched(TinyNet):
+        def forward(self, x: Tensor) -> Tensor:
+            if self is net:  # not a teacher, which is a copy
+                tapped.update(name for name, part in self.named_modules() if part._forward_hooks)
+            return super().forward(x)
+
+    net = Watched()
+    for case in row.mixer.cases:
+        row.apply(net, images(6), labels(6), draw_case(row.mixer, case, 6))
+    assert tapped == set(row.mixer.tapped(net))
 
 
 @every_case
@@ -270,11 +289,13 @@ def test_cases_occur_with_their_probability(row: Row) -> None:
 
 @every_row
 def test_draws_are_permutations_and_shares(row: Row) -> None:
+    held = getattr(row.mixer, "mixer", row.mixer)
+    is_each = getattr(held, "lam_per_sample", getattr(held, "mode", "") in ("elem", "pair"))
     rng = torch.Generator().manual_seed(0)
     for _ in range(20):
         draw = row.mixer.draw(7, rng)
         assert torch.equal(draw.perm.sort().values, torch.arange(7))
-        assert draw.lam.shape in [(), (7,)]
+        assert draw.lam.shape == ((7,) if is_each else ())
         assert ((draw.lam >= 0) & (draw.lam <= 1)).all()
 
 
@@ -747,6 +768,39 @@ def test_a_resolution_that_does_not_divide_the_map_is_named(resolution: int, cas
         mixer.apply(TinyNet(), images(6), labels(6), draw_case(mixer, case, 6))
 
 
+class Twice(nn.Module):
+    """A network with a layer that returns two rows per image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.twice, self.fc = nn.Identity(), nn.Linear(3 * IMAGE_SIZE**2, NUM_CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.twice(x.flatten(1).repeat(2, 1)))[: len(x)]
+
+
+@pytest.mark.parametrize(
+    ("mixer", "case"),
+    [
+        (ManifoldMixup(("twice",)), "twice"),
+        (AlignMixupAE(embed="twice", layers=("x", "e"), clean=False), "embed"),
+        (AlignMixupAE(embed="twice", layers=("x", "e"), clean=False), "input"),
+    ],
+)
+def test_a_layer_with_other_rows_than_the_batch_is_named(mixer: Mixer, case: str) -> None:
+    with pytest.raises(ValueError, match=r"'twice' returns \[12, 768\] for a batch of 6"):
+        mixer.apply(Twice(), images(6), labels(6), draw_case(mixer, case, 6))
+
+
+@pytest.mark.parametrize("size", [(16, 24), (24, 16)])
+def test_a_resolution_must_divide_both_sides(size: tuple[int, int]) -> None:
+    x = torch.rand(6, 3, *size)  # maps of 4 by 6, or of 6 by 4
+    net, draw = TinyNet("pool"), draw_case(AlignMixup(), "feat", 6)
+    assert AlignMixup(resolution=2).apply(net, x, labels(6), draw).loss().isfinite()
+    with pytest.raises(ValueError, match="resolution 4 must divide the sides"):
+        AlignMixup(resolution=4).apply(net, x, labels(6), draw)
+
+
 @pytest.mark.parametrize("case", ["input", "feat"])
 def test_a_layer_without_positions_is_named_in_any_case(case: str) -> None:
     mixer = AlignMixup("fc")
@@ -800,6 +854,8 @@ def test_images_of_another_float_type_are_named(x: torch.dtype, net: torch.dtype
 def test_autocast_takes_images_of_another_float_type() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         loss = InputMixup()(TinyNet(), images(6).half(), labels(6)).loss()
+        with pytest.raises(ValueError, match=r"images are torch.float64 .* torch.float32"):
+            InputMixup()(TinyNet(), images(6, dtype=torch.float64), labels(6))
     assert loss.isfinite()
 
 

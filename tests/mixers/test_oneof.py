@@ -346,3 +346,9 @@ def test_a_setting_that_would_hide_the_class_is_refused() -> None:
         @dataclasses.dataclass(frozen=True)
         class Stripes(InputMixup):
             kind: str = "narrow"
+
+
+def test_it_needs_the_network_if_one_of_its_methods_does() -> None:
+    assert OneOf((InputMixup(), AlignMixup())).needs_network
+    assert OneOf((AlignMixup(), InputMixup())).needs_network
+    assert not OneOf((InputMixup(), CutMix())).needs_network

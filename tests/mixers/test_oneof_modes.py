@@ -15,7 +15,7 @@ from alignmixup.mixers.cutmix import CutMix
 from alignmixup.mixers.input_mixup import InputMixup
 from alignmixup.mixers.label_smoothing import LabelSmoothing
 from alignmixup.mixers.oneof import OneOf
-from alignmixup.mixers.per_sample import ChoiceDraw
+from alignmixup.mixers.per_sample import ChoiceDraw, _choose
 from alignmixup.mixers.resizemix import ResizeMix
 from cases import NUM_CLASSES, PixelRecorder, TinyNet, images, labels
 from torchvision_schemas import define_torchvision_schemas
@@ -202,3 +202,12 @@ def test_a_draw_of_another_mode_is_named() -> None:
             if other != own:
                 with pytest.raises(ValueError, match="but this mixer has"):
                     mixer.apply(TinyNet(), images(4), labels(4), drawing.draw(4, rng()))
+
+
+@pytest.mark.parametrize("shares", [(0.3,), (1.0,), (0.2, 0.5), (0.25, 0.75), (0.0, 0.4)])
+def test_methods_are_chosen_by_their_shares_and_the_rest_is_not_mixed(shares) -> None:
+    number, is_mixed = _choose(shares, 20000, torch.Generator().manual_seed(0))
+    for method, share in enumerate(shares):
+        found = float(((number == method) & is_mixed).float().mean())
+        assert found == pytest.approx(share, abs=4 * (share * (1 - share) / 20000) ** 0.5)
+    assert float(is_mixed.float().mean()) == pytest.approx(sum(shares), abs=0.015)

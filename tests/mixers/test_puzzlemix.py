@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from alignmixup.contracts import Draw, soft_cross_entropy
-from alignmixup.mixers.puzzlemix import PuzzleDraw, PuzzleMix
+from alignmixup.mixers.puzzlemix import PuzzleDraw, PuzzleMix, _uniform_noise
 from alignmixup.ops.gradient_saliency import block_saliency, gradient_saliency
+from alignmixup.ops.gridcut import GridCut, cut_ordered
 from alignmixup.ops.puzzle import puzzle_energy, repeat_blocks, transport
 from cases import NUM_CLASSES, TinyNet, draw_case, images, labels, with_lam
 from gridcut_oracles import ordered_energy, salient_pictures
@@ -515,6 +516,47 @@ def test_adversarial_noise_raises_the_loss() -> None:
     draw = dataclasses.replace(draw, strength=torch.tensor(1.0))
     noisy = soft_cross_entropy(mixer.apply(net, x, y, draw).logits, torch.eye(NUM_CLASSES)[y])
     assert noisy > 1.05 * F.cross_entropy(net(x), y)
+
+
+def test_noise_is_splitmix64_of_the_pixels_number() -> None:
+    """In whole numbers of any size; the seed is added to the number of the pixel."""
+    seed, bits = 2**61 + 12345, 2**64 - 1
+    expected = []
+    for number in range(60):
+        z = (number * 0x9E3779B97F4A7C15 + seed) & bits
+        z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & bits
+        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & bits
+        expected.append((z ^ (z >> 31)) >> 40)
+    noise = _uniform_noise(torch.tensor(seed), torch.zeros(1, 3, 4, 5, dtype=torch.float64), 0.25)
+    unit = torch.tensor(expected, dtype=torch.float64) / 2**24
+    torch.testing.assert_close(noise.flatten(), (2 * unit - 1) * 0.25, rtol=0, atol=1e-15)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"eta": 3.0}, {"beta": 5.0}, {"gamma": 0.1}, {"neigh_size": 2}, {"num_labels": 2}],
+)
+def test_the_mask_is_the_cut_of_the_energy_with_these_settings(settings: dict[str, float]) -> None:
+    x, maps = images(6), images(6, seed=1).mean(1)
+    mixer = PuzzleMix(backend="reference", **settings)
+    draw = draw_case(mixer, "4", 6)
+    chosen = {"eta": 0.2, "beta": 1.2, "gamma": 0.5, "neigh_size": 4, "num_labels": 3, **settings}
+    energy = puzzle_energy(x, maps, draw.perm, draw.lam, num_blocks=4, **chosen)
+    seen = []
+
+    def cut(*costs: Tensor, backend: str) -> GridCut:
+        seen.append((*costs, backend))
+        return cut_ordered(*costs, backend=backend)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("alignmixup.mixers.puzzlemix.cut_ordered", cut)
+        mask = mixer.mask(x, maps, draw, 4)
+    ((unary, down, right, backend),) = seen
+    assert backend == "reference"
+    for ours, theirs in ((unary, energy.unary), (down, energy.down), (right, energy.right)):
+        assert torch.equal(ours, theirs)
+    found = cut_ordered(energy.unary, energy.down, energy.right).labels
+    assert torch.equal(mask, found / (chosen["num_labels"] - 1))
 
 
 def test_seeds_give_different_and_uniform_noise() -> None:

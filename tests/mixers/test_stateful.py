@@ -10,7 +10,15 @@ from torch import Tensor, nn
 
 from alignmixup import fusion
 from alignmixup.contracts import Mixer, fusing
-from alignmixup.mixers.stateful import NormUpdates, follow, make_teacher, run, run_and_keep, run_to
+from alignmixup.mixers.stateful import (
+    NormUpdates,
+    follow,
+    make_teacher,
+    probe,
+    run,
+    run_and_keep,
+    run_to,
+)
 from cases import ROWS, Row, TinyNet, images, labels, params
 
 STATEFUL = [row for row in ROWS if row.mixer.attach(TinyNet(), images(6)).module is not None]
@@ -271,3 +279,36 @@ def test_a_layer_that_does_not_run_once_is_named() -> None:
 
     with pytest.raises(ValueError, match=r"layer 'layer1' ran 2 times in one forward pass"):
         run_and_keep(Twice(), images(3), "layer1")
+
+
+def test_a_teacher_of_a_network_in_evaluation_mode_is_in_training_mode() -> None:
+    net = TinyNet().eval()
+    teacher = make_teacher(net)
+    assert all(module.training for module in teacher.modules())
+    assert not any(parameter.requires_grad for parameter in teacher.parameters())
+    assert not any(module.training for module in net.modules())
+    assert all(parameter.requires_grad for parameter in net.parameters())
+
+
+def test_one_image_is_enough_to_look_at_a_network() -> None:
+    """In training mode a batch norm of vectors needs two."""
+    net = nn.Sequential(nn.Flatten(), nn.Linear(12, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    kept, logits = probe(net.train(), torch.rand(1, 3, 2, 2), "1")
+    assert (kept.shape, logits.shape) == ((1, 4), (1, 2))
+    assert net[2].training
+
+
+def test_only_norms_that_a_pass_moves_are_moved_again() -> None:
+    net = nn.Sequential(
+        nn.BatchNorm2d(3),
+        nn.BatchNorm2d(3).eval(),
+        nn.BatchNorm2d(3, track_running_stats=False),
+        nn.BatchNorm2d(3, momentum=None),
+    )
+    x = images(6)
+    with NormUpdates(net) as updates:
+        net(x)
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    updates.repeat(1)
+    moved = {name for name, value in net.state_dict().items() if not value.equal(before[name])}
+    assert moved == {"0.running_mean", "0.running_var"}

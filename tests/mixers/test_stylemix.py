@@ -412,6 +412,8 @@ def test_what_cannot_be_stylised_is_named(kind: type[StyleMixer], weights: str) 
         mixer.apply(TinyNet(), images(6)[:, :1], labels(6), draw)
     with pytest.raises(ValueError, match=r"needs pixels in \[0, 1\], got values from"):
         mixer.apply(TinyNet(), images(6) * 3 - 1, labels(6), draw)
+    with pytest.raises(ValueError, match="expected 0000"):
+        kind(weights, sha256="0" * 64).apply(TinyNet(), images(6), labels(6), draw)
     bare = Draw(draw.case, draw.perm, draw.lam)
     with pytest.raises(
         ValueError, match=r"needs a Style.*Draw, got a Draw: use the mixer's own draw"

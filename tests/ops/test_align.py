@@ -12,8 +12,9 @@ from hypothesis import given, strategies as st
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from alignmixup.ops._precision import no_autocast
-from alignmixup.ops.align import align_mix
+from alignmixup.ops import _absorbed
+from alignmixup.ops._precision import autocasts_to_bf16, no_autocast
+from alignmixup.ops.align import _align_mix, align_mix
 from alignmixup.ops.blend import blend
 from alignmixup.ops.cost import pairwise_cost
 from alignmixup.ops.sinkhorn import sinkhorn
@@ -395,6 +396,24 @@ def test_a_tracer_sees_the_shape_type_and_layout_there_will_be(shape: tuple[int,
     assert (fake.shape, fake.dtype, fake.stride()) == (real.shape, real.dtype, real.stride())
 
 
+@pytest.mark.parametrize("last", ["columns", "rows"])
+@pytest.mark.parametrize("num_iters", [0, 2])
+@pytest.mark.parametrize("backend", ["reference", "absorbed"])
+def test_the_plan_has_the_layout_that_a_tracer_sees(
+    monkeypatch: pytest.MonkeyPatch, last: str, num_iters: int, backend: str
+) -> None:
+    """Compiled code checks the strides of what an operator returns; the plan is one of these."""
+    args = (False, 0.1, num_iters, 0.0, last, backend)
+    for chunk in (_absorbed.CHUNK, 1):  # all pairs at once, or each by itself
+        monkeypatch.setattr(_absorbed, "CHUNK", chunk)
+        inputs = (torch.randn(3, 5, 4), cycle(3), shares(3))
+        real = _align_mix(*inputs, *args)
+        with FakeTensorMode() as mode:
+            fake = _align_mix(*(mode.from_tensor(t) for t in inputs), *args)
+        for ours, traced in zip(real, fake, strict=True):
+            assert (ours.shape, ours.stride()) == (traced.shape, traced.stride())
+
+
 class _Aligned(nn.Module):
     def forward(self, features: Tensor, perm: Tensor, lam: Tensor) -> Tensor:
         return align_mix(features, perm, lam)
@@ -424,6 +443,8 @@ def test_an_exported_network_takes_batches_of_any_size() -> None:
         ({"perm": torch.arange(3) + 1}, "perm must have values 0 to 2, got 1 to 3"),
         ({"perm": torch.arange(3) - 1}, "perm must have values 0 to 2, got -1 to 1"),
         ({"perm": torch.rand(3)}, "perm must have an integer dtype, got torch.float32"),
+        ({"perm": torch.ones(3).bool()}, "perm must have an integer dtype, got torch.bool"),
+        ({"perm": [1, 2, 0]}, r"perm must be a tensor, got \[1, 2, 0\]: use torch.tensor"),
         ({"lam": 0.5}, "lam must be a tensor, got 0.5: use torch.tensor\\(0.5\\)"),
         ({"lam": torch.ones(2)}, r"lam must have shape \[\] or \[3\], got \[2\]"),
         ({"lam": torch.ones(3, 1)}, r"lam must have shape \[\] or \[3\], got \[3, 1\]"),
@@ -451,6 +472,17 @@ def test_a_permutation_may_be_of_any_whole_numbers(dtype: torch.dtype) -> None:
     perm = torch.tensor([1, 2, 3, 1])
     expected = align_mix(features, perm, shares(4))
     assert torch.equal(align_mix(features, perm.to(dtype), shares(4)), expected)
+
+
+def test_only_autocast_to_bf16_lets_a_kernel_multiply_in_bf16() -> None:
+    cpu, meta = torch.device("cpu"), torch.device("meta")
+    assert not autocasts_to_bf16(cpu)
+    for dtype in (torch.bfloat16, torch.float16):
+        with torch.autocast("cpu", dtype):
+            assert autocasts_to_bf16(cpu) == (dtype == torch.bfloat16)
+            assert not autocasts_to_bf16(meta)
+            with no_autocast(cpu):
+                assert not autocasts_to_bf16(cpu)
 
 
 def test_autocast_is_not_asked_for_at_run_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -211,6 +211,15 @@ def test_without_iterations_one_side_is_normalized_once(last: str) -> None:
     assert (transport.num_iters == 0).all()
 
 
+@both_sides
+def test_without_iterations_large_costs_keep_their_digits(last: str) -> None:
+    """Multiples of 1/64, which float32 has near 10,000 too; divided by eps it would round them."""
+    cost = (64 * random_cost(5, 7)).round() / 64
+    settings = {"eps": 0.3, "num_iters": 0, "last": last}
+    far, near = (solve(c, **settings).plan for c in ((cost + 1e4).float(), cost))
+    torch.testing.assert_close(far.double(), near, rtol=1e-5, atol=0)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_is_raised_to_float32(dtype: torch.dtype) -> None:
     cost = random_cost(3, 5, 5, scale=20.0).to(dtype)

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from alignmixup.contracts import RecipeKey, Result
-from alignmixup.report.grids import claims_of, make_grids
+from alignmixup.report.grids import Cell, GridRow, claims_of, make_grids, shared_variant
+from alignmixup.report.measures import Measure
 from alignmixup.report.page_charts import _attacked
 from alignmixup.report.runs import is_smoke_test, runs_of, short_labels
 from alignmixup.report.summary import comparison_table, paper_tables, summarize
@@ -49,6 +50,52 @@ def measured(grid):
 )
 def test_a_smoke_test_is_far_shorter_than_its_recipe(epochs, recipe, is_smoke):
     assert is_smoke_test(epochs, recipe) is is_smoke
+
+
+def test_grids_come_by_data_and_then_by_network():
+    places = [("cifar100", "r18"), ("cifar10", "wrn16-8"), ("cifar10", "r18")]
+    lines = [line("input", 96.0).stamped(key=RecipeKey(*place, "input")) for place in places]
+    grids = make_grids(lines, "accuracy", recipe_settings=of_300)
+    assert [(grid.data, grid.network) for grid in grids] == places[::-1]
+    assert [grid.place for grid in grids] == [
+        "CIFAR-10, R-18",
+        "CIFAR-10, WRN16-8",
+        "CIFAR-100, R-18",
+    ]
+
+
+def test_a_variant_is_its_labels_and_then_its_settings():
+    settings = (("train.lr", "0.2"), ("mixer.last", '"rows"'), ("last epoch", ""))
+    row = GridRow("cutmix", ("fast",), settings, 300, 300, "", {})
+    assert row.name_without(()) == "CutMix (fast, train.lr=0.2, mixer.last=rows, last epoch)"
+    assert row.name_without(["fast"]) == "CutMix (train.lr=0.2, mixer.last=rows, last epoch)"
+    assert replace(row, labels=(), settings=()).name_without(()) == "CutMix"
+    assert (row.num_seeds, row.is_measured) == (0, False)
+
+
+def test_a_row_is_measured_by_any_of_its_columns_and_a_grid_has_any_source():
+    lines = [
+        line("input", 50.0, task="fgsm", metric="top1_error"),
+        line("input", 50.0, task="strong_attack", metric="top1_error"),
+        line("cutmix", 50.0, task="pgd", metric="top1_error"),
+    ]
+    grid = only_grid(lines, "robustness")
+    assert {row.method for row in measured(grid)} == {"input", "cutmix"}
+    assert not grid.has_sources
+    # The paper prints FGSM alone: its own row of that method is needed no more, others are.
+    assert [row.is_measured for row in grid.rows if row.method == "input"] == [True]
+    assert any(row.method == "manifold" and not row.is_measured for row in grid.rows)
+    beside = (measured(grid)[0], replace(measured(grid)[1], source="isun"))
+    assert replace(grid, rows=beside).has_sources
+
+
+def test_words_that_two_rows_share_are_said_once():
+    cell = {Measure("accuracy", "top1_last"): Cell({0: 50.0}, None)}
+    one = GridRow("cutmix", ("fast",), (("train.lr", "0.2"),), 300, 300, "", cell)
+    two = replace(one, method="input", settings=())
+    assert shared_variant([one, two]) == ("fast",)
+    assert shared_variant([one]) == ()
+    assert shared_variant([one, replace(two, cells={})]) == ()
 
 
 def test_runs_of_different_length_have_rows_of_their_own():

@@ -7,7 +7,7 @@ from alignmixup.contracts import RecipeKey, Result
 from alignmixup.experiments.provenance import origin, recipe_settings
 from alignmixup.recipes.catalog import find_recipe, recipe_names
 from alignmixup.recipes.schema import changed, on_data
-from alignmixup.report.folding import SHORT
+from alignmixup.report.folding import SHORT, fold
 from alignmixup.report.measures import KINDS, kinds_in
 from alignmixup.report.runs import runs_of
 from alignmixup.report.summary import paper_tables, summarize
@@ -106,6 +106,43 @@ def test_times_of_several_seeds_are_one_row_and_those_of_two_machines_two():
     )
 
 
+def test_a_computation_that_the_recipe_names_is_no_difference():
+    line = Result("accuracy", "top1_last", 90.0, key=KEY, epoch=300)
+    named = {"recipe_settings": lambda key: {"train.epochs": 300, "train.precision": "bf16"}}
+    for precision, text in (("bf16", ""), ("float32", ', train.precision="float32"')):
+        trained = {"train.epochs": 300, "train.precision": precision}
+        made = table(
+            [line.stamped(trained=trained)], "accuracy", which="last", paper_rows=False, **named
+        )
+        assert made.rows[0][0] == f"AlignMixup (fast{text})"
+
+
+def test_the_order_of_settings_is_no_difference():
+    """Neither that of the settings nor that inside one: a later line replaces an earlier one."""
+    trained = {"train.lr": 0.2, "mixer.weights": {"input": 2.0, "feat": 1.0}}
+    turned = {"mixer.weights": {"feat": 1.0, "input": 2.0}, "train.lr": 0.2}
+    lines = [run(value=value) for value in (80.0, 90.0)]
+    lines = [
+        line.stamped(trained={**line.trained, **each})
+        for line, each in zip(lines, (trained, turned), strict=True)
+    ]
+    folded = fold(lines, KINDS["accuracy"][1], "last", (), recipe_settings)
+    assert folded.num_repeated == 1
+    assert [list(cell.values()) for cell in folded.cells.values()] == [[10.0]]
+
+
+def test_a_detector_stands_under_its_own_data_and_network():
+    """Not under those of its backbone, which its key names."""
+    key, settings = RecipeKey("imagenet", "r50", "cutmix"), {"data": "voc07", "network": "ssd-r50"}
+    task, metric = KINDS["detection"][1][0].task, KINDS["detection"][1][0].metric
+    lines = [Result(task, metric, 50.0, settings, key, 0)]
+    ((_, column),) = fold(lines, KINDS["detection"][1], "last", (), recipe_settings).cells
+    assert (column.data, column.network) == ("voc07", "ssd-r50")
+    lines = [Result("accuracy", "top1_last", 50.0, settings, key, 0)]
+    ((_, column),) = fold(lines, KINDS["accuracy"][1], "last", (), recipe_settings).cells
+    assert (column.data, column.network) == ("imagenet", "r50")
+
+
 def test_the_majority_does_not_hide_what_differs():
     """Three short runs and one as the recipe says: the short ones are still named."""
     short = [run({"train.lr": 0.2}, seed=seed) for seed in range(3)]
@@ -166,7 +203,7 @@ def test_short_runs_show_their_last_epoch_and_say_so():
     """Lines of older runs have a median of ten epochs for ten epochs: it is not shown."""
     short = [
         run({"train.epochs": 10}, metric=metric, value=value)
-        for metric, value in (("top1_median10", 70.0), ("top1_last", 90.0), ("top1_best", 91.0))
+        for metric, value in (("top1_last", 90.0), ("top1_median10", 70.0), ("top1_best", 91.0))
     ]
     long = [
         run(metric=metric, value=value)
@@ -214,6 +251,16 @@ def test_every_column_has_its_unit():
         made = table(results, kind)
         for column in made.columns[1:]:
             assert column.endswith(("(%)", "(M)", "(ms)")), column
+
+
+@pytest.mark.parametrize(("data", "name"), [("cifar10", "CIFAR-10"), ("shapes", "shapes")])
+def test_a_column_of_accuracies_is_named_by_its_data_and_logs_are_quoted_where_there_are(
+    data, name
+):
+    line = Result("accuracy", "top1_last", 50.0, key=RecipeKey(data, "r18", "cutmix"), seed=0)
+    made = table([line], "accuracy", which="last", paper_rows=False)
+    assert made.columns[1].startswith(name)
+    assert any("the authors' own logs" in note for note in made.notes) == (data == "cifar10")
 
 
 def test_the_papers_detection_accuracy_comes_before_odins():

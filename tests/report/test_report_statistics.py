@@ -48,7 +48,7 @@ def test_seeds_that_all_differ_alike_show_nothing(step):
 def test_one_seed_shows_nothing():
     found = compare({0: 99.0}, {0: 1.0, 1: 1.0})
     assert (found.verdict, found.low, found.high) == ("not shown", -math.inf, math.inf)
-    assert "one seed" in str(found)
+    assert str(found) == "+98.00 (95 % interval none (one seed))"
     assert spread({0: 3.0}).deviation is None
     assert compare({0: 1.0}, {1: 1.0}) is None
 

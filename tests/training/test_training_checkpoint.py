@@ -52,6 +52,14 @@ def test_the_library_reads_every_kind_of_tensor(tmp_path, dtype):
     assert load_checkpoint(path).facts == {"text": 'quotes " and \u00e4'}
 
 
+def test_tensors_start_at_a_multiple_of_eight_bytes(tmp_path):
+    """So that a reader may map them into memory."""
+    path = tmp_path / "c.safetensors"
+    for length in range(9):
+        write(path, Checkpoint({"some": torch.ones(3)}, {"text": "x" * length}))
+        assert int.from_bytes(path.read_bytes()[:8], "little") % 8 == 0
+
+
 def test_channels_last_weights_come_back_with_the_same_values(tmp_path):
     path = tmp_path / "c.safetensors"
     weights = torch.randn(4, 3, 5, 5).to(memory_format=torch.channels_last)

@@ -12,7 +12,7 @@ from alignmixup.mixers.input_mixup import InputMixup
 from alignmixup.mixers.nomix import NoMix
 from alignmixup.training import TrainSettings, fit
 from alignmixup.training.checkpoint import CHECKPOINT, load_checkpoint
-from alignmixup.training.optim import make_optimizer
+from alignmixup.training.optim import make_optimizer, set_learning_rate
 from alignmixup.training.steps import PlainStep
 
 ADAMW = TrainSettings(
@@ -60,6 +60,55 @@ def test_a_first_step_is_adamw_by_hand():
         kept = 1 - 0.01 * 0.1 if parameter.ndim > 1 else 1.0
         signs = parameter.grad / (parameter.grad.abs() + 1e-8)
         torch.testing.assert_close(parameter.detach(), kept * before[name] - 0.01 * signs)
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_steps_of_sgd_by_hand(nesterov):
+    settings = TrainSettings(lr=0.1, momentum=0.8, nesterov=nesterov, weight_decay=0.01)
+    net = nn.Linear(3, 2)
+    optimizer = make_optimizer(net, settings)
+    weight, speed = net.weight.detach().clone(), torch.zeros(2, 3)
+    for step in range(3):
+        net.weight.grad = torch.full((2, 3), step + 1.0)
+        optimizer.step()
+        gradient = step + 1 + 0.01 * weight
+        speed = 0.8 * speed + gradient
+        weight = weight - 0.1 * (gradient + 0.8 * speed if nesterov else speed)
+        torch.testing.assert_close(net.weight.detach(), weight)
+
+
+class WithModule(NoMix):
+    """A method with a parameter, which is trained in its own way."""
+
+    module = nn.Linear(2, 2)
+    optimizer_group = {"lr": 0.3, "min_lr": 0.2, "momentum": 0.5, "weight_decay": 0.4}  # noqa: RUF012
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw"])
+def test_the_parameters_of_a_mixer_are_a_group_with_settings_of_their_own(name):
+    settings = TrainSettings(optimizer=name, lr=0.1, min_lr=0.01, momentum=0.8, weight_decay=0.02)
+    net, _ = make()
+    ours, theirs = make_optimizer(net, settings, WithModule()).param_groups
+    assert theirs["params"] == list(WithModule.module.parameters())
+    for group, values in ((ours, (0.1, 0.01, 0.8, 0.02)), (theirs, (0.3, 0.2, 0.5, 0.4))):
+        momentum = group["betas"][0] if name == "adamw" else group["momentum"]
+        assert (group["lr"], group["min_lr"], momentum, group["weight_decay"]) == values
+        assert group["base_lr"] == group["lr"]
+        assert group.get("betas", (0, 0.999))[1] == 0.999
+
+
+def test_the_rate_goes_from_that_of_each_group_to_its_least():
+    settings = TrainSettings(lr=0.1, min_lr=0.02)
+    optimizer = make_optimizer(nn.Linear(2, 2), settings, WithModule())
+    for share, rates in ((1.0, (0.1, 0.3)), (0.5, (0.06, 0.25)), (0.0, (0.02, 0.2))):
+        set_learning_rate(optimizer, share)
+        assert [g["lr"] for g in optimizer.param_groups] == pytest.approx(rates)
+
+
+def test_no_group_is_empty():
+    net = nn.Linear(2, 2, bias=False)
+    (group,) = make_optimizer(net, ADAMW).param_groups
+    assert group["weight_decay"] == 0.1
 
 
 def test_every_parameter_is_in_one_group_whatever_rates_and_decay_differ():

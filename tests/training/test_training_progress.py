@@ -27,7 +27,10 @@ def test_the_estimate_leaves_the_first_steps_out_and_waits_for_the_device(monkey
     [
         (0.4, "0 s"),
         (59, "59 s"),
+        (60, "1 min 0 s"),
         (61, "1 min 1 s"),
+        (3_600, "1 h 0 min"),
+        (172_800, "2 d 0 h"),
         (3_725, "1 h 2 min"),
         (100_000, "27 h 46 min"),
         (200_000, "2 d 7 h"),

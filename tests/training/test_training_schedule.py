@@ -6,7 +6,7 @@ import math
 import pytest
 
 from alignmixup.training.optim import learning_rate_share
-from alignmixup.training.settings import TrainSettings
+from alignmixup.training.settings import TrainSettings, differences
 
 STEP = TrainSettings(epochs=2000, milestones=(500, 1000, 1500))
 COSINE = TrainSettings(epochs=200, schedule="cosine", milestones=())
@@ -26,7 +26,7 @@ def test_step_schedule_drops_at_the_papers_epochs(epoch, share):
 def test_cosine_runs_from_one_to_zero():
     assert learning_rate_share(COSINE, 0) == 1
     assert learning_rate_share(COSINE, 100) == pytest.approx(0.5)
-    assert learning_rate_share(COSINE, 200) == pytest.approx(0)
+    assert learning_rate_share(COSINE, 200) == learning_rate_share(COSINE, 201) == pytest.approx(0)
     shares = [learning_rate_share(COSINE, e / 7) for e in range(1400)]
     assert shares == sorted(shares, reverse=True)
 
@@ -65,12 +65,37 @@ def test_warm_cosine_is_the_cosine_of_what_is_left():
             {"classifier_lr": 0.001, "min_lr": 0.01},
             r"min_lr must not exceed classifier_lr \(0.001\), got 0.01",
         ),
+        ({"seed": 2**62}, "seed must be from"),
+        ({"seed": -(2**62)}, "seed must be from"),
+        ({"partners": "batch", "compile": True}, "partners='batch' cannot be compiled"),
         ({"compile": "yes"}, r"compile must be True or False or 'auto', got 'yes'"),
     ],
 )
 def test_settings_that_cannot_be_are_named(change, named):
     with pytest.raises(ValueError, match=named):
         dataclasses.replace(STEP, **change)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"seed": 2**62 - 1},
+        {"classifier_lr": 0.01, "min_lr": 0.01},
+        {"min_lr": 0.1},
+        {"compile": True},
+        {"partners": "batch", "compile": "auto"},
+        {"ema": 0.0},
+    ],
+)
+def test_settings_at_the_edge_are_taken(change):
+    assert dataclasses.replace(STEP, **change) != STEP
+
+
+def test_a_record_may_have_settings_where_another_has_none():
+    assert differences({"a": {"b": 1}}, {"a": None}) == ["a: {'b': 1} before, None now"]
+    assert differences({}, {"a": {"b": 1}}) == ["a: None before, {'b': 1} now"]
+    assert differences({"a": {"b": 1}}, {"a": {"b": 2}}) == ["a.b: 1 before, 2 now"]
+    assert differences({"a": {"b": (1, (2,))}}, {"a": {"b": [1, [2]]}}) == []
 
 
 @pytest.mark.parametrize(

@@ -122,6 +122,19 @@ def test_dropout_follows_the_seed_and_the_callers_generator_is_left_alone(tmp_pa
     assert same(weights(tmp_path / "a"), weights(tmp_path / "b"))
 
 
+def test_the_mode_in_which_a_network_comes_or_is_scored_does_not_matter(tmp_path):
+    def scored(net):
+        net.eval()  # and never back
+        return {"top1": 10.0}
+
+    for is_training in (True, False):
+        net, loader = make()
+        evaluate = constant if is_training else scored
+        out = tmp_path / str(is_training)
+        fit(net.train(is_training), NoMix(), loader, evaluate, SETTINGS, out, quiet=True)
+    assert same(weights(tmp_path / "True"), weights(tmp_path / "False"))
+
+
 def test_a_step_is_sgd_by_hand(tmp_path):
     """One step with momentum 0 against the gradient written out."""
     net, loader = make()
@@ -495,6 +508,27 @@ def test_a_device_far_behind_is_asked_about_every_loss(monkeypatch):
             assert found == CHECK_EVERY
             return
         assert found is None
+
+
+@pytest.mark.parametrize(("device", "every"), [("cpu", 1), ("mps", CHECK_EVERY)])
+def test_losses_are_looked_at_in_each_step_of_a_cpu_and_in_each_hundredth_elsewhere(device, every):
+    losses = Losses(torch.device(device))
+    for number in range(1, 2 * CHECK_EVERY + 1):
+        value = float("nan") if number == 31 else 1.0
+        losses.add(torch.tensor(value), "a" if number % 4 else "b")
+        assert losses.is_check_due() == (number % every == 0)
+        if losses.is_check_due():  # what was found before has ended the training
+            is_there = number == 31 if device == "cpu" else True
+            assert losses.find_non_finite() == (30 if is_there else None)
+    assert losses.count_cases() == {"a": 1.5 * CHECK_EVERY, "b": CHECK_EVERY / 2}
+    assert type(losses.count_cases()) is dict
+
+
+def test_the_mean_of_narrow_losses_is_wide():
+    losses = Losses(torch.device("cpu"))
+    for value in (1.0, 1 + 2**-7, 1 + 2**-7):  # neighbors in bf16
+        losses.add(torch.tensor(value, dtype=torch.bfloat16), "a")
+    assert float(losses.mean()) == pytest.approx(1 + 2**-7 * 2 / 3)
 
 
 class Scores:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from alignmixup.contracts import Mixer
 from alignmixup.device import fork_rng
 from alignmixup.evaluation.forward import model_dtype
-from alignmixup.hooks import find_layer, keeping_modes, logits_module, tap
+from alignmixup.hooks import keeping_modes, logits_module, tap
 from alignmixup.mixers.alignmixup import AlignMixup, mix_features, to_resolution
 from alignmixup.mixers.checks import check_images
 from alignmixup.mixers.wrapper import within
@@ -168,7 +168,6 @@ def alignment_effect(
     settings = {"eps": eps, "num_iters": num_iters, "last": last}
     chosen = _feature_mixer(mixer, {k: v for k, v in settings.items() if v is not None}, keep)
     net = logits_module(model)
-    find_layer(net, chosen.layer)
     x = x.to(model_dtype(net) or x.dtype)  # images of numpy are float64
     changes = tuple(
         change

@@ -214,7 +214,7 @@ def resize(images: Tensor, size: int) -> Tensor:
     for part in torch.split(images, 1024):  # in parts, since bytes become floats in between
         wide = part if part.is_floating_point() else part.float()
         small = F.interpolate(wide, (size, size), mode="bilinear", antialias=True)
-        parts.append(small if wide is part else small.round().clamp(0, 255).to(part.dtype))
+        parts.append(small if wide is part else small.round().to(part.dtype))
     return torch.cat(parts)
 
 

@@ -33,7 +33,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from alignmixup.contracts import Draw, Mixed, widened
-from alignmixup.hooks import check_layer_name, check_rows, plain_module, tap
+from alignmixup.hooks import check_rows, plain_module, tap
 from alignmixup.mixers.alignmixup import AlignMixup
 from alignmixup.mixers.base import Loss, Method
 from alignmixup.mixers.checks import check_integers, check_nonnegative, check_weights, require
@@ -111,7 +111,6 @@ class AlignMixupAE(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_layer_name(self.embed)
         check_layers(self.layers)
         check_weights(self._weights, self.known_cases)
         if not 0 < self.reconstruction_weight < math.inf:
@@ -119,7 +118,7 @@ class AlignMixupAE(Method):
                 "reconstruction_weight must be positive and finite, got "
                 f"{self.reconstruction_weight}; to train without a decoder set clean=False"
             )
-        _ = self._by_layer  # AlignMixup checks alpha, eps, num_iters, loss, ...
+        _ = self._by_layer  # AlignMixup checks layer names, alpha, eps, num_iters, ...
 
     @cached_property
     def _by_layer(self) -> dict[str, AlignMixup]:

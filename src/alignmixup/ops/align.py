@@ -196,7 +196,8 @@ def _align_mix(
         backend=cast(Backend, backend),
     ).plan
     mixed = _mix_by_plan(A, partner, lam, plan, keep_partner)
-    return torch.empty_like(features).copy_(mixed), plan
+    # A solver may return a transposed view, but compiled code is made for the layout traced below.
+    return torch.empty_like(features).copy_(mixed), plan.contiguous()
 
 
 def _mix_by_plan(

@@ -79,7 +79,7 @@ def augment(
     import numpy as np
     from PIL import Image
 
-    fill = tuple(min(255, round(255 * level)) for level in mean)
+    fill = tuple(round(255 * level) for level in mean)
     picture = Image.fromarray(image.numpy())
     for operation in operations:
         picture = change(picture, operation, fill)
