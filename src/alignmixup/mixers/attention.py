@@ -29,7 +29,7 @@ from alignmixup.hooks import (
     plain_module,
     without_reducer,
 )
-from alignmixup.mixers.layouts import channels_first
+from alignmixup.mixers.layouts import channels_first, prefix_tokens
 from alignmixup.ops.blend import without_autocast
 
 # ---- a pass over the clean batch -----------------------------------------------------------------
@@ -56,8 +56,15 @@ def _beside(net: nn.Module, training: bool = False) -> Iterator[nn.Module]:
     Without DistributedDataParallel, whose buffers are synchronized in the step itself.
     """
     module = without_reducer(net)
-    with nullcontext() if training else evaluating(module):
-        yield module
+    cache = torch.is_autocast_cache_enabled()
+    # Autocast keeps the weights that it casts, up to torch 2.9 (at least) also those cast without
+    # gradient: the parameters of the step that follows would get none.
+    torch.set_autocast_cache_enabled(False)
+    try:
+        with nullcontext() if training else evaluating(module):
+            yield module
+    finally:
+        torch.set_autocast_cache_enabled(cache)
 
 
 def as_map(net: nn.Module, layer: str, output: Tensor, x: Tensor) -> Float[Tensor, "b c h w"]:
@@ -69,8 +76,7 @@ def as_map(net: nn.Module, layer: str, output: Tensor, x: Tensor) -> Float[Tenso
             f"layer {layer!r} returns {list(output.shape)}; maps [b, c, h, w] or tokens [b, n, c] "
             "are needed: choose a layer that returns one of these"
         )
-    prefix = attribute_around(net, layer, "num_prefix_tokens") or 0
-    patches = output[:, prefix:]
+    patches = output[:, prefix_tokens(net, layer).of(output) :]
     return patches.transpose(1, 2).reshape(len(x), -1, *_grid(patches.shape[1], x))
 
 

@@ -1,12 +1,17 @@
-"""Layout of the maps that a layer returns: ``[b, c, h, w]``, or ``[b, h, w, c]`` as in a Swin."""
+"""Layout of what a layer returns: maps ``[b, c, h, w]``, or ``[b, h, w, c]`` as in a Swin, or
+tokens ``[b, n, c]``, of which the first may be no positions of the image.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from torch import Tensor, nn
 
 from alignmixup.hooks import attribute_around, find_layer
+
+UNKNOWN = -1  # number of prefix tokens of a network that has some and does not say how many
 
 # Modules that work on [b, c, h, w] also inside a network whose maps are [b, h, w, c].
 CHANNELS_FIRST = (nn.Conv2d, nn.BatchNorm2d, nn.MaxPool2d, nn.AvgPool2d)
@@ -41,3 +46,28 @@ def channels_first(net: nn.Module, layer: str, output: Tensor, x: Tensor) -> Ten
             "the network to 'NHWC'"
         )
     return output
+
+
+@dataclass(frozen=True)
+class PrefixTokens:
+    """How many of the first tokens of a layer are no positions of the image.
+
+    ``count`` is what was set or what the network says, or ``UNKNOWN``. A layer that returns as many
+    tokens as there are patches has no others: CaiT, XCiT and ConViT of timm add their class token
+    in or after the blocks, and since timm 1.0.31 they say one for the layers before, too.
+    """
+
+    count: int
+    num_patches: int | None = None
+
+    def of(self, output: Tensor) -> int:
+        """Return the number for the tokens ``[b, n, c]`` that the layer returned."""
+        return 0 if output.shape[1] == self.num_patches else self.count
+
+
+def prefix_tokens(net: nn.Module, layer: str, default: int = 0) -> PrefixTokens:
+    """Return what the network says of ``layer``, as timm's do, or ``default``."""
+    count = attribute_around(net, layer, "num_prefix_tokens")
+    patches = getattr(attribute_around(net, layer, "patch_embed"), "num_patches", None)
+    num_patches = patches if isinstance(patches, int) else None
+    return PrefixTokens(default if count is None else count, num_patches)

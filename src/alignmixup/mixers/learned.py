@@ -26,10 +26,10 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from alignmixup.contracts import fusible
-from alignmixup.hooks import attribute_around, check_layer_name, find_layer, tap
+from alignmixup.hooks import check_layer_name, find_layer, tap
 from alignmixup.mixers.base import Loss
 from alignmixup.mixers.checks import check_unit
-from alignmixup.mixers.layouts import channels_first
+from alignmixup.mixers.layouts import channels_first, prefix_tokens
 from alignmixup.mixers.stateful import Stateful, follow, make_teacher, probe
 
 CHECKPOINT = "checkpoint.safetensors"  # of a run, in its folder
@@ -162,7 +162,7 @@ class Learned(Stateful):
         wide = output if output.dtype == torch.float64 else output.float()
         if wide.ndim == 4:
             return channels_first(net, self.layer, wide, x)
-        prefix = attribute_around(net, self.layer, "num_prefix_tokens") or 0
+        prefix = prefix_tokens(net, self.layer).of(wide) if wide.ndim == 3 else 0
         side = math.isqrt(max(wide.shape[1] - prefix, 0)) if wide.ndim == 3 else 0
         if not side or side * side + prefix != wide.shape[1]:
             raise ValueError(
