@@ -42,6 +42,9 @@ LEFT_OUT = {
     "@contextmanager": "torch.compile does not inline a context manager that is wrapped",
 }
 
+CONFIG = torch._dynamo.config
+RECOMPILE_LIMIT = "recompile_limit" if hasattr(CONFIG, "recompile_limit") else "cache_size_limit"
+
 TORCH_WARNINGS = (
     ".torch.jit.script_method. is deprecated",
     "The .grad attribute of a Tensor that is not a leaf",
@@ -141,7 +144,7 @@ def traced(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(torch, "compile", trace)
     torch.compiler.reset()
     # The check of shapes, though it is off, is one function around all of ours.
-    with torch._dynamo.config.patch(recompile_limit=99):
+    with torch._dynamo.config.patch(**{RECOMPILE_LIMIT: 99}):
         yield
 
 

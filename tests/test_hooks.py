@@ -298,7 +298,7 @@ def test_what_has_no_layers_is_named() -> None:
         mixer.apply(lambda x: x, images(4), labels(4), draw_case(mixer, "feat", 4))
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings(r"ignore:.torch\.jit\.\w+. is")  # deprecated or, from 3.14, unsupported
 def test_a_scripted_module_is_named() -> None:
     mixer = AlignMixup("0")
     net = torch.jit.trace(nn.Sequential(nn.Flatten(), nn.Linear(768, 5)), images(4))
@@ -306,7 +306,7 @@ def test_a_scripted_module_is_named() -> None:
         mixer.apply(net, images(4), labels(4), draw_case(mixer, "feat", 4))
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings(r"ignore:.torch\.jit\.\w+. is")
 def test_a_traced_layer_of_a_plain_network_mixes() -> None:
     net, traced, mixer = TinyNet().eval(), TinyNet().eval(), AlignMixup()
     traced.layer4 = torch.jit.trace(traced.layer4, net.layer2(net.layer1(images(4))))
@@ -435,6 +435,11 @@ def test_through_distributed_data_parallel(is_compiled: bool) -> None:
     assert is_compiled or not has_hooks(net)
 
 
+fsdp_on_a_cpu = pytest.mark.skipif(
+    not hasattr(torch.cpu.Stream, "record_event"), reason="FSDP2 of torch 2.6 needs a GPU"
+)
+
+
 def sharded(net: nn.Module) -> nn.Module:
     mesh = init_device_mesh("cpu", (1,))
     for layer in ("layer1", "layer4"):
@@ -443,6 +448,7 @@ def sharded(net: nn.Module) -> nn.Module:
     return net
 
 
+@fsdp_on_a_cpu
 @pytest.mark.unchecked_shapes
 @pytest.mark.usefixtures("process_group")
 @pytest.mark.parametrize(
@@ -459,6 +465,7 @@ def test_through_fully_shard(mixer: Mixer) -> None:
         torch.testing.assert_close(one.grad.full_tensor(), other.grad)
 
 
+@fsdp_on_a_cpu
 @pytest.mark.unchecked_shapes
 @pytest.mark.usefixtures("process_group")
 def test_what_cannot_be_attached_to_a_sharded_network_is_named() -> None:

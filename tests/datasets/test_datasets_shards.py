@@ -205,7 +205,7 @@ def test_a_damaged_shard_is_named_and_fatal_or_skipped(out, how, num_workers):
         epoch_of(files, num_workers=num_workers)
     with pytest.warns(UserWarning, match=re.escape(f"{problem}; skipped")) as warned:
         skipped = epoch_of(files, on_error="skip", num_workers=num_workers)
-    assert len(warned) == 1
+    assert [w.category for w in warned].count(UserWarning) == 1  # others warn of a fork
     assert [x.shape for x, _ in skipped] == [x.shape for x, _ in whole]
     differ = sum(
         not torch.equal(a, b)

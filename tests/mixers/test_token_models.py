@@ -15,6 +15,8 @@ from torch import Tensor, nn
 
 import alignmixup as am
 from alignmixup.contracts import Draw
+from alignmixup.hooks import peek
+from alignmixup.mixers.attention import clean_map
 from alignmixup.ops.align import align_mix
 from cases import NUM_CLASSES, labels
 from torchvision_schemas import define_torchvision_schemas
@@ -162,14 +164,28 @@ def test_levit_has_a_stem_of_maps_and_stages_of_tokens() -> None:
     torch.testing.assert_close(mixed.logits, expected)
 
 
+@pytest.mark.parametrize("says", [None, 1])
+def test_a_class_token_that_is_added_later_is_not_counted(says: int | None) -> None:
+    """CaiT adds it after the blocks; from 1.0.31 on timm says that there is one."""
+    cait = timm_model("cait_xxs24_224", **SMALL)
+    vars(cait).pop("num_prefix_tokens", None)
+    if says is not None:
+        cait.num_prefix_tokens = says
+    check(cait, am.AlignMixup("blocks.0"), 0)
+    check(cait, am.AlignMixup("blocks.0", prefix_tokens=1), 1)  # what is set counts
+    with peek(cait, "blocks.0") as tokens:
+        cait(batch())
+    maps = clean_map(cait, batch(), "blocks.0")
+    assert torch.equal(maps.flatten(2).mT, tokens.output)
+
+
 def test_a_class_token_that_is_not_counted_is_an_error_until_it_is() -> None:
-    cait = timm_model("cait_xxs24_224", **SMALL)  # its class token is added after the blocks
+    net = hf_model("ViT", **HF)
     for case in ("input", "feat"):
-        mixer = am.AlignMixup("blocks.0")
-        draw = draw_of(case)
+        mixer, draw = am.AlignMixup("vit.layers.0"), draw_of(case)
         with pytest.raises(ValueError, match=r"has a class token.* set prefix_tokens"):
-            mixer.apply(cait, batch(), labels(4), draw)
-    check(cait, am.AlignMixup("blocks.0", prefix_tokens=0), 0)
+            mixer.apply(am.as_logits(net), batch(), labels(4), draw)
+    check(net, am.AlignMixup("vit.layers.0", prefix_tokens=1), 1)
 
 
 @pytest.mark.parametrize("layer", ["pvt.encoder.patch_embeddings.3", "pvt.encoder.block.3.0"])

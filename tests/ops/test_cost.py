@@ -15,6 +15,8 @@ from torch.utils._pytree import tree_leaves
 from alignmixup.ops._precision import full_float32
 from alignmixup.ops.cost import pairwise_cost
 
+HAS_SWITCHES = hasattr(torch.backends.cuda.matmul, "fp32_precision")  # torch 2.9 and newer
+
 
 def features(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
     rng = torch.Generator().manual_seed(seed)
@@ -124,7 +126,10 @@ class Products(TorchDispatchMode):
 
 
 def precision_now() -> str:
-    return torch.backends.mkldnn.matmul.fp32_precision
+    """The precision of products on a CPU, in the words of torch 2.9 and newer."""
+    if HAS_SWITCHES:
+        return torch.backends.mkldnn.matmul.fp32_precision
+    return {"highest": "ieee", "high": "tf32"}.get(torch.get_float32_matmul_precision(), "bf16")
 
 
 @pytest.mark.usefixtures("_fast_products")
@@ -141,7 +146,7 @@ def test_autocast_and_fast_products_do_not_touch_it(dtype: torch.dtype, shape) -
 
 
 def settings_now() -> tuple[object, ...]:
-    matmuls = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul
+    matmuls = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul) if HAS_SWITCHES else ()
     return (
         torch.get_float32_matmul_precision(),
         torch.backends.cuda.matmul.allow_tf32,

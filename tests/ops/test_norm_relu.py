@@ -105,6 +105,7 @@ def test_nan_goes_through() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not")  # by opcheck
 def test_the_operators_say_what_they_do() -> None:
     x, dy, weight, bias = inputs((3, 8, 4, 4), torch.float32)
     given = [t.requires_grad_() for t in (x, weight, bias)]

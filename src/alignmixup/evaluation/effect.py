@@ -23,6 +23,7 @@ from alignmixup.evaluation.forward import model_dtype
 from alignmixup.hooks import keeping_modes, logits_module, tap
 from alignmixup.mixers.alignmixup import AlignMixup, mix_features, to_resolution
 from alignmixup.mixers.checks import check_images
+from alignmixup.mixers.layouts import PrefixTokens
 from alignmixup.mixers.wrapper import within
 from alignmixup.ops.align import Keep, exact_side, to_positions
 from alignmixup.ops.blend import check_logits
@@ -212,7 +213,7 @@ def _changes(
     """What each case of the mixer changes, in one mode."""
     perm = torch.arange(len(x), device=x.device).roll(1)
     share = torch.tensor(lam, device=x.device, dtype=torch.float64)
-    prefix, part = mixer.num_prefix_tokens(net), mixer.selection(net)
+    prefix, part = mixer.prefix(net), mixer.selection(net)
 
     def forward(settings: AlignMixup, case: str) -> tuple[Tensor, Tensor, Tensor]:
         """The layer's output as it is and as mixed, and the logits."""
@@ -250,11 +251,11 @@ def _changes(
 
 
 def _plan_figures(
-    output: Tensor, mixer: AlignMixup, side: Side, perm: Tensor, prefix: int
+    output: Tensor, mixer: AlignMixup, side: Side, perm: Tensor, prefix: PrefixTokens
 ) -> tuple[float, float]:
     """Entropy and marginal error of the plans between these features, in float64."""
     A = to_positions(to_resolution(output, mixer.resolution))
-    A = (A[:, prefix:] if output.ndim == 3 else A).double()
+    A = (A[:, prefix.of(output) :] if output.ndim == 3 else A).double()
     cost = pairwise_cost(A.transpose(1, 2), A[perm].transpose(1, 2))
     transport = sinkhorn(cost, eps=mixer.eps, num_iters=mixer.num_iters, tol=mixer.tol, last=side)
     r = A.shape[1]

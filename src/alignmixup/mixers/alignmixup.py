@@ -26,8 +26,9 @@ from alignmixup.mixers.base import Loss, Method
 from alignmixup.mixers.checks import check_integers, check_weights
 from alignmixup.mixers.layouts import (
     UNKNOWN,
+    PrefixTokens,
     looks_channels_last,
-    num_prefix_tokens,
+    prefix_tokens,
     returns_channels_last,
 )
 from alignmixup.mixers.sampling import probabilities, sample_pairs
@@ -79,7 +80,8 @@ class AlignMixup(Method):
         prefix_tokens: Number of leading tokens that are not positions of the image (class token,
             registers). They are mixed in place and not aligned. None takes ``num_prefix_tokens`` of
             the innermost module around ``layer`` that has this attribute, as timm's vision
-            transformers do, or 0; a network with a class token and no such attribute is an error.
+            transformers do, or 0, also where the layer returns ``patch_embed.num_patches`` tokens;
+            a network with a class token and no such attribute is an error.
         output: Index or name of the features in the output of a layer that returns a tuple, a dict
             or a ``ModelOutput``; None for a layer that returns a tensor.
         channels_last: Whether the layer returns maps ``[b, h, w, c]``. None takes ``output_fmt`` of
@@ -175,7 +177,7 @@ class AlignMixup(Method):
             )
         if not self.cases.keys() & FEATURE_CASES:
             return tap(net, part, None)
-        return tap(net, part, action, self, case, perm, lam, self.num_prefix_tokens(net))
+        return tap(net, part, action, self, case, perm, lam, self.prefix(net))
 
     def selection(self, net: nn.Module) -> Selection:
         """Return which tensor of the output of ``layer`` is mixed, and its layout."""
@@ -184,11 +186,11 @@ class AlignMixup(Method):
             is_last = returns_channels_last(net, self.layer)
         return Selection(self.layer, self.output, is_last)
 
-    def num_prefix_tokens(self, net: nn.Module) -> int:
-        """Return the setting, or what the network has; -1 if it does not say how many."""
+    def prefix(self, net: nn.Module) -> PrefixTokens:
+        """Return the setting, or what the network has; unknown if it does not say how many."""
         if self.prefix_tokens is not None:
-            return self.prefix_tokens
-        return num_prefix_tokens(net, self.layer)
+            return PrefixTokens(self.prefix_tokens)
+        return prefix_tokens(net, self.layer)
 
 
 def returns_lines(module: nn.Module) -> bool:
@@ -205,7 +207,7 @@ def _keeps_shape(module: nn.Module) -> bool:
 
 
 def check_features(
-    output: Tensor, mixer: AlignMixup, case: str, perm: Tensor, lam: Tensor, prefix: int
+    output: Tensor, mixer: AlignMixup, case: str, perm: Tensor, lam: Tensor, prefix: PrefixTokens
 ) -> Tensor:
     """Return the output of a layer unchanged; raise if it cannot be mixed."""
     shape = list(output.shape)
@@ -240,28 +242,30 @@ def check_features(
             f"layer {mixer.layer!r} returns {shape}, which looks like maps [b, h, w, c]: set "
             "channels_last to True, or to False if they are [b, c, h, w]"
         )
-    if prefix == UNKNOWN and output.ndim == 3:
+    count = prefix.of(output) if output.ndim == 3 else 0
+    if count == UNKNOWN:
         raise ValueError(
             f"the network has a class token, and does not say how many of the {shape[1]} tokens of "
             f"layer {mixer.layer!r} are no positions of the image: set prefix_tokens to their "
             "number, or to 0"
         )
-    if output.ndim == 3 and prefix >= shape[1]:
+    if output.ndim == 3 and count >= shape[1]:
         raise ValueError(
-            f"prefix_tokens {prefix} leaves no token to align of the {shape[1]} of layer "
+            f"prefix_tokens {count} leaves no token to align of the {shape[1]} of layer "
             f"{mixer.layer!r}: set a smaller number"
         )
     return output
 
 
 def mix_features(
-    output: Tensor, mixer: AlignMixup, case: str, perm: Tensor, lam: Tensor, prefix: int
+    output: Tensor, mixer: AlignMixup, case: str, perm: Tensor, lam: Tensor, prefix: PrefixTokens
 ) -> Tensor:
     """Mix the output of a layer; the first ``prefix`` tokens without alignment."""
     check_features(output, mixer, case, perm, lam, prefix)
-    if prefix > 0 and output.ndim == 3:
-        first = blend_with_partner(output[:, :prefix], perm, lam)
-        rest = mix_features(output[:, prefix:], mixer, case, perm, lam, 0)
+    count = prefix.of(output) if output.ndim == 3 else 0
+    if count > 0:
+        first = blend_with_partner(output[:, :count], perm, lam)
+        rest = mix_features(output[:, count:], mixer, case, perm, lam, PrefixTokens(0))
         return torch.cat((first, rest), dim=1)
     coarse = to_resolution(output, mixer.resolution)
     if mixer.aligned:

@@ -59,8 +59,15 @@ def _beside(net: nn.Module, training: bool = False) -> Iterator[nn.Module]:
     Without DistributedDataParallel, whose buffers are synchronized in the step itself.
     """
     module = without_reducer(net)
-    with nullcontext() if training else evaluating(module):
-        yield module
+    cache = torch.is_autocast_cache_enabled()
+    # Autocast keeps the weights that it casts, up to torch 2.9 (at least) also those cast without
+    # gradient: the parameters of the step that follows would get none.
+    torch.set_autocast_cache_enabled(False)
+    try:
+        with nullcontext() if training else evaluating(module):
+            yield module
+    finally:
+        torch.set_autocast_cache_enabled(cache)
 
 
 def as_map(net: nn.Module, layer: str, output: Tensor, x: Tensor) -> Float[Tensor, "b c h w"]:

@@ -6,6 +6,7 @@ Tokens ``[b, n, c]`` may begin with some that are no positions of the image, suc
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from torch import Tensor, nn
 
@@ -31,15 +32,33 @@ PATCHES = "patch_embed"
 COUNT = "set num_prefix_tokens of the network to the number of tokens that are no patches"
 
 
-def num_prefix_tokens(net: nn.Module, layer: str) -> int:
-    """Return how many tokens of a layer are no positions of the image, or ``UNKNOWN``."""
+@dataclass(frozen=True)
+class PrefixTokens:
+    """How many of the first tokens of a layer are no positions of the image.
+
+    ``count`` is what was set or what the network says, or ``UNKNOWN``. A layer that returns as many
+    tokens as there are patches has no others: CaiT, XCiT and ConViT of timm add their class token
+    in or after the blocks, and since timm 1.0.31 they say one for the layers before, too.
+    """
+
+    count: int
+    num_patches: int | None = None
+
+    def of(self, tokens: Tensor) -> int:
+        """Return the number for the tokens ``[b, n, c]`` that the layer returned."""
+        return 0 if tokens.shape[1] == self.num_patches else self.count
+
+
+def prefix_tokens(net: nn.Module, layer: str) -> PrefixTokens:
+    """Return what the network says of ``layer``, as timm's do."""
     is_early = any(part.startswith(PATCHES) for part in layer.split("."))
     if is_early and not _has_tokens(own_parameters(find_layer(net, layer)[0])):
-        return 0
-    found: int | None = attribute_around(net, layer, "num_prefix_tokens")
-    if found is None:
-        return UNKNOWN if _has_tokens(parameters_around(net, layer)) else 0
-    return found
+        return PrefixTokens(0)
+    count = attribute_around(net, layer, "num_prefix_tokens")
+    if count is None:
+        count = UNKNOWN if _has_tokens(parameters_around(net, layer)) else 0
+    patches = getattr(attribute_around(net, layer, "patch_embed"), "num_patches", None)
+    return PrefixTokens(count, patches if isinstance(patches, int) else None)
 
 
 def _has_tokens(parameters: set[str]) -> bool:
@@ -48,7 +67,7 @@ def _has_tokens(parameters: set[str]) -> bool:
 
 def patch_tokens(net: nn.Module, layer: str, tokens: Tensor) -> Tensor:
     """Return the tokens that are positions of the image: all where the network counts none."""
-    return tokens[:, max(num_prefix_tokens(net, layer), 0) :]
+    return tokens[:, max(prefix_tokens(net, layer).of(tokens), 0) :]
 
 
 def returns_channels_last(net: nn.Module, layer: str) -> bool:

@@ -59,10 +59,22 @@ def autocasts_to_bf16(device: torch.device) -> bool:
     )
 
 
+class _OnePrecision:
+    """What ``torch.set_float32_matmul_precision`` sets: the only switch of torch before 2.9."""
+
+    @property
+    def precision(self) -> str:
+        return torch.get_float32_matmul_precision()
+
+    @precision.setter
+    def precision(self, value: str) -> None:
+        torch.set_float32_matmul_precision(value)
+
+
 def _switches() -> list[tuple[Any, str, object]]:
     backends = [torch.backends.cuda.matmul, torch.backends.mkldnn]
     if hasattr(torch.backends.mkldnn, "matmul"):
         backends[1] = torch.backends.mkldnn.matmul
     if hasattr(torch.backends.cuda.matmul, "fp32_precision"):
         return [(backend, "fp32_precision", "ieee") for backend in backends]
-    return [(torch.backends.cuda.matmul, "allow_tf32", False)]  # torch before 2.9
+    return [(_OnePrecision(), "precision", "highest")]

@@ -33,7 +33,7 @@ class NormReluSequential(nn.Sequential):
         layers = list(self)
         while layers:
             layer = layers.pop(0)
-            is_before_relu = bool(layers) and type(layers[0]) is nn.ReLU
+            is_before_relu = len(layers) > 0 and type(layers[0]) is nn.ReLU
             if isinstance(layer, nn.BatchNorm2d) and is_before_relu and not has_hooks(layers[0]):
                 layers.pop(0)
                 x = norm_relu(layer, x)

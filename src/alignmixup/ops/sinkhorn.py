@@ -135,13 +135,14 @@ def solver_name(backend: str, like: Tensor, size: int) -> str:
 
 def check_settings(eps: float, num_iters: int, tol: float | None, last: str) -> None:
     """Raise a ``ValueError`` for a setting out of range."""
-    if not isinstance(eps, float | int) or not eps > 0:
+    # Tuples: torch.compile of torch 2.6 cannot trace a union of types.
+    if not isinstance(eps, (float, int)) or not eps > 0:
         raise ValueError(f"eps must be a positive number, got {eps!r}; the paper uses 0.1")
     if not isinstance(num_iters, int) or num_iters < 0:
         raise ValueError(
             f"num_iters must be an integer >= 0 (0: normalize once), got {num_iters!r}"
         )
-    if tol is not None and (not isinstance(tol, float | int) or not tol > 0):
+    if tol is not None and (not isinstance(tol, (float, int)) or not tol > 0):
         raise ValueError(f"tol must be positive, or None for all iterations, got {tol!r}")
     if last not in ("rows", "columns"):
         raise ValueError(f"last must be 'rows' or 'columns', got {last!r}")
