@@ -259,7 +259,6 @@ class Unregistered(NoMix):
     """A mixer without @register_mixer."""
 
 
-@am.register_mixer
 @dataclasses.dataclass(frozen=True)
 class Unrecordable(NoMix):
     where: Path = Path("weights")
@@ -279,12 +278,12 @@ NoMixToo = dataclasses.make_dataclass("NoMix", [], bases=(NoMix,), frozen=True)
 )
 def test_a_mixer_that_could_not_be_read_again_is_refused_at_once(tmp_path, sets, mixer, named):
     """It was trained to its last epoch, and could not be opened then."""
+    am.register_mixer(Unrecordable)
     with pytest.raises(ValueError, match=named):
         train(dataclasses.replace(ONE, mixer=mixer), tmp_path / "run", sets=sets, quiet=True)
     assert not (tmp_path / "run").exists()
 
 
-@am.register_mixer
 @dataclasses.dataclass(frozen=True)
 class Elsewhere(NoMix):
     """Draws from Python's generator, which no checkpoint has, or gives no Draw."""
@@ -305,6 +304,7 @@ class Elsewhere(NoMix):
     ],
 )
 def test_draws_that_a_resumed_run_could_not_repeat_are_named(tmp_path, sets, what, named):
+    am.register_mixer(Elsewhere)
     with pytest.raises(ValueError, match=named):
         train(dataclasses.replace(ONE, mixer=Elsewhere(what=what)), tmp_path, sets=sets, quiet=True)
 
