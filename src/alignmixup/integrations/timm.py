@@ -1,4 +1,4 @@
-"""timm: a training task that mixes. Tested with timm 1.0.27 to 1.0.31; tasks of older versions differ."""
+"""timm: a training task that mixes. Tested with timm 1.0.27 to 1.0.31; older tasks differ."""
 
 from __future__ import annotations
 
