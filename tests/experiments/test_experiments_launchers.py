@@ -123,6 +123,7 @@ def test_a_job_that_slurm_starts_again_ends_without_a_result(tmp_path, monkeypat
     scontrol.write_text(f'#!/bin/sh\necho "$@" >> {said}\necho "{facts}"\n')
     scontrol.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("SUBMITIT_EXECUTOR", "slurm")
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
     supervised = Supervised.here(Call("sys:exit", (3,)))
@@ -132,6 +133,9 @@ def test_a_job_that_slurm_starts_again_ends_without_a_result(tmp_path, monkeypat
         with pytest.raises(SystemExit):
             supervised()
     asked = ["show job 7", "requeue 7"] if code == "asked to requeue" else ["show job 7"]
+    assert said.read_text().splitlines() == asked
+    monkeypatch.delenv("SUBMITIT_EXECUTOR")  # as a task of a Ray in the user's own job
+    assert supervised() == 3
     assert said.read_text().splitlines() == asked
 
 

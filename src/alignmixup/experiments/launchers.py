@@ -242,14 +242,14 @@ class Supervised:
 
 
 def _is_requeued() -> bool:
-    """Whether this is a job that Slurm starts again, at once where it was preempted.
+    """Whether this is a job of submitit that Slurm starts again, at once where it was preempted.
 
     Within its grace time a preempted job is not yet to be started again, and would not be if it
     ended by itself. A canceled one is neither.
     """
-    job, restarts = os.environ.get("SLURM_JOB_ID"), os.environ.get("SLURM_RESTART_COUNT", "0")
-    if job is None:
+    if os.environ.get("SUBMITIT_EXECUTOR") != "slurm":  # a Ray may run within a job of the user
         return False
+    job, restarts = os.environ["SLURM_JOB_ID"], os.environ.get("SLURM_RESTART_COUNT", "0")
     try:
         text = _scontrol("show", "job", job)
         facts = dict(word.partition("=")[::2] for word in text.split())
