@@ -98,7 +98,7 @@ class Sweep:
 
     def __init__(self, pictures, out):
         launch = ["--launcher", "slurm", "--launch", "gpus_per_node=0", "slurm_partition=low"]
-        self.out = out
+        self.out, self.pictures = out, pictures
         self.start(command(pictures, out, *launch))
         wait_for(lambda: num_epochs(out) > 5)
         (pickled,) = out.glob(".submitit/*_submitted.pkl")
@@ -165,6 +165,10 @@ def test_node_is_lost(running, expected):
     slurm("scontrol", "update", f"nodename={node}", "state=down", "reason=lost")
     try:
         run_again(running.job)
+        running.process.communicate(timeout=300)  # it may have seen NODE_FAIL, and not the requeue
+        wait_for(lambda: num_epochs(running.out) >= 120)
+        time.sleep(5)  # it is scored
+        running.start(command(running.pictures, running.out))
         running.ends_as(expected)
     finally:
         slurm("slurmd", "-N", node)
