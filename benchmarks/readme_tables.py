@@ -356,6 +356,8 @@ SPREAD = (
 LONG_STUDY = (
     Arm("pooled head, unaligned", "r18", "study-unaligned"),
     Arm("pooled head, released order", "r18", "study-released", "study-unaligned"),
+    Arm("`layer3`, unaligned", "r18", "study-layer3-unaligned"),
+    Arm("`layer3`, exact", "r18", "study-layer3-exact", "study-layer3-unaligned"),
 )
 CLEAN = Quantity(
     "top-1, clean statistics",
