@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from alignmixup.contracts import Mixer
 from alignmixup.evaluation.effect import alignment_effect
 from alignmixup.experiments.painters import features_at
-from alignmixup.hooks import find_layer, layer_names, peek, plain_module, tap
+from alignmixup.hooks import peek, tap
 from alignmixup.mixers.alignmixup import AlignMixup
 from alignmixup.mixers.alignmixup_ae import AlignMixupAE
 from alignmixup.mixers.automix import AutoMix
@@ -29,6 +29,7 @@ from alignmixup.mixers.comixup import CoMixup
 from alignmixup.mixers.manifold_mixup import ManifoldMixup
 from alignmixup.mixers.puzzlemix import PuzzleMix
 from alignmixup.mixers.recursivemix import RecursiveMix
+from alignmixup.wrappers import find_layer, layer_names, plain_module
 from cases import TinyNet, draw_case, images, labels
 
 pytestmark = [

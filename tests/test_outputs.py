@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 import alignmixup as am
 from alignmixup.contracts import Mixer
-from alignmixup.hooks import logits_module, without_reducer
 from alignmixup.outputs import Selection, as_logits
+from alignmixup.wrappers import logits_module, without_reducer
 from cases import TinyNet, draw_case, images, labels
 
 Pair = namedtuple("Pair", ("maps", "note"))

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, DistributedSampler
 
 import alignmixup as am
-from alignmixup.hooks import layer_names
 from alignmixup.integrations.draws import share_done, step_rng
+from alignmixup.wrappers import layer_names
 from cases import TinyNet, images, labels
 from docstring_example import run_example
 from forked import Forked

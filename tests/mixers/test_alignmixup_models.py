@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from alignmixup.contracts import Draw
-from alignmixup.hooks import attribute_around, find_layer
 from alignmixup.mixers.alignmixup import AlignMixup
 from alignmixup.models.zoo import NetSpec, build, default_tap
 from alignmixup.ops.align import align_mix
 from alignmixup.ops.blend import blend_with_partner
+from alignmixup.wrappers import attribute_around, find_layer
 from torchvision_schemas import define_torchvision_schemas
 
 HALF = (0.5, 0.5, 0.5)

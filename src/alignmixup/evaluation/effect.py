@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from alignmixup.contracts import Mixer
 from alignmixup.device import fork_rng
 from alignmixup.evaluation.forward import model_dtype
-from alignmixup.hooks import keeping_modes, logits_module, tap
+from alignmixup.hooks import keeping_modes, tap
 from alignmixup.mixers.alignmixup import AlignMixup, mix_features, to_resolution
 from alignmixup.mixers.checks import check_images
 from alignmixup.mixers.layouts import PrefixTokens
@@ -29,6 +29,7 @@ from alignmixup.ops.align import Keep, exact_side, to_positions
 from alignmixup.ops.blend import check_logits
 from alignmixup.ops.cost import pairwise_cost
 from alignmixup.ops.sinkhorn import Side, sinkhorn
+from alignmixup.wrappers import logits_module
 
 NEXT_TO_NOTHING = 1e-3
 KEEPS: dict[str, Keep] = {"feat": "anchor", "feat'": "partner"}

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from alignmixup.contracts import Draw, Mixed
-from alignmixup.hooks import WrongOutput, check_layer_name, check_rows, find_layer, tap
+from alignmixup.hooks import check_rows, tap
 from alignmixup.mixers.base import Loss, Method
 from alignmixup.mixers.checks import check_integers, check_weights
 from alignmixup.mixers.layouts import (
@@ -35,8 +35,9 @@ from alignmixup.mixers.sampling import probabilities, sample_pairs
 from alignmixup.ops.align import align_mix
 from alignmixup.ops.blend import blend_with_partner
 from alignmixup.ops.sinkhorn import Backend, Side, check_settings
-from alignmixup.outputs import Key, Selection
+from alignmixup.outputs import Key, Selection, WrongOutput
 from alignmixup.registry import register_mixer
+from alignmixup.wrappers import check_layer_name, find_layer
 
 CASES = ("input", "feat", "feat'")
 FEATURE_CASES = {"feat", "feat'"}

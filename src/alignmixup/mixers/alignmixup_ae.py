@@ -33,7 +33,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from alignmixup.contracts import Draw, Mixed, widened
-from alignmixup.hooks import check_rows, plain_module, tap
+from alignmixup.hooks import check_rows, tap
 from alignmixup.mixers.alignmixup import AlignMixup
 from alignmixup.mixers.base import Loss, Method
 from alignmixup.mixers.checks import check_integers, check_nonnegative, check_weights, require
@@ -42,6 +42,7 @@ from alignmixup.mixers.sampling import CLEAN, probabilities, sample_normal, samp
 from alignmixup.ops.blend import blend_with_partner
 from alignmixup.ops.sinkhorn import Backend, Side
 from alignmixup.registry import register_mixer
+from alignmixup.wrappers import plain_module
 
 
 @register_mixer

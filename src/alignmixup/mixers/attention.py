@@ -19,18 +19,16 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from alignmixup.contracts import fusible
-from alignmixup.hooks import (
-    Peeked,
+from alignmixup.hooks import Peeked, evaluating, peek
+from alignmixup.mixers.layouts import COUNT, channels_first, patch_tokens
+from alignmixup.ops.blend import without_autocast
+from alignmixup.wrappers import (
     attribute_around,
-    evaluating,
     find_layer,
     layer_names,
-    peek,
     plain_module,
     without_reducer,
 )
-from alignmixup.mixers.layouts import COUNT, channels_first, patch_tokens
-from alignmixup.ops.blend import without_autocast
 
 # Attributes of networks and attention layers that rotate queries and keys or add to their products.
 POSITIONS = ("rope", "rel_pos", "shared_rel_pos")

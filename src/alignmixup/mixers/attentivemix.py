@@ -19,7 +19,6 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from alignmixup.contracts import Draw, Mixed, fusible
-from alignmixup.hooks import check_layer_name
 from alignmixup.mixers.attention import clean_map, nearest
 from alignmixup.mixers.base import Loss, Method
 from alignmixup.mixers.boxes import paste_partner
@@ -28,6 +27,7 @@ from alignmixup.mixers.pixels import Scale, to_pixels
 from alignmixup.mixers.sampling import sample_perm, sample_share
 from alignmixup.ops.guide import load_guide
 from alignmixup.registry import register_mixer
+from alignmixup.wrappers import check_layer_name
 
 SELF = "self"
 PAPER_CELLS, PAPER_GRID = 6, 49

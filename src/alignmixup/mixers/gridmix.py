@@ -24,7 +24,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from alignmixup.contracts import Draw, Mixed, fusible
-from alignmixup.hooks import check_layer_name, peek
+from alignmixup.hooks import peek
 from alignmixup.mixers.base import LOSSES, Loss
 from alignmixup.mixers.boxes import paste_partner
 from alignmixup.mixers.checks import check_integers, check_nonnegative, image_size, require
@@ -33,6 +33,7 @@ from alignmixup.mixers.sampling import sample_perm, sample_share, sample_unit
 from alignmixup.mixers.stateful import Stateful, probe
 from alignmixup.ops.blend import without_autocast
 from alignmixup.registry import register_mixer
+from alignmixup.wrappers import check_layer_name
 
 Grid = Literal["holes", "cells"]
 LEAST, MOST = 2, 6  # squares across the crop

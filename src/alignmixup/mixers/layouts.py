@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from alignmixup.hooks import attribute_around, find_layer, own_parameters, parameters_around
+from alignmixup.wrappers import attribute_around, find_layer, own_parameters, parameters_around
 
 # Modules that work on [b, c, h, w] also inside a network whose maps are [b, h, w, c].
 CHANNELS_FIRST = (nn.Conv2d, nn.BatchNorm2d, nn.MaxPool2d, nn.AvgPool2d)

@@ -26,12 +26,13 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from alignmixup.contracts import fusible
-from alignmixup.hooks import check_layer_name, find_layer, tap
+from alignmixup.hooks import tap
 from alignmixup.mixers.base import Loss
 from alignmixup.mixers.checks import check_unit
 from alignmixup.mixers.layouts import COUNT, channels_first, patch_tokens
 from alignmixup.mixers.stateful import Stateful, copied, follow, make_teacher, probe, run
 from alignmixup.ops.gradient_saliency import FREEZE
+from alignmixup.wrappers import check_layer_name, find_layer
 
 CHECKPOINT = "checkpoint.safetensors"  # of a run, in its folder
 GROUP = {"block_lr": "lr", "block_min_lr": "min_lr", "block_momentum": "momentum"}

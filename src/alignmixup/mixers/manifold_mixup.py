@@ -10,12 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from alignmixup.contracts import Draw, Mixed
-from alignmixup.hooks import check_layer_name, check_rows, tap
+from alignmixup.hooks import check_rows, tap
 from alignmixup.mixers.base import Loss, Method
 from alignmixup.mixers.sampling import probabilities, sample_pairs
 from alignmixup.ops.blend import blend_with_partner
 from alignmixup.outputs import Key, Selection
 from alignmixup.registry import register_mixer
+from alignmixup.wrappers import check_layer_name
 
 
 @register_mixer

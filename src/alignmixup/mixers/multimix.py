@@ -23,7 +23,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from alignmixup.contracts import Draw, Mixed, fusible
-from alignmixup.hooks import check_layer_name, peek
+from alignmixup.hooks import peek
 from alignmixup.mixers.attention import find_classifier, find_linear
 from alignmixup.mixers.base import LOSSES, Loss, Method
 from alignmixup.mixers.checks import check_alpha, check_integers, require
@@ -38,6 +38,7 @@ from alignmixup.mixers.sampling import (
 from alignmixup.ops.blend import blend_with_partner, check_logits, without_autocast
 from alignmixup.ops.philox import dirichlet
 from alignmixup.registry import register_mixer
+from alignmixup.wrappers import check_layer_name
 
 Attention = Literal["gap", "cam", "uniform"]
 SAME = 0.1  # more than the rounding of a mean in bfloat16, or dropout of which nothing shows

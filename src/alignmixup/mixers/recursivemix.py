@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from alignmixup.contracts import Draw, Mixed, fusible, soft_cross_entropy
-from alignmixup.hooks import check_layer_name, peek
+from alignmixup.hooks import peek
 from alignmixup.mixers.base import LOSSES, Loss
 from alignmixup.mixers.boxes import BoxDraw, paste, shown_share
 from alignmixup.mixers.checks import check_integers, image_size, require
@@ -27,6 +27,7 @@ from alignmixup.mixers.sampling import sample_unit
 from alignmixup.mixers.stateful import Stateful, probe
 from alignmixup.ops.blend import blend, check_logits
 from alignmixup.registry import register_mixer
+from alignmixup.wrappers import check_layer_name
 
 HISTORY_LIMIT = 64 * 2**20  # bytes; a larger history is not saved with a run
 

@@ -20,7 +20,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from alignmixup.contracts import Draw, Mixed, fusible, soft_cross_entropy, soft_targets
-from alignmixup.hooks import check_layer_name, tap
+from alignmixup.hooks import tap
 from alignmixup.mixers.attention import clean_map, find_classifier, normalized
 from alignmixup.mixers.base import Loss, Method
 from alignmixup.mixers.boxes import BoxDraw, paste
@@ -29,6 +29,7 @@ from alignmixup.mixers.recursivemix import Bounds, box_bounds, inside
 from alignmixup.mixers.sampling import sample_case, sample_perm, sample_share, sample_unit
 from alignmixup.ops.blend import check_logits, without_autocast
 from alignmixup.registry import register_mixer
+from alignmixup.wrappers import check_layer_name
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -18,10 +18,11 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.utils._pytree import tree_leaves
 
 from alignmixup.contracts import Draw, Mixed, NotAttached, fusible
-from alignmixup.hooks import Peeked, is_sharded, keep, logits_module, plain_module, tap
+from alignmixup.hooks import Peeked, keep, tap
 from alignmixup.mixers.base import Method
 from alignmixup.mixers.checks import check_images
 from alignmixup.ops.blend import check_logits
+from alignmixup.wrappers import is_sharded, logits_module, plain_module
 
 M = TypeVar("M", bound=nn.Module)
 

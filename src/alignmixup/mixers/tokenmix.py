@@ -20,7 +20,6 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from alignmixup.contracts import Draw, Mixed, fusible, soft_targets
-from alignmixup.hooks import check_layer_name
 from alignmixup.mixers.attention import attention_layers, clean_attention, nearest, normalized
 from alignmixup.mixers.base import LOSSES, Loss, Method
 from alignmixup.mixers.boxes import paste_partner
@@ -31,6 +30,7 @@ from alignmixup.mixers.oneof import OneOf
 from alignmixup.mixers.sampling import sample_perm, sample_unit
 from alignmixup.ops.blend import check_logits
 from alignmixup.registry import register_mixer
+from alignmixup.wrappers import check_layer_name
 
 Maps = Callable[[Tensor], Tensor]
 LEAST_ASPECT, NUM_TRIES = 0.3, 10

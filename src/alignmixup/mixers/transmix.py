@@ -17,7 +17,6 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from alignmixup.contracts import Draw, Mixed, fusible
-from alignmixup.hooks import check_layer_name
 from alignmixup.mixers.attention import attention_layers, nearest, normalized, peek_attention
 from alignmixup.mixers.base import Loss, Method
 from alignmixup.mixers.boxes import BoxDraw, paste_partner, share_mask
@@ -26,6 +25,7 @@ from alignmixup.mixers.input_mixup import InputMixup
 from alignmixup.mixers.oneof import OneOf
 from alignmixup.mixers.sampling import sample_case, sample_perm, sample_share, sample_unit
 from alignmixup.registry import register_mixer
+from alignmixup.wrappers import check_layer_name
 
 
 @register_mixer

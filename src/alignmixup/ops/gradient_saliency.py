@@ -19,8 +19,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from alignmixup.contracts import sigmoid_bce, soft_cross_entropy, soft_targets
-from alignmixup.hooks import check_module, evaluating, is_sharded, without_reducer
+from alignmixup.hooks import check_module, evaluating
 from alignmixup.ops.blend import channel_values, check_logits
+from alignmixup.wrappers import is_sharded, without_reducer
 
 # Of a network that has no gradient at the images.
 FREEZE = "freeze it by requires_grad_(False), not by torch.no_grad() or detach()"

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from alignmixup.hooks import Action, Around
+from alignmixup.wrappers import Action, Around
 
 
 class JoinedNet(Around):
