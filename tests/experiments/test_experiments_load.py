@@ -5,6 +5,7 @@ import dataclasses
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -160,6 +161,12 @@ def test_an_opened_image_of_16_bits_is_that_of_its_file(run, tmp_path):
 def test_what_is_no_image_is_named(run, images, named):
     with pytest.raises(ValueError, match=named):
         run.predict(images)
+
+
+@pytest.mark.parametrize("kind", [str, Path])
+def test_an_address_in_place_of_a_file_is_named(run, kind):
+    with pytest.raises(FileNotFoundError, match=r"^https://a.org/b.png is an address.*load"):
+        run.predict(kind("https://a.org/b.png"))
 
 
 def test_predict_on_the_command_line(run, sets, tmp_path, capsys):
