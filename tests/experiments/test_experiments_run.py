@@ -242,16 +242,63 @@ def test_a_run_resumed_on_more_or_fewer_images_says_so(tmp_path, sets):
         train(longer, tmp_path / "run", extend=True, quiet=True)
 
 
-def test_where_the_folder_of_images_has_moved_the_error_says_what_to_do(tmp_path):
+def on_pictures(folder):
+    recipe = on_data(dataclasses.replace(ONE, mixer=NoMix()), f"folder:{folder}@8")
+    return changed(recipe, {"net.width": 2, "data.pad": 0})
+
+
+@pytest.fixture
+def moved(tmp_path):
+    """The folder of a run, and the place to which the folder of its images has moved."""
     make_pictures(tmp_path / "pictures", num_train=8)
-    recipe = changed(
-        on_data(dataclasses.replace(ONE, mixer=NoMix()), f"folder:{tmp_path / 'pictures'}@8"),
-        {"net.width": 2, "data.pad": 0},
-    )
-    train(recipe, tmp_path / "run", quiet=True)
+    train(on_pictures(tmp_path / "pictures"), tmp_path / "run", quiet=True)
     (tmp_path / "pictures").rename(tmp_path / "moved")
-    with pytest.raises(FileNotFoundError, match=r"no folder .* link their new .* with --dataset$"):
-        evaluate(tmp_path / "run", tasks=["accuracy"], device="cpu")
+    return tmp_path / "run", tmp_path / "moved"
+
+
+def test_where_the_folder_of_images_has_moved_the_error_says_what_to_do(moved):
+    remedy = r"no folder .* repeat the training command with --dataset folder:NEW, .*, or "
+    with pytest.raises(FileNotFoundError, match=remedy + ".* with --dataset$"):
+        evaluate(moved[0], tasks=["accuracy"], device="cpu")
+    with pytest.raises(FileNotFoundError, match=remedy + "pass the training images"):
+        load_run(moved[0], device="cpu").with_clean_statistics()
+
+
+def test_a_run_goes_on_where_its_folder_of_images_has_moved(moved):
+    run, place = moved
+    top1 = load_run(run, device="cpu").summary.last
+    longer = changed(on_pictures(place), {"train.epochs": 2})
+    with pytest.raises(ValueError, match=r"\(train.epochs: 1 before, 2 now\)"):
+        train(longer, run, quiet=True)
+    assert train(on_pictures(place), run, quiet=True).summary.last == top1  # nothing is trained
+    record = json.loads((run / "run.json").read_text())
+    assert record["data"]["name"] == f"folder:{place}@8"
+    assert record["images"]["name"] == "moved"
+    assert record["key"]["data"] == "folder_pictures_8"
+    assert evaluate(run, device="cpu").value("accuracy", "top1") == top1
+    assert train(longer, run, extend=True, quiet=True).epoch == 2
+
+
+@pytest.mark.parametrize("what", ["fewer", "other"])
+def test_a_run_goes_on_with_no_other_images_where_its_own_are_gone(moved, what):
+    run, place = moved
+    before = (run / "run.json").read_bytes()
+    if what == "fewer":
+        next((place / "val").rglob("*.png")).unlink()
+    else:
+        for split in ("train", "val"):
+            (place / split / "dark").rename(place / split / "black")
+    named = {"fewer": "num_test: 8 before, 7 now", "other": "class_names: .*black"}[what]
+    with pytest.raises(ValueError, match=rf"holds a run on other images \({named}"):
+        train(on_pictures(place), run, quiet=True)
+    assert (run / "run.json").read_bytes() == before
+
+
+def test_a_folder_of_images_that_is_still_there_has_not_moved(moved):
+    run, place = moved
+    shutil.copytree(place, place.with_name("pictures"))
+    with pytest.raises(ValueError, match=r"with other settings \(data.name: "):
+        train(on_pictures(place), run, quiet=True)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,8 +17,8 @@ from alignmixup import models
 from alignmixup.contracts import ImageSet
 from alignmixup.datasets.folder import FileSet
 from alignmixup.device import pick_device
-from alignmixup.experiments.batches import load_split, train_batches
-from alignmixup.experiments.data_record import DataRecord
+from alignmixup.experiments.batches import train_batches
+from alignmixup.experiments.data_record import DataRecord, load_own
 from alignmixup.experiments.export import MODULE, Format, export
 from alignmixup.experiments.predict import Prediction, predict
 from alignmixup.experiments.run_folder import read_run
@@ -130,12 +130,10 @@ class Run:
             raise ValueError(f"num_batches must be at least 1, got {num_batches}")
         spec, settings = self.recipe.data, self.recipe.train
         if images is None:
+            remedy = "pass the training images, run.with_clean_statistics(sets.train)"
             if self.data.test_sha256 is not None:
-                raise ValueError(
-                    f"{self.folder} was trained on images passed as sets=: pass the training "
-                    "images, run.with_clean_statistics(sets.train)"
-                )
-            images = load_split(spec, "train", data_root)
+                raise ValueError(f"{self.folder} was trained on images passed as sets=: {remedy}")
+            images = load_own(spec, "train", data_root, remedy=remedy)
         model = copy.deepcopy(self.model)
         device = next(model.parameters()).device
         batches = train_batches(spec, settings, images, device).epoch(0)
