@@ -130,6 +130,17 @@ def test_train_says_in_one_line_when_alignment_is_next_to_nothing(sets, tmp_path
     assert "next to nothing" not in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("softmax", [True, False])
+def test_train_says_once_that_a_network_returns_a_softmax(sets, tmp_path, capsys, softmax):
+    net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.LazyLinear(10))
+    net(sets.train.images[:1].float())
+    net = torch.nn.Sequential(*net, *([torch.nn.Softmax(dim=1)] if softmax else []))
+    recipe = dataclasses.replace(ONE, mixer=NoMix())
+    for _ in range(2):  # the second call resumes
+        train(recipe, tmp_path, sets=sets, model=net, changes={"train.epochs": 1})
+    assert capsys.readouterr().out.count("note: the network returns probab") == softmax
+
+
 ONE = dataclasses.replace(RECIPE, train=dataclasses.replace(RECIPE.train, epochs=1))
 
 
