@@ -484,8 +484,10 @@ def test_norms_that_classifying_does_not_update_keep_their_statistics(run, sets)
 
 def test_results_and_exports_say_that_statistics_are_clean(run, sets, tmp_path):
     clean = run.with_clean_statistics(sets.train)
-    for opened, expected in ((run, None), (clean, "clean")):
+    used = len(sets.train) // RECIPE.train.batch_size  # fewer than the 50 that were asked for
+    for opened, expected, num_batches in ((run, None, None), (clean, "clean", used)):
         results = am.evaluate(opened, sets.test).results
+        assert {result.settings.get("clean_batches") for result in results} == {num_batches}
         assert {result.trained.get("statistics") for result in results} == {expected}
         _, facts = opened.export(tmp_path / "net.safetensors")
         assert json.loads(facts.read_text()).get("statistics") == expected
