@@ -1,8 +1,8 @@
 """The folder of a run: the recipe in it, its results, and who may write there.
 
 RUN/run.json        the recipe, every setting; "images": their classes, size, normalization;
-                    "plugins" to import; "init_from" and "extended". The process that trains there
-                    holds its lock
+                    "plugins" to import and "plugin_sha256" of their sources; "init_from" and
+                    "extended". The process that trains there holds its lock
 RUN/results.jsonl   one line a figure
 RUN/scored.json     which tasks a sweep has done
 """
@@ -16,7 +16,7 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, get_type_hints
 
@@ -53,6 +53,7 @@ class RunRecord:
     plugins: tuple[str, ...] = ()
     init_from: Mapping[str, object] | None = None
     extended: tuple[int, ...] = ()
+    plugin_sha256: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, object]:
         """Return the settings of the recipe and, where there is any, the rest beside them."""
@@ -84,12 +85,14 @@ def read_run(folder: Path) -> RunRecord:
         images: dict[str, Any] | None = record.get("images")
         check_kind(f"{path}: init_from", record.get("init_from"), dict[str, object] | None)
         check_kind(f"{path}: extended", record.get("extended", []), list[int])
+        check_kind(f"{path}: plugin_sha256", record.get("plugin_sha256", {}), dict[str, str])
         return RunRecord(
             _recipe(record, path),
             None if images is None else _data_record(images, path),
             tuple(record.get("plugins", ())),
             record.get("init_from"),
             tuple(record.get("extended", ())),
+            record.get("plugin_sha256", {}),
         )
     except (
         json.JSONDecodeError,
