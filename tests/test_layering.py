@@ -48,7 +48,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "mixers": {"contracts", "hooks", "ops", "outputs", "registry"},
     "integrations": {"contracts", "outputs", "training"},
     "models": {"checking", "registry", "contracts", "device", "hooks", "ops"},
-    "datasets": {"files", "registry", "contracts", "device"},
+    "datasets": {"checking", "files", "registry", "contracts", "device"},
     "training": {"checking", "files", "registry", "contracts", "device", "hooks", "ops"},
     "evaluation": _BELOW - {"evaluation"},
     "report": {"files", "registry", "contracts"},

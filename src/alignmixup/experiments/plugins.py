@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from alignmixup.checking import check_call
 from alignmixup.recipes.catalog import find_recipe
 from alignmixup.recipes.records import held_mixers
 from alignmixup.recipes.schema import Recipe
@@ -32,6 +33,7 @@ def open_recipe(name: str) -> Recipe:
     if not callable(make):
         functions = [each for each, value in vars(module).items() if callable(value)]
         raise ValueError(f"{path} has no function {function!r}{suggestion(function, functions)}")
+    check_call(name, make)
     recipe = make()
     if not isinstance(recipe, Recipe):
         raise ValueError(f"{name} must return a Recipe, got {type(recipe).__name__}")
