@@ -14,9 +14,11 @@ import torch
 from PIL import Image
 
 import alignmixup as am
+from alignmixup.cli import main
 from alignmixup.contracts import RecipeKey
 from alignmixup.datasets import shapes
 from alignmixup.datasets.folder import FileSet
+from alignmixup.datasets.loading.layout import is_gone
 from alignmixup.experiments import styling
 from alignmixup.experiments.accuracies import Evaluator, record_accuracy
 from alignmixup.experiments.batches import load_split, shortened
@@ -303,6 +305,24 @@ def test_a_run_goes_on_with_no_other_images_where_its_own_are_gone(moved, what):
     with pytest.raises(ValueError, match=rf"holds a run on other images \({named}"):
         train(on_pictures(place), run, quiet=True)
     assert (run / "run.json").read_bytes() == before
+
+
+def test_shards_that_have_moved_are_found_again(tmp_path):
+    make_pictures(tmp_path / "pictures", num_train=8)
+    main(["data", "shard", f"folder:{tmp_path / 'pictures'}", str(tmp_path / "shards")])
+
+    def run_on(place):
+        recipe = on_data(dataclasses.replace(ONE, mixer=NoMix()), f"shards:{place}@8")
+        return train(changed(recipe, {"net.width": 2}), tmp_path / "run", quiet=True)
+
+    run_on(tmp_path / "shards")
+    (tmp_path / "shards").rename(tmp_path / "moved")
+    with pytest.raises(FileNotFoundError, match="command with --dataset shards:NEW, which"):
+        evaluate(tmp_path / "run", device="cpu")
+    top1 = run_on(tmp_path / "moved").summary.last
+    assert evaluate(tmp_path / "run", device="cpu").value("accuracy", "top1") == top1
+    assert not is_gone(f"shards:{tmp_path}/moved/{{split}}-*.tar")
+    assert is_gone(f"shards:{tmp_path}/shards/{{split}}-*.tar@8")
 
 
 def test_a_folder_of_images_that_is_still_there_has_not_moved(moved):

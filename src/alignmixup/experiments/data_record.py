@@ -16,7 +16,7 @@ import torch
 from alignmixup import datasets
 from alignmixup.contracts import ImageSet
 from alignmixup.datasets.folder import FileSet
-from alignmixup.datasets.loading.layout import PATH_PREFIXES
+from alignmixup.datasets.loading.layout import PATH_PREFIXES, is_gone
 from alignmixup.evaluation.forward import ALONE
 from alignmixup.experiments.batches import load_split, side_of
 from alignmixup.recipes.schema import DataSpec
@@ -180,8 +180,8 @@ def load_own(
     """Load a split of a run's data by name; the error of a folder that has moved has remedies."""
     try:
         return load_split(spec, split, root, team, device)
-    except FileNotFoundError as error:
-        if not spec.name.startswith(PATH_PREFIXES):  # else the error has the remedy
+    except (FileNotFoundError, ValueError) as error:
+        if not is_gone(spec.name):  # else the error has the remedy
             raise
         kind = spec.name.partition(":")[0]
         raise FileNotFoundError(

@@ -22,7 +22,7 @@ from typing import IO, Any, get_type_hints
 
 from alignmixup.checking import check_kind
 from alignmixup.contracts import Result
-from alignmixup.datasets.loading.layout import PATH_PREFIXES, path_and_size
+from alignmixup.datasets.loading.layout import is_gone
 from alignmixup.experiments.data_record import DataRecord
 from alignmixup.experiments.plugins import import_recorded
 from alignmixup.files import write_text, writing
@@ -173,8 +173,7 @@ def check_folder(
 
 def _has_moved(before: str, now: str) -> bool:
     """Whether data of the name ``before`` are gone, and ``now`` is a path of the same kind."""
-    kind = next((p for p in PATH_PREFIXES if before.startswith(p) and now.startswith(p)), None)
-    return kind is not None and not path_and_size(before, kind)[0].exists()
+    return is_gone(before) and before.partition(":")[0] == now.partition(":")[0]
 
 
 def _extended(folder: Path, recorded: RunRecord, recipe: Recipe) -> Recipe:
