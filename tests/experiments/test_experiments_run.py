@@ -5,6 +5,7 @@ import itertools
 import json
 import os
 import random
+import re
 import shutil
 import signal
 from pathlib import Path
@@ -385,6 +386,23 @@ def test_draws_that_a_resumed_run_could_not_repeat_are_named(tmp_path, sets, wha
     am.register_mixer(Elsewhere)
     with pytest.raises(ValueError, match=named):
         train(dataclasses.replace(ONE, mixer=Elsewhere(what=what)), tmp_path, sets=sets, quiet=True)
+
+
+@pytest.mark.parametrize(
+    ("member", "value", "named"),
+    [
+        ("attach", lambda self, net: self, "is called with (net, x), which it does not take"),
+        ("draw", lambda self, size: None, "is called with (batch_size, rng, progress), which"),
+        ("apply", lambda self, net: None, "is called with (net, x, y, draw), which it does not"),
+        ("cases", ["clean"], "must be a dict of the probability of each case, got ['clean']"),
+    ],
+)
+def test_members_of_a_mixer_that_cannot_be_used_are_named(tmp_path, sets, member, value, named):
+    """They were tracebacks."""
+    kind = dataclasses.dataclass(frozen=True)(type("Mine", (NoMix,), {member: value}))
+    am.register_mixer(kind)
+    with pytest.raises(ValueError, match=rf"^Mine\.{member} {re.escape(named)}"):
+        train(dataclasses.replace(ONE, mixer=kind()), tmp_path, sets=sets, quiet=True)
 
 
 def test_a_run_opens_without_its_data(finished, sets):
