@@ -18,6 +18,8 @@ from __future__ import annotations
 
 import argparse
 import copy
+import shlex
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -90,7 +92,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for metric, value in zip(("top1", "ece"), pair, strict=True):
                 found.append(Result("batch_statistics", metric, value, settings))
     device = next(run.model.parameters()).device
-    where = {**origin(run.recipe, run.epoch, chosen.run), **provenance(device)}
+    words = sys.argv[1:] if arguments is None else arguments
+    command = shlex.join(["python", "benchmarks/batch_statistics.py", *words])
+    where = {**origin(run.recipe, run.epoch, chosen.run), **provenance(device), "command": command}
     append_results(chosen.run, [result.stamped(**where) for result in found])
 
 

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import re
+import shlex
 from pathlib import Path
 
 import torch
@@ -24,7 +25,8 @@ def test_statistics_of_features_mixed_later_are_those_of_clean_images(tmp_path, 
     assert main(["train", recipe, "--out", folder, "--train.device", "cpu", *words.split()]) == 0
     before = am.load_run(folder).model.state_dict()
     capsys.readouterr()
-    script.main([folder, "--steps", "3", "--draws", "2"])
+    options = ["--steps", "3", "--draws", "2"]
+    script.main([folder, *options])
     rows = dict(
         re.split(r"\s{2,}", line, maxsplit=1) for line in capsys.readouterr().out.splitlines()
     )
@@ -33,6 +35,8 @@ def test_statistics_of_features_mixed_later_are_those_of_clean_images(tmp_path, 
     lines = [json.loads(line) for line in text.splitlines()]
     found = [line for line in lines if line["task"] == "batch_statistics"]
     assert len(found) == 2 * (1 + 2 * 5)
+    command = shlex.join(["python", "benchmarks/batch_statistics.py", folder, *options])
+    assert {line["command"] for line in found} == {command}
     assert f"{found[0]['value']:.2f} {found[1]['value']:.2f}" == rows["as saved"]
     assert rows["feat alone"] == rows["feat' alone"] == rows["without mixing"]
     after = am.load_run(folder).model.state_dict()

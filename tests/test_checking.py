@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args, get_type_hints
@@ -12,10 +13,14 @@ import pytest
 import torch
 
 import alignmixup as am
-from alignmixup.checking import check_choices, check_kind
+from alignmixup.checking import check_call, check_choices, check_kind
+from alignmixup.datasets import load
+from alignmixup.experiments.plugins import open_recipe
 from alignmixup.figures.by_name import draw_figure
+from alignmixup.models import build
 from alignmixup.ops.sinkhorn import SOLVERS
-from alignmixup.registry import MIXERS
+from alignmixup.registry import FIGURES, MIXERS
+from alignmixup.training.loggers import make_loggers
 
 REQUIRED: dict[str, Any] = {"mixer": am.InputMixup(), "name": "cifar10"}
 SETTINGS = [*MIXERS.values(), am.TrainSettings, am.DataSpec, am.NetSpec]
@@ -121,3 +126,64 @@ def test_what_is_no_seed_is_refused_where_a_seed_is_taken(seed: Any, tmp_path: P
         am.evaluate(torch.nn.Flatten(), data, tasks=["accuracy"], seed=seed)
     with pytest.raises(ValueError, match=message):
         draw_figure("toy", tmp_path, seed=seed)
+
+
+class Wrong:
+    """Takes one argument that nobody passes."""
+
+    def __init__(self, *, nonesuch: int) -> None:
+        pass
+
+
+def wrong_figure(tmp_path: Path) -> None:
+    FIGURES.add("wrong", Wrong)
+    draw_figure("wrong", tmp_path)
+
+
+def wrong_model(tmp_path: Path) -> None:
+    am.register_model("wrong", layer="")(Wrong)
+    build(am.NetSpec("wrong"), 2, (0.5,) * 3, (0.5,) * 3, 8)
+
+
+def wrong_data(tmp_path: Path) -> None:
+    am.register_dataset("wrong", description="", image_size=8)(Wrong)
+    load("wrong", "train")
+
+
+def wrong_task(tmp_path: Path) -> None:
+    am.register_task("wrong")(Wrong)
+    am.evaluate(torch.nn.Identity(), [(torch.zeros(1, 3, 8, 8), torch.zeros(1))], tasks=["wrong"])
+
+
+def wrong_logger(tmp_path: Path) -> None:
+    am.register_logger("wrong")(Wrong)
+    make_loggers(["wrong"], tmp_path)
+
+
+def wrong_recipe(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def wrong(nonesuch): ...")
+    open_recipe(f"{tmp_path}/mine.py:wrong")
+
+
+@pytest.mark.parametrize(
+    ("use", "arguments"),
+    [
+        (wrong_figure, "out, run=..., seed=..., data_root=..."),
+        (wrong_model, "num_classes, mean=..., std=..."),
+        (wrong_data, "root, split"),
+        (wrong_task, "model, batches"),
+        (wrong_logger, "folder"),
+        (wrong_recipe, ""),
+    ],
+)
+def test_what_takes_other_arguments_than_it_is_called_with_is_named(
+    tmp_path: Path, use: Callable[[Path], None], arguments: str
+) -> None:
+    """It was a traceback of a ``TypeError``."""
+    named = f"wrong.? is called with ({arguments}), which it does not take: "
+    with pytest.raises(ValueError, match=named.replace("(", r"\(").replace(")", r"\)")):
+        use(tmp_path)
+
+
+def test_a_class_without_a_signature_is_not_judged() -> None:
+    check_call("it", dict, "anything")

@@ -52,7 +52,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "mixers": {"contracts", "hooks", "ops", "outputs", "registry", "wrappers"},
     "integrations": {"contracts", "outputs", "training"},
     "models": {"checking", "registry", "contracts", "device", "hooks", "ops"},
-    "datasets": {"files", "registry", "contracts", "device"},
+    "datasets": {"checking", "files", "registry", "contracts", "device"},
     "training": {
         "checking",
         "files",

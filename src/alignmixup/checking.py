@@ -1,8 +1,10 @@
-"""Whether a plain value fits a type hint: settings of recipes and mixers, and options of tasks."""
+"""Whether a plain value fits a type hint, and a user's function the call that it is for."""
 
 from __future__ import annotations
 
 import dataclasses
+import inspect
+from collections.abc import Iterable
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -34,6 +36,20 @@ def check_seed(seed: object) -> None:
     """Raise a ``ValueError`` for what is no seed of a ``torch.Generator``, as of training."""
     if not isinstance(seed, int) or isinstance(seed, bool) or abs(seed) >= 2**62:
         raise ValueError(f"seed must be a whole number from -2**62 to 2**62, got {seed!r}")
+
+
+def check_call(what: str, function: object, *arguments: str, named: Iterable[str] = ()) -> None:
+    """Raise a ``ValueError`` for a function of another signature, before it is called."""
+    try:
+        signature = inspect.signature(function, follow_wrapped=False)  # type: ignore[arg-type]
+        signature.bind(*arguments, **dict.fromkeys(named))
+    except TypeError as error:
+        shown = ", ".join([*arguments, *(f"{name}=..." for name in named)])
+        raise ValueError(
+            f"{what} is called with ({shown}), which it does not take: {error}"
+        ) from None
+    except ValueError:  # a built-in class without a signature
+        return
 
 
 def _choices_of(kind: type) -> dict[str, tuple[object, ...]]:

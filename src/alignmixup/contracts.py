@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from alignmixup.checking import check_choices
+from alignmixup.checking import check_call, check_choices
 from alignmixup.draw import Draw, to_device
 from alignmixup.fusion import fusible, fusing
 from alignmixup.image_set import ImageSet
@@ -280,14 +280,28 @@ def check_mixed(mixer: Mixer, mixed: object) -> Mixed:
     return mixed
 
 
+_METHODS = {
+    "attach": ("net", "x"),
+    "draw": ("batch_size", "rng", "progress"),
+    "apply": ("net", "x", "y", "draw"),
+}
+
+
 def check_draws(mixer: Mixer, batch_size: int) -> None:
     """Draw twice from the same generator.
 
     Raises:
         ValueError: ``draw`` returns something else than a ``Draw``, or draws from elsewhere too: a
-            resumed run would not repeat the draws, and processes would draw differently.
+            resumed run would not repeat the draws, and processes would draw differently. Or a
+            method takes other arguments than it is called with.
     """
     name, drawn = type(mixer).__name__, []
+    for method, arguments in _METHODS.items():
+        check_call(f"{name}.{method}", getattr(mixer, method), *arguments)
+    if not isinstance(mixer.cases, Mapping):
+        raise ValueError(
+            f"{name}.cases must be a dict of the probability of each case, got {mixer.cases!r}"
+        )
     for _ in range(2):
         draw = mixer.draw(batch_size, torch.Generator().manual_seed(0))
         if not isinstance(draw, Draw):

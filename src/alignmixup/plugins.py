@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import importlib.util
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 
 _plugins: dict[str, ModuleType] = {}
+_digests: dict[str, str] = {}  # of their sources as they were imported
 
 
 def import_plugin(name: str) -> str:
@@ -42,6 +44,7 @@ def import_plugin(name: str) -> str:
                 f"no module {name!r} to import as a plugin; run from the folder that contains it, "
                 "or give the path of its file"
             ) from None
+    _digests[recorded] = _digest(_plugins[recorded])
     return recorded
 
 
@@ -53,6 +56,23 @@ def imported_plugins() -> tuple[str, ...]:
 def plugin_module(recorded: str) -> ModuleType:
     """Return an imported plugin by the name that ``import_plugin`` returned."""
     return _plugins[recorded]
+
+
+def source_digest(name: str) -> str:
+    """Return eight digits of the SHA-256 of a plugin as it was imported, or of another module."""
+    return _digests[name] if name in _digests else _digest(sys.modules.get(name))
+
+
+def _digest(module: ModuleType | None) -> str:
+    """Hash the file of a module, or all those of a package; empty if it has none."""
+    file = Path(getattr(module, "__file__", None) or "")
+    if not file.is_file():  # a folder without __init__.py, a module in an archive
+        return ""
+    files = sorted(file.parent.rglob("*.py")) if hasattr(module, "__path__") else [file]
+    digest = hashlib.sha256()
+    for each in files:
+        digest.update(each.read_bytes())
+    return digest.hexdigest()[:8]
 
 
 def _import_file(path: Path) -> ModuleType:

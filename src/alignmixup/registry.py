@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from alignmixup.naming import Registry, nearest, suggestion
-from alignmixup.plugins import import_plugin, imported_plugins, plugin_module
+from alignmixup.plugins import import_plugin, imported_plugins, plugin_module, source_digest
 
 __all__ = [
     "DATASETS",
@@ -44,6 +44,7 @@ __all__ = [
     "register_optimizer",
     "register_recipe",
     "register_task",
+    "source_digest",
     "suggestion",
     "task_abouts",
 ]

@@ -477,6 +477,31 @@ def test_network_with_maps_of_its_own():
     assert all((r.heat == h).all() for r, h in zip(records, heat, strict=True))
 
 
+def test_a_named_layer_takes_the_place_of_maps_of_its_own():
+    class Both(Painted):
+        def class_maps(self, x, classes):
+            return self(x), drawn(12).expand(len(x), 12, 12)
+
+    batches, truth = painted(drawn(12, (3, 4, 9, 11, 1.0))), [box(3, 4, 9, 11)]
+    for chosen, value in (
+        ({}, 0.0),
+        ({"layer": "map"}, 100.0),
+        ({"classifier": "classify"}, 100.0),
+    ):
+        found = {r.metric: r for r in localization(Both(), batches, truth, **chosen)}
+        assert found["gt_known_loc"].value == value
+        assert found["gt_known_loc"].settings["layer"] == ("map" if chosen else None)
+
+
+@pytest.mark.parametrize("layer", ["body", ""])
+def test_a_layer_that_has_no_map_beside_maps_of_its_own_is_an_error_with_the_remedy(layer):
+    data = shapes("test", num_images=2, image_size=64)
+    net = ACoL(10, data.mean, data.std, width=4)
+    batches = [(data.images.float() / 255, data.labels)]
+    with pytest.raises(ValueError, match=r"maps of its own .* layer and classifier are left out"):
+        localization(net, batches, data.boxes, layer=layer)
+
+
 @pytest.mark.parametrize(
     "bad", [(-1, 0, 5, 5), (0, 0, 13, 5), (0, 0, 5, 12.5), (5, 5, 5, 8), (6, 0, 2, 5)]
 )

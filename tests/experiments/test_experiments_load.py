@@ -5,6 +5,7 @@ import dataclasses
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -160,6 +161,12 @@ def test_an_opened_image_of_16_bits_is_that_of_its_file(run, tmp_path):
 def test_what_is_no_image_is_named(run, images, named):
     with pytest.raises(ValueError, match=named):
         run.predict(images)
+
+
+@pytest.mark.parametrize("kind", [str, Path])
+def test_an_address_in_place_of_a_file_is_named(run, kind):
+    with pytest.raises(FileNotFoundError, match=r"^https://a.org/b.png is an address.*load"):
+        run.predict(kind("https://a.org/b.png"))
 
 
 def test_predict_on_the_command_line(run, sets, tmp_path, capsys):
@@ -477,8 +484,10 @@ def test_norms_that_classifying_does_not_update_keep_their_statistics(run, sets)
 
 def test_results_and_exports_say_that_statistics_are_clean(run, sets, tmp_path):
     clean = run.with_clean_statistics(sets.train)
-    for opened, expected in ((run, None), (clean, "clean")):
+    used = len(sets.train) // RECIPE.train.batch_size  # fewer than the 50 that were asked for
+    for opened, expected, num_batches in ((run, None, None), (clean, "clean", used)):
         results = am.evaluate(opened, sets.test).results
+        assert {result.settings.get("clean_batches") for result in results} == {num_batches}
         assert {result.trained.get("statistics") for result in results} == {expected}
         _, facts = opened.export(tmp_path / "net.safetensors")
         assert json.loads(facts.read_text()).get("statistics") == expected

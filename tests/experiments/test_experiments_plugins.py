@@ -1,6 +1,7 @@
 """Classes and recipes of a user's file: trained, killed, resumed, evaluated, reported, opened."""
 
 import dataclasses
+import hashlib
 import importlib
 import json
 import multiprocessing
@@ -17,10 +18,15 @@ from alignmixup.cli import main
 from alignmixup.datasets import shapes
 from alignmixup.experiments import sweep as sweeps
 from alignmixup.experiments.plugins import open_recipe
+from alignmixup.experiments.provenance import recipe_settings
 from alignmixup.experiments.run_folder import read_run
 from alignmixup.experiments.sweep import sweep
 from alignmixup.recipes.catalog import find_recipe
 from alignmixup.recipes.schema import Recipe
+from alignmixup.report.folding import fold
+from alignmixup.report.measures import Measure
+from alignmixup.report.reading import read_results
+from kept_registries import kept_registries
 
 PLUGIN = '''
 import os
@@ -110,6 +116,44 @@ def test_an_outside_mixer_and_recipe_train_die_resume_and_are_scored(plugin, tmp
     lines = [json.loads(line) for line in (run / "results.jsonl").read_text().splitlines()]
     assert {line["key"]["method"] for line in lines} == {"outside"}
     assert {line["trained"]["mixer"] for line in lines} == {"OutsideMixup"}
+
+
+def train_once(plugin, out, *, extend=False, **changes):
+    """Train as a process of its own would, which imports the plugin as it is now."""
+    with kept_registries():
+        recipe = open_recipe(f"{plugin}:outside")
+        changes = {"train.epochs": 1, **changes}
+        return am.train(recipe, out, changes=changes, extend=extend, quiet=True)
+
+
+def test_seeds_of_an_edited_plugin_are_rows_of_their_own(plugin, tmp_path):
+    """They were averaged."""
+    for seed in range(3):
+        if seed == 2:
+            plugin.write_text(f"{PLUGIN}\nstronger = True\n")
+        train_once(plugin, tmp_path / f"run{seed}", **{"train.seed": seed})
+    first, edited = (
+        hashlib.sha256(text.encode()).hexdigest()[:8] for text in (PLUGIN, plugin.read_text())
+    )
+    record = json.loads((tmp_path / "run2" / "run.json").read_text())
+    assert record["plugin_sha256"] == {"outside_plugin": edited}
+    measures = [Measure("accuracy", "top1_last")]
+    found = fold(read_results([tmp_path]), measures, "last", (), recipe_settings)
+    assert {(dict(row.settings)["plugins"], *cell) for (row, _), cell in found.cells.items()} == {
+        (f'"outside_plugin {first}"', 0, 1),
+        (f'"outside_plugin {edited}"', 2),
+    }
+    alike = fold(read_results([tmp_path / "run0"]), measures, "last", (), recipe_settings)
+    assert not any(row.settings for row, _ in alike.cells)  # nothing to tell apart
+
+
+def test_a_run_that_goes_on_with_an_edited_plugin_says_so(plugin, tmp_path):
+    train_once(plugin, tmp_path / "run")
+    train_once(plugin, tmp_path / "run")
+    plugin.write_text(f"{PLUGIN}\nstronger = True\n")
+    train_once(plugin, tmp_path / "run")  # nothing is left to train
+    with pytest.warns(UserWarning, match="begun with another version of the plugin outside_pl"):
+        train_once(plugin, tmp_path / "run", extend=True, **{"train.epochs": 2})
 
 
 def test_a_recipe_of_a_file_is_a_function_that_returns_one(plugin, capsys):

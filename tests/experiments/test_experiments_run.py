@@ -5,6 +5,7 @@ import itertools
 import json
 import os
 import random
+import re
 import shutil
 import signal
 from pathlib import Path
@@ -14,9 +15,11 @@ import torch
 from PIL import Image
 
 import alignmixup as am
+from alignmixup.cli import main
 from alignmixup.contracts import RecipeKey
 from alignmixup.datasets import shapes
 from alignmixup.datasets.folder import FileSet
+from alignmixup.datasets.loading.layout import is_gone
 from alignmixup.experiments import styling
 from alignmixup.experiments.accuracies import Evaluator, record_accuracy
 from alignmixup.experiments.batches import load_split, shortened
@@ -128,6 +131,17 @@ def test_train_says_in_one_line_when_alignment_is_next_to_nothing(sets, tmp_path
     flat = dataclasses.replace(one, net=dataclasses.replace(one.net, head="flatten"))
     train(flat, tmp_path / "flat", sets=sets)
     assert "next to nothing" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("softmax", [True, False])
+def test_train_says_once_that_a_network_returns_a_softmax(sets, tmp_path, capsys, softmax):
+    net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.LazyLinear(10))
+    net(sets.train.images[:1].float())
+    net = torch.nn.Sequential(*net, *([torch.nn.Softmax(dim=1)] if softmax else []))
+    recipe = dataclasses.replace(ONE, mixer=NoMix())
+    for _ in range(2):  # the second call resumes
+        train(recipe, tmp_path, sets=sets, model=net, changes={"train.epochs": 1})
+    assert capsys.readouterr().out.count("note: the network returns probab") == softmax
 
 
 ONE = dataclasses.replace(RECIPE, train=dataclasses.replace(RECIPE.train, epochs=1))
@@ -242,16 +256,81 @@ def test_a_run_resumed_on_more_or_fewer_images_says_so(tmp_path, sets):
         train(longer, tmp_path / "run", extend=True, quiet=True)
 
 
-def test_where_the_folder_of_images_has_moved_the_error_says_what_to_do(tmp_path):
+def on_pictures(folder):
+    recipe = on_data(dataclasses.replace(ONE, mixer=NoMix()), f"folder:{folder}@8")
+    return changed(recipe, {"net.width": 2, "data.pad": 0})
+
+
+@pytest.fixture
+def moved(tmp_path):
+    """The folder of a run, and the place to which the folder of its images has moved."""
     make_pictures(tmp_path / "pictures", num_train=8)
-    recipe = changed(
-        on_data(dataclasses.replace(ONE, mixer=NoMix()), f"folder:{tmp_path / 'pictures'}@8"),
-        {"net.width": 2, "data.pad": 0},
-    )
-    train(recipe, tmp_path / "run", quiet=True)
+    train(on_pictures(tmp_path / "pictures"), tmp_path / "run", quiet=True)
     (tmp_path / "pictures").rename(tmp_path / "moved")
-    with pytest.raises(FileNotFoundError, match=r"no folder .* link their new .* with --dataset$"):
-        evaluate(tmp_path / "run", tasks=["accuracy"], device="cpu")
+    return tmp_path / "run", tmp_path / "moved"
+
+
+def test_where_the_folder_of_images_has_moved_the_error_says_what_to_do(moved):
+    remedy = r"no folder .* repeat the training command with --dataset folder:NEW, .*, or "
+    with pytest.raises(FileNotFoundError, match=remedy + ".* with --dataset$"):
+        evaluate(moved[0], tasks=["accuracy"], device="cpu")
+    with pytest.raises(FileNotFoundError, match=remedy + "pass the training images"):
+        load_run(moved[0], device="cpu").with_clean_statistics()
+
+
+def test_a_run_goes_on_where_its_folder_of_images_has_moved(moved):
+    run, place = moved
+    top1 = load_run(run, device="cpu").summary.last
+    longer = changed(on_pictures(place), {"train.epochs": 2})
+    with pytest.raises(ValueError, match=r"\(train.epochs: 1 before, 2 now\)"):
+        train(longer, run, quiet=True)
+    assert train(on_pictures(place), run, quiet=True).summary.last == top1  # nothing is trained
+    record = json.loads((run / "run.json").read_text())
+    assert record["data"]["name"] == f"folder:{place}@8"
+    assert record["images"]["name"] == "moved"
+    assert record["key"]["data"] == "folder_pictures_8"
+    assert evaluate(run, device="cpu").value("accuracy", "top1") == top1
+    assert train(longer, run, extend=True, quiet=True).epoch == 2
+
+
+@pytest.mark.parametrize("what", ["fewer", "other"])
+def test_a_run_goes_on_with_no_other_images_where_its_own_are_gone(moved, what):
+    run, place = moved
+    before = (run / "run.json").read_bytes()
+    if what == "fewer":
+        next((place / "val").rglob("*.png")).unlink()
+    else:
+        for split in ("train", "val"):
+            (place / split / "dark").rename(place / split / "black")
+    named = {"fewer": "num_test: 8 before, 7 now", "other": "class_names: .*black"}[what]
+    with pytest.raises(ValueError, match=rf"holds a run on other images \({named}"):
+        train(on_pictures(place), run, quiet=True)
+    assert (run / "run.json").read_bytes() == before
+
+
+def test_shards_that_have_moved_are_found_again(tmp_path):
+    make_pictures(tmp_path / "pictures", num_train=8)
+    main(["data", "shard", f"folder:{tmp_path / 'pictures'}", str(tmp_path / "shards")])
+
+    def run_on(place):
+        recipe = on_data(dataclasses.replace(ONE, mixer=NoMix()), f"shards:{place}@8")
+        return train(changed(recipe, {"net.width": 2}), tmp_path / "run", quiet=True)
+
+    run_on(tmp_path / "shards")
+    (tmp_path / "shards").rename(tmp_path / "moved")
+    with pytest.raises(FileNotFoundError, match="command with --dataset shards:NEW, which"):
+        evaluate(tmp_path / "run", device="cpu")
+    top1 = run_on(tmp_path / "moved").summary.last
+    assert evaluate(tmp_path / "run", device="cpu").value("accuracy", "top1") == top1
+    assert not is_gone(f"shards:{tmp_path}/moved/{{split}}-*.tar")
+    assert is_gone(f"shards:{tmp_path}/shards/{{split}}-*.tar@8")
+
+
+def test_a_folder_of_images_that_is_still_there_has_not_moved(moved):
+    run, place = moved
+    shutil.copytree(place, place.with_name("pictures"))
+    with pytest.raises(ValueError, match=r"with other settings \(data.name: "):
+        train(on_pictures(place), run, quiet=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -307,6 +386,23 @@ def test_draws_that_a_resumed_run_could_not_repeat_are_named(tmp_path, sets, wha
     am.register_mixer(Elsewhere)
     with pytest.raises(ValueError, match=named):
         train(dataclasses.replace(ONE, mixer=Elsewhere(what=what)), tmp_path, sets=sets, quiet=True)
+
+
+@pytest.mark.parametrize(
+    ("member", "value", "named"),
+    [
+        ("attach", lambda self, net: self, "is called with (net, x), which it does not take"),
+        ("draw", lambda self, size: None, "is called with (batch_size, rng, progress), which"),
+        ("apply", lambda self, net: None, "is called with (net, x, y, draw), which it does not"),
+        ("cases", ["clean"], "must be a dict of the probability of each case, got ['clean']"),
+    ],
+)
+def test_members_of_a_mixer_that_cannot_be_used_are_named(tmp_path, sets, member, value, named):
+    """They were tracebacks."""
+    kind = dataclasses.dataclass(frozen=True)(type("Mine", (NoMix,), {member: value}))
+    am.register_mixer(kind)
+    with pytest.raises(ValueError, match=rf"^Mine\.{member} {re.escape(named)}"):
+        train(dataclasses.replace(ONE, mixer=kind()), tmp_path, sets=sets, quiet=True)
 
 
 def test_a_run_opens_without_its_data(finished, sets):

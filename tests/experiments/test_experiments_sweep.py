@@ -62,6 +62,11 @@ def test_a_recipe_is_trained_and_scored_and_then_skipped(tmp_path, pictures, mon
     sweep([name], tmp_path, **{**options, "tasks": ["accuracy", "calibration"]})
     sweep([name], tmp_path, **{**options, "changes": {**SMALL, "train.lr": 0.5}})
     assert len(started) == 2
+    # Nor is a folder with the same name in place of one that is gone taken for it unseen.
+    (tmp_path / "pictures").rename(tmp_path / "old")
+    make_pictures(tmp_path / "new" / "pictures")
+    sweep([name], tmp_path, **{**options, "dataset": f"folder:{tmp_path}/new/pictures@32"})
+    assert len(started) == 3
 
 
 def test_a_run_that_was_extended_is_scored_again(tmp_path, pictures):

@@ -104,6 +104,22 @@ def test_it_opens_at_any_width(chromium, report, tmp_path, size, scheme):
         assert set(page.evaluate(stuck)) == {"static"}
 
 
+def test_a_phone_shows_conclusions_without_scrolling_sideways(chromium, report):
+    with opened(chromium, report, "phone") as page:
+        compared = table(page, "comparisons")
+        wide, shown = compared.locator(".scroll").evaluate("e => [e.scrollWidth, e.clientWidth]")
+        assert wide <= shown <= WIDTHS["phone"][0]
+        row = compared.locator("tbody tr:visible").first
+        words = row.locator("td:last-child").inner_text()
+        assert words.endswith(("better", "higher", "lower", "no difference shown"))
+        assert (
+            row.locator("td:nth-child(7)").evaluate("e => getComputedStyle(e, '::before').content")
+            == '"difference "'
+        )
+        compared.get_by_role("button", name="Difference").click()  # it sorts here, too
+        assert compared.locator("thead th").nth(6).get_attribute("aria-sort") == "ascending"
+
+
 def test_names_of_columns_stand_above_their_numbers(chromium, report):
     right = """e => {
         const range = document.createRange();

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import alignmixup as am
+from alignmixup.cli.program import _place_in_user_code
 from alignmixup.datasets import DeviceLoader, shapes
 from alignmixup.mixers.input_mixup import InputMixup
 from alignmixup.mixers.nomix import NoMix
@@ -48,6 +49,31 @@ def test_what_is_no_optimizer_of_the_groups_is_named(name, make_it):
     named = rf"the optimizer '{name}' must return a torch.optim.Optimizer of the groups"
     with pytest.raises(ValueError, match=named):
         make_optimizer(make()[0], dataclasses.replace(ADAMW, optimizer=name))
+
+
+@pytest.mark.parametrize(
+    ("name", "make_it", "why"),
+    [
+        ("narrow", lambda groups: torch.optim.SGD(groups), "takes 1 positional argument but 2"),
+        ("class", torch.optim.SGD, "instances of 'TrainSettings' and 'float'"),
+        ("text", "sgd", "'str' object is not callable"),
+    ],
+)
+def test_an_optimizer_that_takes_other_arguments_is_named(name, make_it, why):
+    am.register_optimizer(name)(make_it)
+    named = rf"the optimizer '{name}' fails \(.*{why}.*\): it must be .* \(groups, settings\)"
+    with pytest.raises(ValueError, match=named):
+        make_optimizer(make()[0], dataclasses.replace(ADAMW, optimizer=name))
+
+
+def test_an_error_within_an_optimizer_keeps_its_place():
+    def misspelled(groups, settings):
+        return torch.optim.SGD(groups, moment=0.9)
+
+    am.register_optimizer("misspelled")(misspelled)
+    with pytest.raises(ValueError, match="'moment'") as caught:
+        make_optimizer(make()[0], dataclasses.replace(ADAMW, optimizer="misspelled"))
+    assert __file__ in _place_in_user_code(caught.value)
 
 
 def test_a_first_step_is_adamw_by_hand():

@@ -27,6 +27,9 @@ def test_the_estimate_leaves_the_first_steps_out_and_waits_for_the_device(monkey
     [
         (0.4, "0 s"),
         (59, "59 s"),
+        (59.7, "1 min 0 s"),
+        (119.7, "2 min 0 s"),
+        (3_599.7, "1 h 0 min"),
         (60, "1 min 0 s"),
         (61, "1 min 1 s"),
         (3_600, "1 h 0 min"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from alignmixup.checking import check_call
 from alignmixup.contracts import ImageSet
 from alignmixup.datasets.folder import folder_entry
 from alignmixup.datasets.loading.download import Archive, Progress, download, unpack
@@ -41,7 +42,9 @@ def find(name: str) -> DatasetEntry:
 def load(name: str, split: str, root: Path | str | None = None) -> ImageSet:
     """Load the ``train`` or ``test`` split of a data set into memory."""
     check_split(split)
-    images = find(name).function(_path(root), split)
+    function = find(name).function
+    check_call(f"the data set {name!r}", function, "root", "split")
+    images = function(_path(root), split)
     if not isinstance(images, ImageSet):
         raise ValueError(
             f"the function that loads {name!r} must return an ImageSet, got {type(images).__name__}"

@@ -23,7 +23,13 @@ from alignmixup.contracts import ImageSet, Result, Skipped
 from alignmixup.datasets.folder import FileSet
 from alignmixup.evaluation.forward import ALONE, Batches, Normalization, PixelBatches, Pixels
 from alignmixup.evaluation.outliers import Outliers, find_outliers, sources_for
-from alignmixup.evaluation.subject import EvalImages, eval_images, import_plugins_of, open_subject
+from alignmixup.evaluation.subject import (
+    EvalImages,
+    Subject,
+    eval_images,
+    import_plugins_of,
+    open_subject,
+)
 from alignmixup.evaluation.task_options import (
     DETECTION,
     check_options,
@@ -166,7 +172,7 @@ def evaluate(
             if on_task:
                 on_task(name)
             found = _attempt(name, subject.model, shown, needed, options.get(name, {}), on_images)
-            stamped = [_described(r, images).stamped(**subject.origin) for r in found.results]
+            stamped = [_described(r, subject, images) for r in found.results]
             found = _Attempt(stamped, found.left_out, found.failed, found.error)
             if subject.save:
                 found = _recordable(name, found)
@@ -268,12 +274,12 @@ def _run_task(
     return list(results)
 
 
-def _described(result: Result, given: object) -> Result:
-    """Name the images in the settings if they are not the run's own."""
-    if not isinstance(given, ImageSet | FileSet):
-        return result
-    images = f"{given.name}/{given.split}, {len(given)} images"
-    return dataclasses.replace(result, settings={**result.settings, "images": images})
+def _described(result: Result, subject: Subject, given: object) -> Result:
+    """Stamp where the result is from; name the images if they are not the run's own."""
+    settings = {**result.settings, **subject.settings}
+    if isinstance(given, ImageSet | FileSet):
+        settings["images"] = f"{given.name}/{given.split}, {len(given)} images"
+    return result.stamped(**subject.origin, settings=settings)
 
 
 def _outliers(

@@ -91,9 +91,12 @@ class Scan:
             raise ValueError(f"{number} images, but boxes for {len(own)}")
 
     @property
+    def _is_named(self) -> bool:
+        return self.layer is not None or self.classifier is not None
+
+    @property
     def _needs_head(self) -> bool:
-        has_own = hasattr(self.model, "class_maps") and not (self.layer or self.classifier)
-        return self.head is None and not has_own
+        return self.head is None and (self._is_named or not hasattr(self.model, "class_maps"))
 
     @property
     def _finder(self) -> int:
@@ -106,9 +109,14 @@ class Scan:
         try:
             return find_pool_head(self.model, x, **names, normalized_by=self.normalized_by)
         except ValueError as error:
-            if self.layer or self.classifier:
+            if not self._is_named:
+                raise Skipped(f"no class activation maps: {error}") from error
+            if not hasattr(self.model, "class_maps"):
                 raise
-            raise Skipped(f"no class activation maps: {error}") from error
+            raise ValueError(
+                f"{error}; the network has maps of its own (class_maps), which are used if layer "
+                "and classifier are left out"
+            ) from error
 
     def _maps(
         self, x: Tensor, y: Tensor, of_predicted: bool

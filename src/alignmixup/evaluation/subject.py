@@ -46,13 +46,17 @@ class EvalImages:
 
 @dataclass(frozen=True)
 class Subject:
-    """A model to score on ``images``. ``origin`` is stamped on its results; ``save`` keeps them."""
+    """A model to score on ``images``.
+
+    ``origin`` is stamped on its results and ``settings`` are added to theirs; ``save`` keeps them.
+    """
 
     model: nn.Module
     images: ImageSet | Batches | EvalImages
     origin: Mapping[str, Any] = field(default_factory=dict)
     mixer: Mixer | None = None
     save: Callable[[Sequence[Result]], None] | None = None
+    settings: Mapping[str, object] = field(default_factory=dict)
 
     @property
     def device(self) -> torch.device:

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any, get_type_hints
 
-from alignmixup.checking import check_kind
+from alignmixup.checking import check_call, check_kind
 from alignmixup.registry import TASKS, suggestion
 
 DETECTION = (
@@ -41,7 +41,9 @@ def task_options(name: str) -> dict[str, Any]:
 
     The fields of an argument whose default is a dataclass are options themselves.
     """
-    hints = get_type_hints(TASKS[name].function)
+    function, others = TASKS[name].function, list(parameters_of(name))[2:]
+    check_call(f"the task {name!r}", function, "model", "batches", named=others)
+    hints = get_type_hints(function)
     found: dict[str, Any] = {}
     for option, parameter in list(parameters_of(name).items())[2:]:
         if option in NEEDS:

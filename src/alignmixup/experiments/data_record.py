@@ -16,7 +16,7 @@ import torch
 from alignmixup import datasets
 from alignmixup.contracts import ImageSet
 from alignmixup.datasets.folder import FileSet
-from alignmixup.datasets.loading.layout import PATH_PREFIXES
+from alignmixup.datasets.loading.layout import PATH_PREFIXES, is_gone
 from alignmixup.evaluation.forward import ALONE
 from alignmixup.experiments.batches import load_split, side_of
 from alignmixup.recipes.schema import DataSpec
@@ -153,14 +153,7 @@ def own_test_set(
             loaded under their name.
     """
     if record is None or record.test_sha256 is None:
-        try:
-            return load_split(spec, "test", root, team, device)
-        except FileNotFoundError as error:
-            if not spec.name.startswith(PATH_PREFIXES):  # else the error has the remedy
-                raise
-            raise FileNotFoundError(
-                f"{error}; if they have moved, link their new place there, or {remedy}"
-            ) from None
+        return load_own(spec, "test", root, remedy=remedy, team=team, device=device)
     passed = (
         f"{folder} was trained on images passed as sets= ({record.name!r}, {record.num_test} test "
         "images)"
@@ -173,6 +166,28 @@ def own_test_set(
     if checksum(images) != record.test_sha256:
         raise ValueError(f"{passed}, which differ from {len(images)} of {spec.name}: {remedy}")
     return images
+
+
+def load_own(
+    spec: DataSpec,
+    split: str,
+    root: Path | str | None,
+    *,
+    remedy: str,
+    team: Team = ALONE,
+    device: torch.device | str = "cpu",
+) -> ImageSet | FileSet:
+    """Load a split of a run's data by name; the error of a folder that has moved has remedies."""
+    try:
+        return load_split(spec, split, root, team, device)
+    except (FileNotFoundError, ValueError) as error:
+        if not is_gone(spec.name):  # else the error has the remedy
+            raise
+        kind = spec.name.partition(":")[0]
+        raise FileNotFoundError(
+            f"{error}; if they have moved, repeat the training command with --dataset {kind}:NEW, "
+            f"which records their new path, or {remedy}"
+        ) from None
 
 
 def check_classes(

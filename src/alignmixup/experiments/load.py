@@ -17,8 +17,8 @@ from alignmixup import models
 from alignmixup.contracts import ImageSet
 from alignmixup.datasets.folder import FileSet
 from alignmixup.device import pick_device
-from alignmixup.experiments.batches import load_split, train_batches
-from alignmixup.experiments.data_record import DataRecord
+from alignmixup.experiments.batches import train_batches
+from alignmixup.experiments.data_record import DataRecord, load_own
 from alignmixup.experiments.export import MODULE, Format, export
 from alignmixup.experiments.predict import Prediction, predict
 from alignmixup.experiments.run_folder import read_run
@@ -42,7 +42,8 @@ class Run:
         model: The network in evaluation mode; it takes images in [0, 1] and normalizes them.
         epoch: Epochs trained.
         data: Name, classes, image size and normalization of the images.
-        has_clean_statistics: Whether batch norm has statistics of images without mixing.
+        clean_batches: Batches without mixing that the statistics of batch norm were estimated from;
+            None: they are those of training.
 
     Example:
         ```python
@@ -62,7 +63,12 @@ class Run:
     model: nn.Module = field(repr=False)
     epoch: int
     data: DataRecord
-    has_clean_statistics: bool = False
+    clean_batches: int | None = None
+
+    @property
+    def has_clean_statistics(self) -> bool:
+        """Whether batch norm has statistics of images without mixing."""
+        return self.clean_batches is not None
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -103,7 +109,8 @@ class Run:
 
         Args:
             images: Training images; defaults to those that the run loaded by name.
-            num_batches: Batches to estimate from, augmented as in training; all have equal weight.
+            num_batches: Batches to estimate from, at most one epoch, augmented as in training; all
+                have equal weight.
             data_root: Folder of the data sets; defaults to ALIGNMIXUP_DATA, then ``./datasets``.
 
         Returns:
@@ -130,22 +137,21 @@ class Run:
             raise ValueError(f"num_batches must be at least 1, got {num_batches}")
         spec, settings = self.recipe.data, self.recipe.train
         if images is None:
+            remedy = "pass the training images, run.with_clean_statistics(sets.train)"
             if self.data.test_sha256 is not None:
-                raise ValueError(
-                    f"{self.folder} was trained on images passed as sets=: pass the training "
-                    "images, run.with_clean_statistics(sets.train)"
-                )
-            images = load_split(spec, "train", data_root)
+                raise ValueError(f"{self.folder} was trained on images passed as sets=: {remedy}")
+            images = load_own(spec, "train", data_root, remedy=remedy)
         model = copy.deepcopy(self.model)
         device = next(model.parameters()).device
-        batches = train_batches(spec, settings, images, device).epoch(0)
+        loader = train_batches(spec, settings, images, device)
+        used = min(num_batches, len(loader))
         with torch.random.fork_rng():
             torch.manual_seed(settings.seed)  # of dropout
-            update_bn((x for x, _ in itertools.islice(batches, num_batches)), model)
+            update_bn((x for x, _ in itertools.islice(loader.epoch(0), used)), model)
         for own, norm in zip(norms, _tracking_norms(model), strict=True):
             if not norm.num_batches_tracked:  # frozen, or of a decoder: reset, but not estimated
                 norm.load_state_dict(own.state_dict())
-        return dataclasses.replace(self, model=model, has_clean_statistics=True)
+        return dataclasses.replace(self, model=model, clean_batches=used)
 
     def export(self, path: Path | str, format: Format = "safetensors") -> list[Path]:
         """Write the network for use without the run.

@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from alignmixup import models
 from alignmixup.contracts import ImageSet
@@ -58,6 +58,17 @@ def _check_logits(net: nn.Module, name: str, size: int, num_classes: int) -> Non
             f"{shape} for 2 images: change its last layer, or wrap a model that returns more than "
             "logits by alignmixup.as_logits"
         )
+
+
+def returns_shares(net: nn.Module, size: int) -> bool:
+    """Whether the outputs look like those of a softmax, which losses of logits would apply again.
+
+    It looks at two black images: logits are not all positive with a sum of 1.
+    """
+    found = _first_output(net, size, type(net).__name__)
+    if not isinstance(found, Tensor) or bool((found < 0).any()):
+        return False
+    return bool(((found.sum(dim=1) - 1).abs() < 1e-4).all())
 
 
 def _first_output(net: nn.Module, size: int, name: str) -> object:

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import warnings
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from alignmixup.checking import check_call
 from alignmixup.recipes.catalog import find_recipe
 from alignmixup.recipes.records import held_mixers
 from alignmixup.recipes.schema import Recipe
-from alignmixup.registry import import_plugin, imported_plugins, plugin_module, suggestion
+from alignmixup.registry import (
+    import_plugin,
+    imported_plugins,
+    plugin_module,
+    source_digest,
+    suggestion,
+)
 
 
 def open_recipe(name: str) -> Recipe:
@@ -25,6 +33,7 @@ def open_recipe(name: str) -> Recipe:
     if not callable(make):
         functions = [each for each, value in vars(module).items() if callable(value)]
         raise ValueError(f"{path} has no function {function!r}{suggestion(function, functions)}")
+    check_call(name, make)
     recipe = make()
     if not isinstance(recipe, Recipe):
         raise ValueError(f"{name} must return a Recipe, got {type(recipe).__name__}")
@@ -66,6 +75,25 @@ def plugins_of(recipe: Recipe) -> tuple[str, ...]:
     ours = ("alignmixup.", "alignmixup_plugin_")
     others = [home for home in homes if home != "__main__" and not home.startswith(ours)]
     return tuple(dict.fromkeys([*imported_plugins(), *others]))
+
+
+def digests_of(plugins: Iterable[str]) -> dict[str, str]:
+    """Return which source each plugin has, by its name without folders, which may be elsewhere."""
+    digests = {_stem(name): source_digest(name) for name in plugins}
+    return {name: digest for name, digest in digests.items() if digest}
+
+
+def warn_of_edits(run: Path, recorded: Mapping[str, str]) -> None:
+    """Warn where a run goes on with another source of a plugin than it was begun with."""
+    now = digests_of(imported_plugins())
+    edited = [name for name, digest in recorded.items() if now.get(name, digest) != digest]
+    if edited:
+        warnings.warn(
+            f"{run} was begun with another version of the plugin {', '.join(edited)}, which its "
+            "results name: restore it, or train anew in another folder, to compare it with other "
+            "runs",
+            stacklevel=2,
+        )
 
 
 def _is_within(plugin: str, folder: Path) -> bool:

@@ -48,9 +48,12 @@ def origin(recipe: Recipe, epoch: int, folder: Path | None = None) -> dict[str, 
 
 
 def _beginnings(folder: Path) -> dict[str, object]:
-    """What else was trained, where a run began with another's weights or was extended."""
+    """What else was trained: by which plugins, from another's weights, or extended."""
     record = read_run(folder)
     found: dict[str, object] = {}
+    if record.plugin_sha256:
+        named = (f"{name} {digest}" for name, digest in sorted(record.plugin_sha256.items()))
+        found["plugins"] = ", ".join(named)
     if record.init_from is not None:
         found["init_from"] = record.init_from["recipe"]
     if record.extended:

@@ -25,8 +25,13 @@ from alignmixup.experiments.accuracies import Evaluator, record_accuracy
 from alignmixup.experiments.batches import check_batch_size, shortened, train_batches
 from alignmixup.experiments.data_record import DataRecord, Sets, is_named, load_sets
 from alignmixup.experiments.load import Run, load_run
-from alignmixup.experiments.networks import build_net, for_module, initialize
-from alignmixup.experiments.plugins import open_recipe, plugins_of
+from alignmixup.experiments.networks import (
+    build_net,
+    for_module,
+    initialize,
+    returns_shares,
+)
+from alignmixup.experiments.plugins import digests_of, open_recipe, plugins_of, warn_of_edits
 from alignmixup.experiments.provenance import provenance
 from alignmixup.experiments.run_folder import alone_in, check_folder, check_unused, claim
 from alignmixup.experiments.styling import with_style_weights
@@ -133,10 +138,19 @@ def train(
     plan = dataclasses.replace(recipe, train=resumed_settings(recipe.train, folder))
     net = build_net(plan, used.train, device, model)
     if is_new:
-        record = dataclasses.replace(record, plugins=plugins_of(recipe))
+        plugins = plugins_of(recipe)
+        digests = digests_of(plugins)
+        record = dataclasses.replace(record, plugins=plugins, plugin_sha256=digests)
         if source is not None:
             begun = initialize(net, source, used.train.num_classes)
             record = dataclasses.replace(record, init_from=begun)
+        if not quiet and returns_shares(net, images.image_size):
+            print(
+                "note: the network returns probabilities (rows that sum to 1), and the loss takes "
+                "them for logits: leave its softmax out"
+            )
+    elif team.is_rank_zero and epoch < recipe.train.epochs:
+        warn_of_edits(folder, record.plugin_sha256)
     record = dataclasses.replace(record, images=images)
     stages = _split(plan.stages(), record.extended)
     first = stages[0][1]

@@ -1,8 +1,8 @@
 """The folder of a run: the recipe in it, its results, and who may write there.
 
 RUN/run.json        the recipe, every setting; "images": their classes, size, normalization;
-                    "plugins" to import; "init_from" and "extended". The process that trains there
-                    holds its lock
+                    "plugins" to import and "plugin_sha256" of their sources; "init_from" and
+                    "extended". The process that trains there holds its lock
 RUN/results.jsonl   one line a figure
 RUN/scored.json     which tasks a sweep has done
 """
@@ -16,12 +16,13 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, get_type_hints
 
 from alignmixup.checking import check_kind
 from alignmixup.contracts import Result
+from alignmixup.datasets.loading.layout import is_gone
 from alignmixup.experiments.data_record import DataRecord
 from alignmixup.experiments.plugins import import_recorded
 from alignmixup.files import write_text, writing
@@ -52,6 +53,7 @@ class RunRecord:
     plugins: tuple[str, ...] = ()
     init_from: Mapping[str, object] | None = None
     extended: tuple[int, ...] = ()
+    plugin_sha256: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, object]:
         """Return the settings of the recipe and, where there is any, the rest beside them."""
@@ -83,12 +85,14 @@ def read_run(folder: Path) -> RunRecord:
         images: dict[str, Any] | None = record.get("images")
         check_kind(f"{path}: init_from", record.get("init_from"), dict[str, object] | None)
         check_kind(f"{path}: extended", record.get("extended", []), list[int])
+        check_kind(f"{path}: plugin_sha256", record.get("plugin_sha256", {}), dict[str, str])
         return RunRecord(
             _recipe(record, path),
             None if images is None else _data_record(images, path),
             tuple(record.get("plugins", ())),
             record.get("init_from"),
             tuple(record.get("extended", ())),
+            record.get("plugin_sha256", {}),
         )
     except (
         json.JSONDecodeError,
@@ -125,7 +129,8 @@ def check_folder(
 ) -> RunRecord:
     """Return the record of the run to train in the folder, the recipe under the key it has there.
 
-    A run that has saved no step has nothing to protect: another one may take its place.
+    A run that has saved no step has nothing to protect: another one may take its place. One whose
+    folder of images is no longer there may go on at another path: ``claim`` compares the images.
 
     Raises:
         ValueError: The folder holds a run with other settings, or something else altogether.
@@ -149,6 +154,9 @@ def check_folder(
     # The same folder of images has other names from other directories.
     recipe = dataclasses.replace(recipe, key=recorded.recipe.key, base=recorded.recipe.base)
     before = _extended(folder, recorded, recipe) if extend else recorded.recipe
+    if recorded.images is not None and _has_moved(before.data.name, recipe.data.name):
+        place = dataclasses.replace(before.data, name=recipe.data.name)
+        before = dataclasses.replace(before, data=place)
     known, now = before.to_json(), recipe.to_json()
     if init_from is not None:
         known["init_from"] = (recorded.init_from or {}).get("run")
@@ -161,6 +169,11 @@ def check_folder(
     is_longer = before.train.epochs > recorded.recipe.train.epochs
     lengths = (*recorded.extended, recorded.recipe.train.epochs) if is_longer else recorded.extended
     return dataclasses.replace(recorded, recipe=recipe, extended=lengths)
+
+
+def _has_moved(before: str, now: str) -> bool:
+    """Whether data of the name ``before`` are gone, and ``now`` is a path of the same kind."""
+    return is_gone(before) and before.partition(":")[0] == now.partition(":")[0]
 
 
 def _extended(folder: Path, recorded: RunRecord, recipe: Recipe) -> Recipe:
@@ -183,7 +196,7 @@ def _extended(folder: Path, recorded: RunRecord, recipe: Recipe) -> Recipe:
 
 
 def claim(folder: Path, record: RunRecord) -> None:
-    """Write the record into the folder of a new run, or of one that is extended.
+    """Write the record into the folder of a new run, of one that is extended or has moved images.
 
     Raises:
         ValueError: The run there was trained on other images.
@@ -194,18 +207,22 @@ def claim(folder: Path, record: RunRecord) -> None:
         _replace(folder, record.to_json())
         return
     recorded = read_run(folder)
+    has_moved = record.recipe.data.name != recorded.recipe.data.name
     if recorded.images is not None and record.images is not None:
-        kept = ("name", "class_names", "image_size", "test_sha256")
+        others = ("num_train", "num_test") if has_moved else ("name",)
+        kept = ("class_names", "image_size", "test_sha256", *others)
         before, now = (
             {name: getattr(images, name) for name in kept}
             for images in (recorded.images, record.images)
         )
         check_same(before, now, f"{folder} holds a run on other images", CHOOSE_ANOTHER)
         _warn_of_other_counts(folder, recorded.images, record.images)
-    if record.extended != recorded.extended:
+    is_longer = record.extended != recorded.extended
+    if is_longer or has_moved:
         with alone_in(folder):
-            (folder / SCORED).unlink(missing_ok=True)  # they are to be done for the new last epoch
-            images = recorded.images or record.images
+            if is_longer:  # to be scored for the new last epoch
+                (folder / SCORED).unlink(missing_ok=True)
+            images = (record if has_moved else recorded).images or record.images
             write_json(folder / RUN, dataclasses.replace(record, images=images).to_json())
 
 

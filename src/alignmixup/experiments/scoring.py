@@ -101,14 +101,17 @@ def _of_run(
         mixer = dataclasses.replace(mixer, weights=str(folder / ADAIN))
     place = model_device(run.model) or torch.device("cpu")
     facts = origin(recipe, run.epoch, folder)
+    settings = {}
     if run.has_clean_statistics:
         facts["trained"] = {**cast(dict[str, object], facts["trained"]), "statistics": "clean"}
+        settings["clean_batches"] = run.clean_batches
     return Subject(
         run.model,
         own if isinstance(own, ImageSet) else _streamed(recipe, own, place),
         {**facts, **provenance(place)},
         mixer,
         partial(append_results, folder),
+        settings,
     )
 
 

@@ -38,6 +38,7 @@ from alignmixup.experiments.run_folder import (
     FolderInUse,
     alone_in,
     check_folder,
+    read_recipe,
     write_json,
 )
 from alignmixup.experiments.scoring import evaluate, task_names
@@ -342,8 +343,9 @@ def _is_done(job: Job, shared: _Shared) -> bool:
     """Whether a process would find nothing to do; not where it would find something wrong."""
     recipe = replace(job.recipe, train=job.recipe.train.fitted())
     try:
-        check_folder(job.folder, recipe)
-        return _is_trained(job) and not _unscored(job, shared)
+        there = check_folder(job.folder, recipe).recipe
+        is_known = _is_trained(job) and there.data.name == read_recipe(job.folder).data.name
+        return is_known and not _unscored(job, shared)
     except (ValueError, OSError):
         return False
 

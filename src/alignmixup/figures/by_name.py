@@ -15,7 +15,7 @@ import inspect
 from collections.abc import Callable
 from pathlib import Path
 
-from alignmixup.checking import check_seed
+from alignmixup.checking import check_call, check_seed
 from alignmixup.figures.style import FORMATS, use_style
 from alignmixup.files import make_folder
 from alignmixup.registry import FIGURES
@@ -90,6 +90,7 @@ def draw_figure(
     """
     check_seed(seed)
     draw: Draw = FIGURES[name] if num_pairs is None else _with_pairs(name, num_pairs)
+    check_call(f"the figure {name!r}", draw, "out", named=("run", "seed", "data_root"))
     extension = out.suffix.removeprefix(".")
     if not extension or out.is_dir():
         is_new = not out.exists()

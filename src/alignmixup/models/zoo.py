@@ -15,7 +15,7 @@ from typing import Literal
 import torch
 from torch import nn
 
-from alignmixup.checking import check_choices
+from alignmixup.checking import check_call, check_choices
 from alignmixup.device import fork_rng
 from alignmixup.models.autoencoder import AutoencodingClassifier
 from alignmixup.models.decoder import ToImage
@@ -173,6 +173,8 @@ def _construct(
     }
     if "image_size" in parameters:
         chosen["image_size"] = image_size
+    named = ("mean", "std", *chosen)
+    check_call(f"the model {spec.name!r}", entry.function, "num_classes", named=named)
     net = entry.function(num_classes, mean=mean, std=std, **chosen)
     if not isinstance(net, nn.Module):
         raise ValueError(

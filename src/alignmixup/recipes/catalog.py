@@ -6,6 +6,7 @@ import fnmatch
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 
+from alignmixup.checking import check_call
 from alignmixup.recipes.schema import Recipe
 from alignmixup.registry import RECIPES, suggestion
 
@@ -45,6 +46,7 @@ def _recipes() -> Mapping[str, Recipe]:
 def _made_by(functions: tuple[Callable[[], Recipe | Iterable[Recipe]], ...]) -> dict[str, Recipe]:
     recipes: dict[str, Recipe] = {}
     for function in functions:
+        check_call(f"the recipe {function.__qualname__}", function)
         made = function()
         for recipe in [made] if isinstance(made, Recipe) else made:
             if recipe.name in recipes:

@@ -2,10 +2,10 @@
 
 Results that differ in a setting of their evaluation, or of the training of their network, are never
 averaged. A row names every training setting in which it differs from its recipe, and the evaluation
-settings and paths of data in which the results of one cell differ. If the recipe is not known, rows
-name the training settings in which the results of one cell differ. Batch statistics that are not
-those of training are named in any case. Of the evaluation settings only plain values count: a list
-or an object is a measured curve.
+settings, paths of data and sources of plugins in which the results of one cell differ. If the
+recipe is not known, rows name the training settings in which the results of one cell differ. Batch
+statistics that are not those of training are named in any case. Of the evaluation settings only
+plain values count: a list or an object is a measured curve.
 """
 
 from __future__ import annotations
@@ -196,6 +196,8 @@ def _entry(
     trained, known = dict(result.trained), recipe_settings(result.base or key)
     if trained.get("data.name", key.data) != key.data:  # paths that end alike share a key
         evaluated["data.name"] = trained.pop("data.name")
+    if "plugins" in trained:  # which source; no difference from a recipe
+        evaluated["plugins"] = trained.pop("plugins")
     if known is not None:  # what "auto" chose is no difference from the recipe
         auto = {name for name, values in CHOSEN.items() if trained.get(name) in values}
         trained = {

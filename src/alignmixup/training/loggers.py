@@ -22,6 +22,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from alignmixup.checking import check_call
 from alignmixup.registry import LOGGERS, register_logger
 from alignmixup.training.progress import Reporter
 
@@ -135,8 +136,15 @@ def make_loggers(
     if isinstance(chosen, str):
         raise ValueError(f"loggers must be a list of names: write [{chosen!r}]")
     names = dict.fromkeys([*chosen, *([] if quiet else ["console"])])
-    made = [LOGGERS[each](folder) if isinstance(each, str) else each for each in names]
-    return Loggers(made, about)
+    return Loggers([_made(each, folder) for each in names], about)
+
+
+def _made(chosen: str | Logger, folder: Path) -> Logger:
+    if not isinstance(chosen, str):
+        return chosen
+    check_call(f"the logger {chosen!r}", LOGGERS[chosen], "folder")
+    logger: Logger = LOGGERS[chosen](folder)
+    return logger
 
 
 def scalars(epoch: Mapping[str, Any]) -> dict[str, float]:

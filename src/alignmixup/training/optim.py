@@ -57,13 +57,25 @@ def make_optimizer(
         group.setdefault("min_lr", settings.min_lr)
         if named[0][1].is_cuda:
             group["lr"] = torch.tensor(group["lr"], dtype=torch.float32, device=device)
-    optimizer: object = OPTIMIZERS[settings.optimizer](groups, settings)
+    return _made(settings.optimizer, groups, settings)
+
+
+def _made(name: str, groups: Groups, settings: TrainSettings) -> Optimizer:
+    """Call a registered optimizer, which may be a user's."""
+    try:
+        optimizer: object = OPTIMIZERS[name](groups, settings)
+    except TypeError as error:
+        # With its trace, which has the place in the user's code.
+        raise ValueError(
+            f"the optimizer {name!r} fails ({error}): it must be a function that is called with "
+            "(groups, settings) and returns torch.optim.SGD(groups, ...) or the like"
+        ).with_traceback(error.__traceback__) from error
     if not isinstance(optimizer, Optimizer) or any(
         "base_lr" not in group for group in optimizer.param_groups
     ):
         raise ValueError(
-            f"the optimizer {settings.optimizer!r} must return a torch.optim.Optimizer of the "
-            f"groups that it is given, got {type(optimizer).__name__}: torch.optim.SGD(groups, ...)"
+            f"the optimizer {name!r} must return a torch.optim.Optimizer of the groups that it is "
+            f"given, got {type(optimizer).__name__}: torch.optim.SGD(groups, ...)"
         )
     return optimizer
 

@@ -70,12 +70,13 @@ class Estimate:
 
 def duration(seconds: float) -> str:
     """Return a time in its two largest units."""
-    days, hours, minutes = seconds / 86400, seconds / 3600, seconds / 60
-    if days >= 2:
-        return f"{int(days)} d {int(hours % 24)} h"
-    if hours >= 1:
-        return f"{int(hours)} h {int(minutes % 60)} min"
-    return f"{int(minutes)} min {int(seconds % 60)} s" if minutes >= 1 else f"{seconds:.0f} s"
+    minutes, whole_seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours >= 48:
+        return f"{hours // 24} d {hours % 24} h"
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {whole_seconds} s" if minutes else f"{whole_seconds} s"
 
 
 class Reporter:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import math
 import os
+import re
 import stat
 import sys
 import threading
@@ -85,7 +86,12 @@ def open_image(path: Path | str) -> Iterator[Image.Image]:
         try:
             status = os.stat(path)
         except FileNotFoundError:
-            raise FileNotFoundError(f"{path} is missing") from None
+            if not re.match("[a-z]{2,}:/", str(path)):
+                raise FileNotFoundError(f"{path} is missing") from None
+            address = re.sub(":/+", "://", str(path), count=1)  # a Path has one slash
+            raise FileNotFoundError(
+                f"{address} is an address, not a file: download it first"
+            ) from None
         if stat.S_ISDIR(status.st_mode):
             raise ValueError(f"{path} is a folder, not an image file: name the files in it")
         size = status.st_size

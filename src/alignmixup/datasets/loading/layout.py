@@ -6,6 +6,7 @@ Every data set has two splits, ``train`` and ``test``; ``test`` is the labeled s
 
 from __future__ import annotations
 
+import glob
 import os
 import re
 from collections.abc import Sequence
@@ -79,6 +80,17 @@ def absolute(name: str) -> str:
             at = "" if size is None else f"@{size}"
             return f"{prefix}{os.path.abspath(path.expanduser())}{at}"
     return name
+
+
+def is_gone(name: str) -> bool:
+    """Whether the name has a path that does not exist, or a pattern that no file matches."""
+    prefix = next((p for p in PATH_PREFIXES if name.startswith(p)), None)
+    if prefix is None:
+        return False
+    path = path_and_size(name, prefix)[0].expanduser()
+    if "{split}" in name:
+        return not glob.glob(str(path).replace("{split}", "*"))
+    return not path.exists()
 
 
 def path_and_size(name: str, prefix: str) -> tuple[Path, int | None]:
