@@ -479,6 +479,19 @@ def test_a_loss_that_is_no_number_is_found_in_its_epoch(tmp_path, step, device):
         fit(Net().to(device), Spoiling(step), loader, constant, settings, tmp_path, quiet=True)
 
 
+def test_weights_that_the_last_update_has_spoiled_are_not_saved(tmp_path):
+    """The gradient of one step is infinite, and its loss is not: no later loss would tell."""
+    net, loader = make()
+    gradients = iter([1.0] * 9 + [torch.inf])  # five steps an epoch
+    net.head.bias.register_hook(lambda gradient: gradient * next(gradients))
+    settings = dataclasses.replace(SETTINGS, clip_norm=None)
+    named = r"weights are no longer finite after step 5 of epoch 2, case 'clean'; .*\(epoch 1\)"
+    with pytest.raises(NonFiniteLoss, match=named):
+        fit(net, NoMix(), loader, constant, settings, tmp_path, quiet=True)
+    assert load_checkpoint(tmp_path / CHECKPOINT).facts["epoch"] == 1
+    assert all(tensor.isfinite().all() for tensor in weights(tmp_path).values())
+
+
 class Late:
     """A CUDA event that is reached when the device is: many steps after the host."""
 
@@ -540,14 +553,14 @@ class Scores:
 
 
 def test_best_last_and_median_are_those_of_the_epochs(tmp_path):
-    settings = dataclasses.replace(SETTINGS, epochs=30, eval_every=10, batch_size=80)
+    settings = dataclasses.replace(SETTINGS, epochs=30, eval_every=7, batch_size=80)
     scores = [50, 99, 61, 62, 63, 64, 65, 66, 67, 68, 69, 70]
     net, _ = make()
     loader = DeviceLoader(shapes("train", 80), 80, 0)
     summary = fit(net, NoMix(), loader, Scores(scores), settings, tmp_path, quiet=True)
     evaluated = [e["epoch"] for e in read_ledger(tmp_path / LEDGER) if "test" in e]
-    assert evaluated == [10, 20, *range(21, 31)]  # every tenth one, and each of the last ten
-    assert (summary.best, summary.best_epoch) == (99, 20)
+    assert evaluated == [7, 14, *range(21, 31)]  # every seventh one, and each of the last ten
+    assert (summary.best, summary.best_epoch) == (99, 14)
     assert summary.last == 70
     assert summary.median10 == 65.5
     assert summary.is_complete
@@ -556,8 +569,9 @@ def test_best_last_and_median_are_those_of_the_epochs(tmp_path):
 
 
 def test_the_ledger_says_what_ran(tmp_path):
-    run(tmp_path)
-    start, *epochs = read_ledger(tmp_path / LEDGER)
+    out = tmp_path / "a" / "new" / "folder"
+    run(out)
+    start, *epochs = read_ledger(out / LEDGER)
     assert start["settings"]["seed"] == 5
     assert sum(start["cases"].values()) == pytest.approx(1)
     for epoch in epochs:
@@ -600,6 +614,16 @@ def test_a_run_prints_how_it_computes_and_how_long_it_will_take(tmp_path, capsys
     mixer = AlignMixup("layer4", num_iters=3)
     fit(net, mixer, loader, constant, SETTINGS, tmp_path / "mixed")
     assert "(mixed)  test top-1" in capsys.readouterr().err
+
+
+def test_a_finished_run_is_only_read(tmp_path, capsys):
+    once = dataclasses.replace(SETTINGS, epochs=1)
+    summary = run(tmp_path, once, mixer=NoMix())
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    net, loader = make()
+    assert fit(net, NoMix(), loader, None, once, tmp_path) == summary  # nothing is evaluated
+    assert capsys.readouterr().err == "already finished: 1 of 1 epochs\n"
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
 def bf16_run(out, epochs, evaluate=constant, precision="bf16"):
