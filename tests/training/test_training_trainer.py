@@ -677,6 +677,28 @@ def test_a_run_of_an_older_version_is_resumed_in_its_precision(tmp_path):
     assert past_compute(tmp_path)["precision"] == "bf16"
 
 
+@pytest.mark.parametrize("compute", ["bf16", {"device": "cpu"}, {"precision": 16}])
+def test_a_record_of_another_form_of_how_a_run_computes_is_named(tmp_path, compute):
+    run(tmp_path, dataclasses.replace(SETTINGS, epochs=1), mixer=NoMix())
+    there = load_checkpoint(tmp_path / CHECKPOINT)
+    writer = CheckpointWriter(tmp_path / CHECKPOINT)
+    writer.save(Checkpoint(there.tensors, {**there.facts, "compute": compute}))
+    writer.close()
+    with pytest.raises(ValueError, match=rf"is damaged: its compute is {re.escape(repr(compute))}"):
+        past_compute(tmp_path)
+
+
+def test_a_warm_up_longer_than_the_run_is_trained_as_half_of_it(tmp_path):
+    """And resumed so, although the settings that are asked for have the longer one."""
+    settings = dataclasses.replace(SETTINGS, epochs=2, warmup_epochs=5.0, schedule="step")
+    with pytest.raises(Stopped):
+        run(tmp_path, settings, mixer=NoMix(), evaluate=Interrupting(signal.SIGTERM))
+    run(tmp_path, settings, mixer=NoMix())
+    start, *epochs = read_ledger(tmp_path / LEDGER)
+    assert start["settings"]["warmup_epochs"] == 1.0
+    assert [e["lr"] for e in epochs] == pytest.approx([0.05 * 4 / 5, 0.05])  # of the last steps
+
+
 class Outputs(Net):
     def forward(self, x):
         return {"logits": super().forward(x)}
