@@ -107,7 +107,10 @@ def test_on_a_terminal_a_bar_counts_the_steps_and_there_are_no_such_lines(
 
 @pytest.mark.parametrize("saves", [True, False])
 def test_a_signal_ends_it_after_the_step_with_a_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, saves: bool
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    saves: bool,
 ) -> None:
     training = Training(monkeypatch, pace=1)
     training.signals = {7: signal.SIGTERM}
@@ -116,6 +119,7 @@ def test_a_signal_ends_it_after_the_step_with_a_checkpoint(
     assert stop.value.number == signal.SIGTERM
     assert training.taken == 7
     assert training.saved == ([7] if saves else [])
+    assert capsys.readouterr().err == ""  # quiet
 
 
 def test_a_signal_in_the_last_step_is_too_late_to_stop_it(
