@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from alignmixup.contracts import Draw
 from alignmixup.training import steps
 from alignmixup.training.distributed import Team
-from alignmixup.training.steps import CapturedStep
+from alignmixup.training.steps import CapturedStep, make_step
 
 CPU = torch.device("cpu")
 
@@ -28,14 +28,18 @@ class Graph:
 
     recording: Graph | None = None
     modes: ClassVar[list[str]] = []
+    streams: ClassVar[list[object]] = []
 
     def __init__(self) -> None:
         self.replay: Callable[[], object] = lambda: None
 
     @classmethod
     @contextlib.contextmanager
-    def capture(cls, graph: Graph, *, capture_error_mode: str, **where: object) -> Iterator[None]:
+    def capture(
+        cls, graph: Graph, *, stream: object, capture_error_mode: str, pool: object = None
+    ) -> Iterator[None]:
         cls.modes.append(capture_error_mode)
+        cls.streams.append(stream)
         cls.recording = graph
         try:
             yield
@@ -44,11 +48,21 @@ class Graph:
 
 
 class Stream:
+    """The ``order`` of what happened: a stream that waits for another, or what runs on one."""
+
+    current: ClassVar[Stream]
+    order: ClassVar[list[tuple[object, ...]]] = []
+
     def __init__(self, device: torch.device) -> None:
         self.device = device
 
     def wait_stream(self, other: object) -> None:
-        pass
+        self.order.append((self, "waits for", other))
+
+    @contextlib.contextmanager
+    def used(self) -> Iterator[None]:
+        self.order.append(("runs on", self))
+        yield
 
 
 @pytest.fixture(autouse=True)
@@ -57,8 +71,8 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> None:
         CUDAGraph=Graph,
         graph=Graph.capture,
         Stream=Stream,
-        stream=lambda stream: contextlib.nullcontext(),
-        current_stream=lambda: Stream(CPU),
+        stream=Stream.used,
+        current_stream=lambda: Stream.current,
         set_stream=lambda stream: None,
         synchronize=lambda: None,
         graph_pool_handle=lambda: None,
@@ -67,6 +81,9 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch.cuda, name, what)
     monkeypatch.setattr(Tensor, "pin_memory", lambda self: self)
     monkeypatch.setattr(Graph, "modes", [])
+    monkeypatch.setattr(Graph, "streams", [])
+    monkeypatch.setattr(Stream, "order", [])
+    monkeypatch.setattr(Stream, "current", Stream(CPU), raising=False)
 
 
 def expected(batch: tuple[Tensor, ...], draw: Draw) -> Tensor:
@@ -83,6 +100,7 @@ class Plain:
         self.refused, self.ran, self.tried = refused, list[str](), list[str]()
         any_of = (lambda flag, device: True) if is_refused_elsewhere else Team().any
         self.team = types.SimpleNamespace(any=any_of)
+        self.compute = types.SimpleNamespace(capture=True)
 
     def __call__(self, batch: tuple[Tensor, ...], draw: Draw) -> Tensor:
         if Graph.recording is None:
@@ -96,9 +114,15 @@ class Plain:
         return loss
 
 
-def taken(plain: Plain, cases: str, size: Callable[[int], int] = lambda i: 4) -> CapturedStep:
+def taken(
+    plain: Plain,
+    cases: str,
+    size: Callable[[int], int] = lambda i: 4,
+    stream: Stream | None = None,
+) -> CapturedStep:
     """Take a step of each case; every loss must be that of its own batch and draw."""
-    step = CapturedStep(plain, CPU)
+    step = make_step(plain, CPU, stream)
+    assert isinstance(step, CapturedStep)
     rng = torch.Generator().manual_seed(0)
     losses, wanted, given = [], [], []
     for i, case in enumerate(cases):
@@ -153,3 +177,18 @@ def test_a_wrapped_network_is_captured_after_eleven_passes(monkeypatch: pytest.M
     assert plain.ran == list("abababababa")
     assert plain.tried == ["b", "a"]
     assert Graph.modes == ["thread_local", "thread_local"]
+
+
+def test_steps_run_on_one_stream_after_what_came_before_and_before_what_comes_after() -> None:
+    """That on which the network was wrapped, or one of their own; captures are on it, too."""
+    own, now = Stream(CPU), Stream.current
+    taken(Plain(refused="b"), "bbbbaaaaa", stream=own)
+    one_step = [(own, "waits for", now), ("runs on", own), (now, "waits for", own)]
+    assert Stream.order == 7 * one_step
+    assert Graph.streams == 3 * [own]  # for b, for what a failed capture leaves, and for a
+    Stream.order.clear()
+    taken(Plain(), "aaa")
+    (_, other), *_ = (what for what in Stream.order if what[0] == "runs on")
+    assert isinstance(other, Stream)
+    assert other not in (own, now)
+    assert other.device == CPU

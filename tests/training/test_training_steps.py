@@ -11,7 +11,7 @@ from alignmixup.mixers.nomix import NoMix
 from alignmixup.training import TrainSettings
 from alignmixup.training.distributed import Team
 from alignmixup.training.optim import make_optimizer
-from alignmixup.training.steps import Batches, GatheringLoader, PlainStep, draw_size
+from alignmixup.training.steps import Batches, GatheringLoader, PlainStep, draw_size, prepared
 
 
 class OwnLoader:
@@ -102,3 +102,29 @@ def test_a_step_in_parts_is_the_step_of_the_whole_batch(clip_norm):
     torch.testing.assert_close(found[0], found[1])
     expected = nn.functional.cross_entropy(x @ torch.eye(12, 5).double(), y)
     torch.testing.assert_close(found[1][0], expected)
+
+
+@pytest.mark.parametrize(("precision", "dtype"), [("bf16", torch.bfloat16), ("float32", None)])
+def test_layers_compute_in_the_precision_of_the_settings(precision, dtype):
+    """Weights and their gradients are float32, whatever the layers compute in."""
+    settings, net = TrainSettings(precision=precision), nn.Linear(12, 5)
+    seen = []
+    net.register_forward_hook(lambda layer, given, out: seen.append(out.dtype))
+    step = PlainStep(net, NoMix(), make_optimizer(net, settings), settings, lambda x, y: (x, y))
+    step((torch.rand(4, 12), torch.arange(4)), NoMix().draw(4, torch.Generator()))
+    assert seen == [dtype or torch.float32]
+    assert net.weight.dtype == net.weight.grad.dtype == torch.float32
+
+
+def test_a_hook_is_not_lost_to_the_compiled_code_of_an_earlier_network(monkeypatch):
+    """Code is cached by class, and does not look whether a module has hooks."""
+    compiled = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda net, options: compiled(net, backend="eager"))
+    settings, x = TrainSettings(compile=True), torch.ones(1, 2)
+    for factor in (1, 2, 3):
+        net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+        if factor > 1:
+            net[0].register_forward_hook(lambda layer, given, out, factor=factor: factor * out)
+        module = prepared(net, settings)
+        assert module is not net
+        torch.testing.assert_close(module(x), net[1](factor * (x @ net[0].weight.T + net[0].bias)))
