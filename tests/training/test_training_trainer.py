@@ -479,6 +479,24 @@ def test_a_loss_that_is_no_number_is_found_in_its_epoch(tmp_path, step, device):
         fit(Net().to(device), Spoiling(step), loader, constant, settings, tmp_path, quiet=True)
 
 
+@pytest.mark.parametrize("signal_at", [None, 4])
+def test_a_loss_that_nobody_has_looked_at_is_found_before_anything_is_saved(
+    tmp_path, monkeypatch, signal_at
+):
+    """A GPU is asked about its losses now and then only: at the latest where a state is saved."""
+    monkeypatch.setattr(Losses, "is_check_due", lambda self: False)
+
+    class Signalled(Spoiling):
+        def draw(self, batch_size, rng, progress=0.0):
+            if round(15 * progress) + 1 == signal_at:  # three epochs of five steps
+                os.kill(os.getpid(), signal.SIGTERM)
+            return super().draw(batch_size, rng, progress)
+
+    with pytest.raises(NonFiniteLoss, match=r"nan at step 3 of epoch 1, .* no checkpoint yet"):
+        run(tmp_path, mixer=Signalled(3))
+    assert not (tmp_path / CHECKPOINT).exists()
+
+
 def test_weights_that_the_last_update_has_spoiled_are_not_saved(tmp_path):
     """The gradient of one step is infinite, and its loss is not: no later loss would tell."""
     net, loader = make()
