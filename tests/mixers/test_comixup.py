@@ -264,6 +264,43 @@ def test_tied_outputs_are_pushed_apart() -> None:
     assert apart[0].sum(0)[0] < apart[1].sum(0)[0]  # the first input is dearer in the first output
 
 
+@pytest.mark.parametrize("penalty", ["hard", "soft"])
+def test_the_last_changes_are_the_best_of_all_single_blocks(penalty: str) -> None:
+    """In each output in turn, by trying them: of whole blocks and of halves, at an edge or not."""
+    parts, inputs, side = 6, 4, 3
+    rng = torch.Generator().manual_seed(0)
+
+    def rand(*shape: int) -> Tensor:
+        return torch.rand(*shape, generator=rng, dtype=torch.float64)
+
+    compatibility = 0.9 * torch.eye(inputs, dtype=torch.float64).expand(parts, -1, -1)
+    is_real = torch.ones(parts, inputs, dtype=torch.bool)
+    is_real[0, -1] = False
+    unary = 2 * rand(parts, inputs, side**2)
+    costs = JointCosts(unary, compatibility, is_real, 0.3, 0.1, tau=5.0, penalty=penalty)
+    state = _State.of(costs, (rand(parts, inputs, side**2) * is_real.sum(1).view(-1, 1, 1)).long())
+    other = _State.of(costs, (rand(parts, inputs, side**2) * is_real.sum(1).view(-1, 1, 1)).long())
+    is_half = rand(parts, inputs, side**2, 1) < 0.7
+    before = torch.where(is_half, (state.shares + other.shares) / 2, state.shares)
+    state.shares = before.clone()
+    state.descend()
+    expected = before.clone()
+    for part in range(parts):
+        for j in range(int(is_real[part].sum())):
+            now = expected[part, j]
+            choices = ((now == 0) & is_real[part]).nonzero()
+            trials = expected[part].repeat(len(choices) + 1, 1, 1, 1)  # the last one as it is
+            for trial, (site, new) in zip(trials, choices.tolist(), strict=False):
+                trial[j, site] = torch.eye(inputs)[new]
+            values = joint_objective(one_part(costs, part, len(trials)), trials)
+            expected[part] = trials[values.argmin()]
+    torch.testing.assert_close(state.shares, expected)
+    is_changed = (expected != before).any(3)
+    assert is_changed.sum() > 15  # of 23 outputs
+    assert (before.amax(3)[is_changed] < 1).any()
+    assert (before.amax(3)[is_changed] == 1).any()
+
+
 @pytest.mark.parametrize("num_iters", [1, 2, 3, 5])
 def test_ties_are_pushed_apart_before_the_last_iteration(
     num_iters: int, monkeypatch: pytest.MonkeyPatch

@@ -307,6 +307,21 @@ def test_three_labels_have_a_binomial_prior() -> None:
     torch.testing.assert_close(e.down, torch.full((1, 1, 2), 1.2 / 32))
 
 
+def test_the_energy_has_the_precision_of_the_saliency() -> None:
+    """Images of half precision are widened first, so nothing is rounded but the images."""
+    pictures = salient_pictures()
+    narrow, perm, lam = (
+        pictures.images[:4].half(),
+        torch.tensor([1, 0, 3, 2]),
+        torch.full((4,), 0.3),
+    )
+    found = puzzle_energy(narrow, pictures.saliency[:4], perm, lam, num_blocks=4)
+    wanted = puzzle_energy(narrow.float(), pictures.saliency[:4], perm, lam, num_blocks=4)
+    for name in ("unary", "down", "right"):
+        assert getattr(found, name).dtype == torch.float32
+        assert torch.equal(getattr(found, name), getattr(wanted, name))
+
+
 def test_masks_show_the_salient_half() -> None:
     """The anchor is salient on the left, the partner on the right: each keeps its side."""
     maps = torch.full((2, 16, 16), 0.01)

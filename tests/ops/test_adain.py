@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -48,7 +49,7 @@ def pictures(count: int, side: int = 16) -> Tensor:
 
 @pytest.fixture
 def weights(tmp_path: Path) -> str:
-    path = tmp_path / "small.safetensors"
+    path = tmp_path / "a" / "new" / "folder" / "small.safetensors"
     save_adain(untrained(), path, {"seed": "0"})
     return str(path)
 
@@ -135,12 +136,12 @@ def by_hand(x: Tensor, tensors: dict[str, Tensor], prefix: str, layers: dict[int
 def test_reference_files_make_the_reference_network(tmp_path: Path) -> None:
     tensors = reference_files(tmp_path)
     net = load_adain(str(tmp_path))
-    x = pictures(2, side=32)
+    x = pictures(2, side=20)
     features = by_hand(x, tensors, "encoder", ENCODER)
-    assert features.shape == (2, 512, 4, 4)
-    torch.testing.assert_close(net.encode(x, input_size=32), features, atol=1e-4, rtol=1e-4)
+    assert features.shape == (2, 512, 3, 3)  # 20, 10, 5 and, rounded up, 3
+    torch.testing.assert_close(net.encode(x, input_size=20), features, atol=1e-4, rtol=1e-4)
     image = by_hand(features, tensors, "decoder", DECODER).clamp(0, 1)
-    torch.testing.assert_close(net.decode(features, (32, 32)), image, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(net.decode(features, (24, 24)), image, atol=1e-4, rtol=1e-4)
     layers = net.to(torch.float32).encode_layers(F.interpolate(x, (64, 64)))
     assert [layer.shape[1] for layer in layers] == [64, 128, 256, 512]
     assert layers[-1].shape[2:] == (28, 28)  # images of any size are seen at 224
@@ -183,6 +184,14 @@ def test_what_was_resized_for_the_network_is_resized_back() -> None:
     torch.testing.assert_close(net.decode(features, (15, 15), input_size=16), whole.clamp(0, 1))
 
 
+def test_a_new_network_returns_gray_for_gray() -> None:
+    """Pixels are near 0.5: filters start around there, half of them active."""
+    net, gray = untrained(), torch.full((1, 3, 8, 8), 0.5)
+    torch.testing.assert_close(net.encode(gray), torch.zeros(1, 8, 4, 4))
+    torch.testing.assert_close(net.decode(net.encode(gray), (8, 8)), gray)
+    assert 0.3 < float((net.encode_layers(pictures(50))[0] > 0).float().mean()) < 0.7
+
+
 @pytest.mark.parametrize("size", [(1, 1), (2, 8)])
 def test_images_that_are_too_small_to_mirror_are_named(size: tuple[int, int]) -> None:
     with pytest.raises(ValueError, match=r"at least 3 x 3 pixels, got \[2, 3, .* set input_size"):
@@ -219,6 +228,20 @@ def test_a_file_that_changes_is_read_again(weights: str) -> None:
     save_adain(untrained(seed=1, width=5), weights)
     assert load_adain(weights) is not first
     assert torch.equal(load_adain(weights).encode(pictures(2)), untrained(1, 5).encode(pictures(2)))
+
+
+def test_a_relative_path_is_one_of_the_present_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files of the same name, size and time in two folders are two files."""
+    for seed in (0, 1):
+        monkeypatch.chdir(tmp_path)
+        Path(str(seed)).mkdir()
+        monkeypatch.chdir(str(seed))
+        save_adain(untrained(seed), "a.safetensors")
+        os.utime("a.safetensors", (10**9, 10**9))
+        found = load_adain("a.safetensors")
+        assert torch.equal(found.encode(pictures(1)), untrained(seed).encode(pictures(1)))
 
 
 def test_a_checksum_is_checked(weights: str) -> None:

@@ -95,6 +95,15 @@ def test_any_side(keep: str, last: str, num_iters: int, n: int) -> None:
     check(random_features(3, n, 20), 1e-5, keep=keep, last=last, num_iters=num_iters)
 
 
+@pytest.mark.parametrize(("keep", "last"), [("anchor", "rows"), ("partner", "columns")])
+def test_any_side_with_all_size_classes_off(
+    monkeypatch: pytest.MonkeyPatch, keep: str, last: str
+) -> None:
+    """As where programs cannot wait for each other: costs, iterations, interpolation apart."""
+    monkeypatch.setattr("alignmixup.ops.size_classes.SIZE_CLASSES", ())
+    check(random_features(3, 33, 20), 1e-5, keep=keep, last=last, num_iters=1)
+
+
 @pytest.mark.parametrize("n", [9, pytest.param(66, marks=pytest.mark.slow)])
 def test_tol(n: int) -> None:
     features = (

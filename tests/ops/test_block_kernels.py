@@ -274,6 +274,21 @@ def test_asked_for_by_name_they_run_or_say_why_not(monkeypatch: pytest.MonkeyPat
         choose("triton", torch.rand(1), 16)
 
 
+@pytest.mark.unchecked_shapes
+def test_each_operator_asks_about_its_own_problem() -> None:
+    with pytest.raises(ValueError, match="at most 256 blocks, got 272"):
+        cut_ordered(rand(1, 3, 17, 16), rand(1, 16, 16), rand(1, 17, 15), backend="triton")
+    with pytest.raises(ValueError, match="at most 256 blocks, got 289"):
+        transport(rand(1, 3, 34, 34), rand(1, 17, 17), rand(1, 17, 17) < 0.5, backend="triton")
+    for inputs, side, named in ((2, 9, "64 blocks, got 81"), (33, 2, "32 inputs, got 33")):
+        is_real = torch.ones(1, inputs, dtype=torch.bool, device=DEVICE)
+        unary, eye = rand(1, inputs, side**2), torch.eye(inputs, device=DEVICE)[None]
+        costs = JointCosts(unary, eye, is_real, beta=0.0, gamma=0.0, tau=1.0)
+        start = torch.zeros(1, 1, inputs, side**2, dtype=torch.int64, device=DEVICE)
+        with pytest.raises(ValueError, match=f"at most {named}"):
+            assign_blocks(costs, start, backend="triton")
+
+
 @pytest.mark.slow
 def test_the_mixers_reach_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     ran = []

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, strategies as st
 from torch import Tensor
 
-from alignmixup.ops.gridcut import PottsGrid, cut_ordered, grid_adjacency
+from alignmixup.ops.gridcut import PottsGrid, _Edges, _relax, cut_ordered, grid_adjacency
 from alignmixup.ops.puzzle import Energy, puzzle_energy
 from gridcut_oracles import (
     brute_force_labels,
@@ -84,6 +84,26 @@ def test_a_batch_is_its_members(dtype: torch.dtype) -> None:
     for i in range(5):
         alone = cut_ordered(unary[i : i + 1], down[i : i + 1], right[i : i + 1])
         assert torch.equal(alone.labels[0], together.labels[i])
+
+
+@pytest.mark.parametrize("num_labels", [3, 5])
+def test_relaxations_end_at_the_real_minimum_of_quadratic_costs(num_labels: int) -> None:
+    """sum_i c_i (z_i - t_i)^2 + sum_ij w_ij (z_i - z_j)^2 / (L - 1)^2: a linear system."""
+    n, m, top = 4, 3, num_labels - 1
+    e = random_energy(3, 2, n, m)
+    c, t = 0.2 + e.unary[:, :1], top * (0.2 + 0.6 * e.unary[:, 1:])
+    levels = torch.arange(num_labels, dtype=torch.float64).view(-1, 1, 1)
+    relaxed = _relax(c * (levels - t).square(), _Edges.of(e.down, e.right), 200)
+    number = torch.arange(n * m).view(n, m)
+    for i in range(len(relaxed)):
+        weights = torch.zeros(n * m, n * m, dtype=torch.float64)
+        weights[number[:-1].flatten(), number[1:].flatten()] = e.down[i].flatten() / top**2
+        weights[number[:, :-1].flatten(), number[:, 1:].flatten()] = e.right[i].flatten() / top**2
+        weights = weights + weights.T
+        system = torch.diag(c[i].flatten() + weights.sum(1)) - weights
+        exact = torch.linalg.solve(system, (c * t)[i].flatten())
+        assert 0 < exact.min() < exact.max() < top
+        torch.testing.assert_close(relaxed[i].flatten(), exact, atol=1e-6, rtol=0)
 
 
 # ---- agreement with exact minima -----------------------------------------------------------------

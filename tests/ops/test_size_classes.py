@@ -25,6 +25,7 @@ from alignmixup.ops.size_classes import (
     HeldTiling,
     RowTiling,
     SizeClass,
+    channel_unit,
     num_parts,
     size_class,
 )
@@ -398,8 +399,32 @@ def test_partial_sums_never_take_more_than_the_features() -> None:
         for n in (65, 100, 196, 784):
             for c in (1, 64, 384, 1000, 4096):
                 parts = num_parts(entry, n, c, torch.bfloat16)
-                assert parts == 1 or parts * n * 4 <= c * 2
+                assert 1 <= parts <= 4
+                # Several have 128 channels each at least, in no more memory than the features.
+                assert parts == 1 or (parts * n * 4 <= c * 2 and parts * 128 <= c)
     assert num_parts(replace(SIZE_CLASSES[0], cost_parts=4), 100, 1000, torch.bfloat16) == 4
+    assert num_parts(replace(SIZE_CLASSES[0], cost_parts=4), 33, 300, torch.bfloat16) == 2
+
+
+def test_the_threads_of_an_sm_have_its_registers() -> None:
+    """65,536 of them, at most 255 a thread: no more are asked for than there are, nor fewer."""
+    for entry in SIZE_CLASSES:
+        for num_warps in (1, 2, 4, 8, 16, 32):
+            rows = replace(entry.rows, num_warps=num_warps)
+            threads = 32 * num_warps * (rows.per_sm if isinstance(rows, RowTiling) else 1)
+            assert rows.max_registers <= 255
+            assert rows.max_registers * threads <= 65536
+            assert rows.max_registers == 255 or (rows.max_registers + 1) * threads > 65536
+
+
+def test_loads_are_as_wide_as_the_channels_allow() -> None:
+    """The largest power of two up to 16 that divides them; without a class Triton's own choice."""
+    for c in range(1, 100):
+        unit = channel_unit(SIZE_CLASSES[0], c)
+        assert unit in (1, 2, 4, 8, 16)
+        assert c % unit == 0
+        assert unit == 16 or c % (2 * unit)
+        assert channel_unit(None, c) == 1
 
 
 # ---- on a GPU ------------------------------------------------------------------------------------

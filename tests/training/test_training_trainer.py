@@ -479,6 +479,37 @@ def test_a_loss_that_is_no_number_is_found_in_its_epoch(tmp_path, step, device):
         fit(Net().to(device), Spoiling(step), loader, constant, settings, tmp_path, quiet=True)
 
 
+@pytest.mark.parametrize("signal_at", [None, 4])
+def test_a_loss_that_nobody_has_looked_at_is_found_before_anything_is_saved(
+    tmp_path, monkeypatch, signal_at
+):
+    """A GPU is asked about its losses now and then only: at the latest where a state is saved."""
+    monkeypatch.setattr(Losses, "is_check_due", lambda self: False)
+
+    class Signalled(Spoiling):
+        def draw(self, batch_size, rng, progress=0.0):
+            if round(15 * progress) + 1 == signal_at:  # three epochs of five steps
+                os.kill(os.getpid(), signal.SIGTERM)
+            return super().draw(batch_size, rng, progress)
+
+    with pytest.raises(NonFiniteLoss, match=r"nan at step 3 of epoch 1, .* no checkpoint yet"):
+        run(tmp_path, mixer=Signalled(3))
+    assert not (tmp_path / CHECKPOINT).exists()
+
+
+def test_weights_that_the_last_update_has_spoiled_are_not_saved(tmp_path):
+    """The gradient of one step is infinite, and its loss is not: no later loss would tell."""
+    net, loader = make()
+    gradients = iter([1.0] * 9 + [torch.inf])  # five steps an epoch
+    net.head.bias.register_hook(lambda gradient: gradient * next(gradients))
+    settings = dataclasses.replace(SETTINGS, clip_norm=None)
+    named = r"weights are no longer finite after step 5 of epoch 2, case 'clean'; .*\(epoch 1\)"
+    with pytest.raises(NonFiniteLoss, match=named):
+        fit(net, NoMix(), loader, constant, settings, tmp_path, quiet=True)
+    assert load_checkpoint(tmp_path / CHECKPOINT).facts["epoch"] == 1
+    assert all(tensor.isfinite().all() for tensor in weights(tmp_path).values())
+
+
 class Late:
     """A CUDA event that is reached when the device is: many steps after the host."""
 
@@ -540,14 +571,14 @@ class Scores:
 
 
 def test_best_last_and_median_are_those_of_the_epochs(tmp_path):
-    settings = dataclasses.replace(SETTINGS, epochs=30, eval_every=10, batch_size=80)
+    settings = dataclasses.replace(SETTINGS, epochs=30, eval_every=7, batch_size=80)
     scores = [50, 99, 61, 62, 63, 64, 65, 66, 67, 68, 69, 70]
     net, _ = make()
     loader = DeviceLoader(shapes("train", 80), 80, 0)
     summary = fit(net, NoMix(), loader, Scores(scores), settings, tmp_path, quiet=True)
     evaluated = [e["epoch"] for e in read_ledger(tmp_path / LEDGER) if "test" in e]
-    assert evaluated == [10, 20, *range(21, 31)]  # every tenth one, and each of the last ten
-    assert (summary.best, summary.best_epoch) == (99, 20)
+    assert evaluated == [7, 14, *range(21, 31)]  # every seventh one, and each of the last ten
+    assert (summary.best, summary.best_epoch) == (99, 14)
     assert summary.last == 70
     assert summary.median10 == 65.5
     assert summary.is_complete
@@ -556,8 +587,9 @@ def test_best_last_and_median_are_those_of_the_epochs(tmp_path):
 
 
 def test_the_ledger_says_what_ran(tmp_path):
-    run(tmp_path)
-    start, *epochs = read_ledger(tmp_path / LEDGER)
+    out = tmp_path / "a" / "new" / "folder"
+    run(out)
+    start, *epochs = read_ledger(out / LEDGER)
     assert start["settings"]["seed"] == 5
     assert sum(start["cases"].values()) == pytest.approx(1)
     for epoch in epochs:
@@ -600,6 +632,16 @@ def test_a_run_prints_how_it_computes_and_how_long_it_will_take(tmp_path, capsys
     mixer = AlignMixup("layer4", num_iters=3)
     fit(net, mixer, loader, constant, SETTINGS, tmp_path / "mixed")
     assert "(mixed)  test top-1" in capsys.readouterr().err
+
+
+def test_a_finished_run_is_only_read(tmp_path, capsys):
+    once = dataclasses.replace(SETTINGS, epochs=1)
+    summary = run(tmp_path, once, mixer=NoMix())
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    net, loader = make()
+    assert fit(net, NoMix(), loader, None, once, tmp_path) == summary  # nothing is evaluated
+    assert capsys.readouterr().err == "already finished: 1 of 1 epochs\n"
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
 def bf16_run(out, epochs, evaluate=constant, precision="bf16"):
@@ -651,6 +693,28 @@ def test_a_run_of_an_older_version_is_resumed_in_its_precision(tmp_path):
     assert past_compute(tmp_path) == {"precision": "bf16"}
     assert bf16_run(tmp_path, 3, precision="auto").is_complete
     assert past_compute(tmp_path)["precision"] == "bf16"
+
+
+@pytest.mark.parametrize("compute", ["bf16", {"device": "cpu"}, {"precision": 16}])
+def test_a_record_of_another_form_of_how_a_run_computes_is_named(tmp_path, compute):
+    run(tmp_path, dataclasses.replace(SETTINGS, epochs=1), mixer=NoMix())
+    there = load_checkpoint(tmp_path / CHECKPOINT)
+    writer = CheckpointWriter(tmp_path / CHECKPOINT)
+    writer.save(Checkpoint(there.tensors, {**there.facts, "compute": compute}))
+    writer.close()
+    with pytest.raises(ValueError, match=rf"is damaged: its compute is {re.escape(repr(compute))}"):
+        past_compute(tmp_path)
+
+
+def test_a_warm_up_longer_than_the_run_is_trained_as_half_of_it(tmp_path):
+    """And resumed so, although the settings that are asked for have the longer one."""
+    settings = dataclasses.replace(SETTINGS, epochs=2, warmup_epochs=5.0, schedule="step")
+    with pytest.raises(Stopped):
+        run(tmp_path, settings, mixer=NoMix(), evaluate=Interrupting(signal.SIGTERM))
+    run(tmp_path, settings, mixer=NoMix())
+    start, *epochs = read_ledger(tmp_path / LEDGER)
+    assert start["settings"]["warmup_epochs"] == 1.0
+    assert [e["lr"] for e in epochs] == pytest.approx([0.05 * 4 / 5, 0.05])  # of the last steps
 
 
 class Outputs(Net):
