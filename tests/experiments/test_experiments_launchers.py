@@ -186,6 +186,16 @@ def test_job_of_a_lost_node_has_ended_where_slurm_does_not_requeue_it(job_of_slu
     assert handle.exitcode == -signal.SIGKILL
 
 
+def test_preempted_job_has_ended_where_slurm_does_not_requeue_it(job_of_slurm):
+    """PreemptMode=CANCEL, and it was killed before it had saved."""
+    handle, say = job_of_slurm
+    say("PREEMPTED", "COMPLETING")
+    assert handle.is_alive()
+    say("PREEMPTED", "PREEMPTED")
+    assert not handle.is_alive()
+    assert handle.exitcode == -signal.SIGTERM
+
+
 def test_job_that_is_asked_to_stop_is_not_waited_for(job_of_slurm):
     handle, say = job_of_slurm
     handle.terminate()

@@ -299,7 +299,8 @@ class _SlurmHandle:
     """A job of submitit with the methods of a process.
 
     submitit asks Slurm's accounting, where a job whose node is lost has failed until that learns of
-    its requeue, and believes it for good. The controller decides both at once, so it is asked too.
+    its requeue, and believes it for good; and it believes that a preempted job is always requeued.
+    The controller decides on the end and the requeue at once, so it is asked too.
     """
 
     def __init__(self, job: Any, has_controller: bool) -> None:
@@ -315,7 +316,7 @@ class _SlurmHandle:
         return -(signal.SIGTERM if is_stopped else signal.SIGKILL)
 
     def is_alive(self) -> bool:
-        if not self.job.done():
+        if not self.job.done() and not self.job.state.startswith("PREEMPTED"):
             return True
         if not self._is_requeued():
             return False
@@ -323,7 +324,7 @@ class _SlurmHandle:
         return True
 
     def _is_requeued(self) -> bool:
-        """Whether a job that ended without a result is to run again, or does already."""
+        """Whether a job that has ended is to run again, or does already."""
         if not self.has_controller or self.is_asked_to_stop or self._has_result():
             return False
         if self.job.state.startswith("CANCELLED"):
