@@ -139,6 +139,70 @@ def test_a_job_that_slurm_starts_again_ends_without_a_result(tmp_path, monkeypat
     assert said.read_text().splitlines() == asked
 
 
+@pytest.fixture
+def job_of_slurm(tmp_path, monkeypatch):
+    """A submitted job, and what to call for Slurm's accounting and its controller to say."""
+    submitit = pytest.importorskip("submitit")
+    monkeypatch.setattr(submitit.SlurmJob, "watcher", type(submitit.SlurmJob.watcher)())
+    programs = {
+        "srun": "true",
+        "sbatch": "echo Submitted batch job 7",
+        "sacct": f"cat {tmp_path}/accounting",
+        "scontrol": f"cat {tmp_path}/controller",
+        "scancel": "true",
+    }
+    for name, line in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{line}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+
+    def say(accounting, controller):
+        (tmp_path / "accounting").write_text(f"JobID|State|NodeList\n7|{accounting}|node1\n")
+        (tmp_path / "controller").unlink(missing_ok=True)  # it fails: no such job
+        if controller is not None:
+            (tmp_path / "controller").write_text(f"JobId=7 JobState={controller} Restarts=1\n")
+
+    say("RUNNING", "RUNNING")
+    return make_launcher("slurm", {"gpus_per_node": 0}, tmp_path).start(call(tmp_path / "x")), say
+
+
+@pytest.mark.parametrize("state", ["PENDING", "COMPLETING", "RUNNING"])
+def test_job_of_a_lost_node_is_alive_where_slurm_requeues_it(job_of_slurm, state):
+    """Slurm's accounting learns of the failure before it learns of the requeue."""
+    handle, say = job_of_slurm
+    say("NODE_FAIL", state)
+    assert handle.is_alive()
+    assert handle.exitcode is None
+    say("CANCELLED by 0", "COMPLETING")  # later, and submitit asks again
+    assert handle.exitcode == -signal.SIGTERM
+    assert not handle.is_alive()
+
+
+@pytest.mark.parametrize("state", ["NODE_FAIL", None])
+def test_job_of_a_lost_node_has_ended_where_slurm_does_not_requeue_it(job_of_slurm, state):
+    handle, say = job_of_slurm
+    say("NODE_FAIL", state)
+    assert not handle.is_alive()
+    assert handle.exitcode == -signal.SIGKILL
+
+
+def test_preempted_job_has_ended_where_slurm_does_not_requeue_it(job_of_slurm):
+    """PreemptMode=CANCEL, and it was killed before it had saved."""
+    handle, say = job_of_slurm
+    say("PREEMPTED", "COMPLETING")
+    assert handle.is_alive()
+    say("PREEMPTED", "PREEMPTED")
+    assert not handle.is_alive()
+    assert handle.exitcode == -signal.SIGTERM
+
+
+def test_job_that_is_asked_to_stop_is_not_waited_for(job_of_slurm):
+    handle, say = job_of_slurm
+    handle.terminate()
+    say("NODE_FAIL", "PENDING")
+    assert handle.exitcode == -signal.SIGTERM
+
+
 def test_ctrl_c_reaches_a_local_run_once_it_has_imported_its_module(tmp_path, monkeypatch):
     """The terminal sends it to all processes, and an import would end with a trace."""
     (tmp_path / "interrupted.py").write_text(

@@ -6,6 +6,7 @@
 Skipped where there is no cluster. Each run ends with the weights of one without a fault.
 """
 
+import contextlib
 import os
 import shutil
 import signal
@@ -98,7 +99,7 @@ class Sweep:
 
     def __init__(self, pictures, out):
         launch = ["--launcher", "slurm", "--launch", "gpus_per_node=0", "slurm_partition=low"]
-        self.out, self.pictures = out, pictures
+        self.out = out
         self.start(command(pictures, out, *launch))
         wait_for(lambda: num_epochs(out) > 5)
         (pickled,) = out.glob(".submitit/*_submitted.pkl")
@@ -156,22 +157,48 @@ def test_canceled(pictures, running, expected):
     running.ends_as(expected)
 
 
-def test_node_is_lost(running, expected):
+@pytest.fixture
+def lose_node(running):
+    """Kill all that the node of the job runs, and tell Slurm that it is down."""
     node = state(running.job).split()[1]
-    listed = slurm("ps", "-eo", "pid,args").splitlines()
-    words = (f"slurmd -N {node}", "slurmstepd", "slurm_script", "srun", "submitit", "spawn_main")
-    pids = [line.split()[0] for line in listed if any(word in line for word in words)]
-    subprocess.run(["kill", f"-{signal.SIGKILL}", *pids], check=True)
-    slurm("scontrol", "update", f"nodename={node}", "state=down", "reason=lost")
-    try:
-        run_again(running.job)
-        running.process.communicate(timeout=300)  # it may have seen NODE_FAIL, and not the requeue
-        wait_for(lambda: num_epochs(running.out) >= 120)
-        time.sleep(5)  # it is scored
-        running.start(command(running.pictures, running.out))
-        running.ends_as(expected)
-    finally:
-        slurm("slurmd", "-N", node)
+
+    def lose():
+        listed = slurm("ps", "-eo", "pid,args").splitlines()
+        daemons = (f"slurmd -N {node}", f"slurmstepd: [{running.job}.")
+        pids = [line.split()[0] for line in listed if any(word in line for word in daemons)]
+        for pid in (*pids, *processes(running.job)):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
+        slurm("scontrol", "update", f"nodename={node}", "state=down", "reason=lost")
+
+    yield lose
+    slurm("slurmd", "-N", node)
+
+
+def processes(job):
+    """Those that the job started, by their environment."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if f"SLURM_JOB_ID={job}".encode() in path.read_bytes().split(b"\0"):
+                found.append(path.parent.name)
+    return found
+
+
+def test_node_is_lost(running, expected, lose_node):
+    lose_node()
+    run_again(running.job)
+    running.ends_as(expected)
+
+
+def test_node_is_lost_and_slurm_does_not_requeue(pictures, running, expected, lose_node):
+    slurm("scontrol", "update", f"JobId={running.job}", "Requeue=0")
+    lose_node()
+    said, _ = running.process.communicate(timeout=60)
+    assert running.process.returncode == 1, said
+    assert "failed: killed by SIGKILL" in said
+    running.start(command(pictures, running.out))
+    running.ends_as(expected)
 
 
 @pytest.mark.parametrize("grace", [0, 30])

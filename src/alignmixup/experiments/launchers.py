@@ -38,6 +38,9 @@ PATIENCE = 60.0
 # How the states of Slurm begin in which a job was asked to end.
 STOPPED = ("CANCELLED", "PREEMPTED", "TIMEOUT")
 
+# The states in which a job of Slurm has not ended.
+LIVE = {"PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "REQUEUED", "SUSPENDED"}
+
 
 class Handle(Protocol):
     """A call that has been started; ``exitcode`` as a process has it, None while it runs."""
@@ -165,7 +168,8 @@ class Slurm:
         )
 
     def start(self, call: Call) -> Handle:
-        return _SlurmHandle(self.executor.submit(Supervised.here(call)))
+        job = self.executor.submit(Supervised.here(call))
+        return _SlurmHandle(job, has_controller=self.executor.cluster == "slurm")
 
 
 class Ray:
@@ -251,14 +255,18 @@ def _is_requeued() -> bool:
         return False
     job, restarts = os.environ["SLURM_JOB_ID"], os.environ.get("SLURM_RESTART_COUNT", "0")
     try:
-        text = _scontrol("show", "job", job)
-        facts = dict(word.partition("=")[::2] for word in text.split())
+        facts = _facts(job)
         if facts["JobState"] == "RUNNING" and facts["PreemptTime"] != "None":
             _scontrol("requeue", job)
             return True
         return int(facts["Restarts"]) > int(restarts)
     except (OSError, subprocess.SubprocessError, KeyError, ValueError):
         return False
+
+
+def _facts(job: str) -> dict[str, str]:
+    """What Slurm's controller says of a job, by name: JobState, Restarts, ..."""
+    return dict(word.partition("=")[::2] for word in _scontrol("show", "job", job).split())
 
 
 def _scontrol(*words: str) -> str:
@@ -288,22 +296,46 @@ def _run(supervised: Supervised) -> int:
 
 
 class _SlurmHandle:
-    """A job of submitit with the methods of a process."""
+    """A job of submitit with the methods of a process.
 
-    def __init__(self, job: Any) -> None:
-        self.job, self.is_asked_to_stop = job, False
+    submitit asks Slurm's accounting, where a job whose node is lost has failed until that learns of
+    its requeue, and believes it for good; and it believes that a preempted job is always requeued.
+    The controller decides on the end and the requeue at once, so it is asked too.
+    """
+
+    def __init__(self, job: Any, has_controller: bool) -> None:
+        self.job, self.has_controller, self.is_asked_to_stop = job, has_controller, False
 
     @property
     def exitcode(self) -> int | None:
         if self.is_alive():
             return None
-        if self.job.paths.result_pickle.exists() and self.job.exception() is None:
+        if self._has_result() and self.job.exception() is None:
             return int(self.job.result())
         is_stopped = self.is_asked_to_stop or self.job.state.startswith(STOPPED)
         return -(signal.SIGTERM if is_stopped else signal.SIGKILL)
 
     def is_alive(self) -> bool:
-        return not self.job.done()
+        if not self.job.done() and not self.job.state.startswith("PREEMPTED"):
+            return True
+        if not self._is_requeued():
+            return False
+        self.job.watcher.clear()  # which would not ask again
+        return True
+
+    def _is_requeued(self) -> bool:
+        """Whether a job that has ended is to run again, or does already."""
+        if not self.has_controller or self.is_asked_to_stop or self._has_result():
+            return False
+        if self.job.state.startswith("CANCELLED"):
+            return False
+        try:
+            return _facts(self.job.job_id)["JobState"] in LIVE
+        except (OSError, subprocess.SubprocessError, KeyError):
+            return False
+
+    def _has_result(self) -> bool:
+        return bool(self.job.paths.result_pickle.exists())
 
     def terminate(self) -> None:
         self.is_asked_to_stop = True
