@@ -192,6 +192,14 @@ def test_a_new_network_returns_gray_for_gray() -> None:
     assert 0.3 < float((net.encode_layers(pictures(50))[0] > 0).float().mean()) < 0.7
 
 
+@pytest.mark.parametrize("input_size", [None, 17])
+def test_images_of_half_precision_are_widened_before_anything_else(input_size: int | None) -> None:
+    net, narrow = untrained(), pictures(2).bfloat16()
+    found = net.encode(narrow, input_size)
+    assert found.dtype == torch.float32
+    assert torch.equal(found, net.encode(narrow.float(), input_size))
+
+
 @pytest.mark.parametrize("size", [(1, 1), (2, 8)])
 def test_images_that_are_too_small_to_mirror_are_named(size: tuple[int, int]) -> None:
     with pytest.raises(ValueError, match=r"at least 3 x 3 pixels, got \[2, 3, .* set input_size"):

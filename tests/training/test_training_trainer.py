@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
@@ -248,11 +249,15 @@ class SignalMixer(AlignMixup):
 
 def test_a_signal_in_the_middle_of_an_epoch_loses_nothing(tmp_path):
     run(tmp_path / "whole")
+    begin = time.perf_counter()
     with pytest.raises(Stopped, match="stopped by SIGTERM in epoch 2 of 3"):
         run(tmp_path / "part", mixer=SignalMixer("layer4", num_iters=10))
     facts = load_checkpoint(tmp_path / "part" / CHECKPOINT).facts
     assert (facts["epoch"], facts["step"]) == (1, 2)
     run(tmp_path / "part")
+    epochs = [e for e in read_ledger(tmp_path / "part" / LEDGER) if e["event"] == "epoch"]
+    assert all(e["seconds"] > 0 for e in epochs)
+    assert sum(e["seconds"] for e in epochs) < time.perf_counter() - begin
     assert same(weights(tmp_path / "whole"), weights(tmp_path / "part"))
     assert lines(tmp_path / "whole") == lines(tmp_path / "part")
 
@@ -663,7 +668,9 @@ def test_a_resumed_run_keeps_its_precision_where_it_is_auto(tmp_path, capsys):
     stopped_in_bf16(tmp_path)
     bf16_run(tmp_path, 3, precision="auto")  # a CPU, which would choose float32
     assert computes(tmp_path) == ["bf16"]
-    assert "training on cpu: bf16, not compiled" in capsys.readouterr().err
+    printed = capsys.readouterr().err
+    assert "training on cpu: bf16, not compiled" in printed
+    assert " to go: 5 steps of" in printed  # of the last epoch, after the five of the second one
 
 
 def test_a_resumed_run_may_change_its_precision_and_records_it(tmp_path, capsys):
