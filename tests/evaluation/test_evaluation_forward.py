@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+import alignmixup as am
 from alignmixup.evaluation import Pixels, collect_logits, evaluating, predict
 from alignmixup.evaluation.forward import Forward, autocast
 from alignmixup.evaluation.outliers import Outliers
@@ -80,6 +81,20 @@ def test_a_task_leaves_the_model_as_it_was(name):
     assert [p.requires_grad for p in model[5].parameters()] == [False, True]
     # Dropout off and batch statistics fixed: a model in eval mode gives the same numbers.
     assert [r.value for r in first] == [r.value for r in TASKS[name](model.eval(), batches())]
+
+
+def test_the_default_device_of_torch_is_not_used():
+    """As after torch.set_default_device("cuda")."""
+    tasks = ["accuracy", "fgsm", "pgd", "strong_attack", "calibration", "temperature", "ood"]
+    options = {"pgd": {"num_steps": 2}, "strong_attack": {"num_steps": 2, "restarts": 2}}
+    sources = ["uniform", "gaussian-added"]
+    model, data, found = small_net(), batches(), []
+    for device in ("cpu", "meta"):
+        with torch.device(device):
+            scores = am.evaluate(model, data, tasks=tasks, options=options, ood=sources)
+        assert not scores.failed
+        found.append([r.value for r in scores.results])
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("name", TASKS)

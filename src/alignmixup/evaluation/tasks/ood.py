@@ -125,7 +125,7 @@ def score_histogram(
     high = float(torch.maximum(id_scores.max(), ood_scores.max()))
     if low == high:  # one bin around the only value
         low, high = low - 0.5, high + 0.5
-    edges = torch.linspace(low, high, num_bins + 1, dtype=torch.float64)
+    edges = torch.linspace(low, high, num_bins + 1, dtype=torch.float64, device="cpu")
     # Three digits of a bin, and at least six: scores of an untrained network hardly differ.
     digits = max(6, 3 - math.floor(math.log10((high - low) / num_bins)))
 
