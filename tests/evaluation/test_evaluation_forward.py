@@ -154,6 +154,25 @@ def test_labels_out_of_range_are_named(name, label):
 
 
 @pytest.mark.parametrize("name", TASKS)
+def test_one_logit_is_refused_and_two_score_as_its_sigmoid(name):
+    """All images would be of class 0, and confidently so."""
+
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one = small_net(1)
+
+        def forward(self, x):
+            z = self.one(x)
+            return torch.cat((torch.zeros_like(z), z), dim=1)
+
+    for num_classes in (1, 2):
+        with pytest.raises(ValueError, match=r"one logit.* torch\.cat"):
+            TASKS[name](small_net(1), batches(num_classes=num_classes))
+    assert TASKS[name](Two(), batches(num_classes=2))
+
+
+@pytest.mark.parametrize("name", TASKS)
 @pytest.mark.parametrize("empty", [[], [(torch.rand(0, 3, 6, 6), torch.zeros(0).long())]])
 def test_no_images_is_an_error(name, empty):
     with pytest.raises(ValueError, match="no images"):

@@ -34,6 +34,7 @@ from alignmixup.evaluation.forward import (
     Forward,
     Normalization,
     amp_name,
+    check_classes,
     check_finite,
     check_labels,
     labeled_pixels,
@@ -204,6 +205,7 @@ def run_attack(
             for x, y in zip(torch.split(images, chunk), torch.split(labels, chunk), strict=True):
                 with torch.no_grad():
                     clean = forward(x)
+                check_classes(clean)
                 check_labels(y, clean.shape[1])
                 wrong = clean.argmax(dim=1) != y
                 on_steps = _by_steps(on_images, n, len(x), attack) if on_images else None

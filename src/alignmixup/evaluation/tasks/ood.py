@@ -35,6 +35,7 @@ from alignmixup.evaluation.forward import (
     Normalization,
     PixelBatches,
     amp_name,
+    check_classes,
     predict,
 )
 from alignmixup.evaluation.outliers import Outliers
@@ -63,6 +64,7 @@ def ood(
     gets its share of both.
     """
     inside = predict(model, batches, normalized_by, amp_dtype, team)
+    check_classes(inside)
     results = []
     for source in outliers:
         images = source.read(len(inside))
