@@ -18,7 +18,15 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.utils._pytree import tree_leaves
 
 from alignmixup.contracts import Draw, Mixed, NotAttached, fusible
-from alignmixup.hooks import Peeked, is_sharded, keep, logits_module, plain_module, tap
+from alignmixup.hooks import (
+    Peeked,
+    check_module,
+    is_sharded,
+    keep,
+    logits_module,
+    plain_module,
+    tap,
+)
 from alignmixup.mixers.base import Method
 from alignmixup.mixers.checks import check_images
 from alignmixup.ops.blend import check_logits
@@ -67,6 +75,8 @@ class Stateful(Method):
                 f"{name} has parameters or state: call mixer = mixer.attach(model, x) first, and "
                 "give mixer.module.parameters() to the optimizer"
             )
+        if self.module is not None:
+            check_module(net)
         if self.module is None or torch.is_grad_enabled():
             return super().apply(net, x, y, draw)
         with _unchanged(self.module):
