@@ -167,6 +167,23 @@ def test_hooks_of_parameters_run_once() -> None:
         torch.testing.assert_close(other.grad, -0.5 * one.grad, atol=1e-6, rtol=1e-4)
 
 
+def test_hooks_of_layers_see_the_gradient_of_the_loss() -> None:
+    """Saliency takes a multiple of it, which a hook that clips would cut."""
+    x, y = images(4, dtype=torch.float64), labels(4)
+    mixer = PuzzleMix(clean_lam=1.0, loss="ce")
+    draw = draw_case(mixer, "4", 4)
+    nets = [TinyNet().double() for _ in range(2)]
+    for net in nets:
+        net.layer2.register_full_backward_hook(lambda _, grads, __: (grads[0].clamp(-0.01, 0.01),))
+    watched = Watched(nets[0])
+    mixed = mixer.apply(watched, x, y, draw)
+    mixed.loss().backward()
+    clean = F.cross_entropy(nets[1](x), y)
+    (clean + mixed.criterion(nets[1](watched.seen[1]), mixed.targets)).backward()
+    for one, other in zip(nets[0].parameters(), nets[1].parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad)
+
+
 def test_a_second_derivative_of_a_kept_pass_is_an_error() -> None:
     mixer, net = PuzzleMix(clean_lam=1.0), TinyNet()
     loss = mixer.apply(net, images(4), labels(4), draw_case(mixer, "4", 4)).loss()

@@ -56,11 +56,11 @@ def gradient_saliency(
     """Return the saliency of a clean batch by one forward and backward pass.
 
     With ``clean_lam > 0`` the same backward pass computes the gradients of the parameters, unless
-    FSDP shards them, they have hooks, which would run in both passes, or the network learns others
-    than its own (``torch.func.functional_call``). They are stored in ``extra["clean"]``, a loss
-    whose backward pass returns them. It is clean_lam CE, or 2 clean_lam CE / k if the mixed loss is
-    ``"bce"``, whose mean over k classes is smaller by about that factor. Multi-label targets
-    (``"sigmoid_bce"``) have their own loss in place of CE.
+    FSDP shards them, they or layers have hooks, which would run at another scale or twice, or the
+    network learns others than its own (``torch.func.functional_call``). They are stored in
+    ``extra["clean"]``, a loss whose backward pass returns them. It is clean_lam CE, or
+    2 clean_lam CE / k if the mixed loss is ``"bce"``, whose mean over k classes is smaller by about
+    that factor. Multi-label targets (``"sigmoid_bce"``) have their own loss in place of CE.
 
     ``std`` converts gradients with respect to pixels in [0, 1] to those with respect to the
     normalized input, for a network that divides by ``std`` in its first layer.
@@ -84,7 +84,7 @@ def gradient_saliency(
             clean = scale * _clean_loss(logits, y, loss)
             parameters: list[Tensor] = [p for p in module.parameters() if p.requires_grad]
             # FSDP collects gradients in the backward pass alone, by other tensors than these.
-            is_apart = is_sharded(module) or any(p._backward_hooks for p in parameters)
+            is_apart = is_sharded(module) or _has_backward_hooks(module)
             keeps = not is_apart and _ends_at(clean, [pixels, *parameters])
             parameters = parameters if keeps else []
             gradient, *kept = _gradients(up * clean, [pixels, *parameters], retain=not keeps)
@@ -124,6 +124,16 @@ def _ends_at(loss: Tensor, tensors: list[Tensor]) -> bool:
             return False
         left.extend(before for before, _ in node.next_functions)
     return True
+
+
+def _has_backward_hooks(module: nn.Module) -> bool:
+    """Return whether hooks of parameters or layers may change gradients of the backward pass."""
+    return any(
+        part._backward_hooks
+        or part._backward_pre_hooks
+        or any(p is not None and p._backward_hooks for p in part._parameters.values())
+        for part in module.modules()
+    )
 
 
 def _clean_loss(logits: Float[Tensor, "b k"], y: Tensor, loss: str) -> Tensor:
