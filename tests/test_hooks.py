@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 from alignmixup.contracts import Mixer
 from alignmixup.evaluation.effect import alignment_effect
@@ -168,6 +168,19 @@ def test_a_layer_that_runs_twice_is_an_error(wrap: Callable[[nn.Module], nn.Modu
     mixer, net = AlignMixup(), Wayward(repeats=2)
     with pytest.raises(ValueError, match=r"'layer4' ran 2 times .*its layers: fc, layer1"):
         mixer.apply(wrap(net), images(4), labels(4), draw_case(mixer, "feat", 4))
+
+
+def test_a_sequential_whose_parts_are_checkpointed_is_named() -> None:
+    class Checkpointed(TinyNet):
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.layer2(self.layer1(x))
+            features = checkpoint_sequential(self.layer4, 1, x, use_reentrant=False)
+            logits: Tensor = self.fc(features.flatten(1))
+            return logits
+
+    mixer = AlignMixup("layer4")
+    with pytest.raises(ValueError, match=r"did not run .* parts ran by .*checkpointing; choose"):
+        mixer(Checkpointed(), images(4), labels(4))
 
 
 def test_a_layer_that_does_not_run_is_an_error() -> None:

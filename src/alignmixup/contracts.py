@@ -101,8 +101,7 @@ class Mixer(ABC):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        # Settings are plain values: torch.load may read them from a checkpoint.
-        torch.serialization.add_safe_globals([cls])
+        _make_loadable(cls)
         draw = vars(cls).get("draw")
         if callable(draw) and len(inspect.signature(draw).parameters) == 3:
             cls.draw = _ignoring_progress(draw)  # type: ignore[method-assign]
@@ -315,6 +314,22 @@ def check_draws(mixer: Mixer, batch_size: int) -> None:
             f"{name}.draw gave another {' and '.join(differing)} from the same rng: draw all of it "
             "from rng, as torch.rand((), generator=rng) does"
         )
+
+
+def _make_loadable(cls: type[Mixer]) -> None:
+    """Let torch.load read the settings of a mixer, which are plain values, from a checkpoint.
+
+    Of classes of one name it takes any: ``slots=True`` makes a second class, and so does a cell of
+    a notebook that runs again. The last one stays.
+    """
+    others = [
+        known
+        for known in torch.serialization.get_safe_globals()
+        if not isinstance(known, type)
+        or (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__)
+    ]
+    torch.serialization.clear_safe_globals()
+    torch.serialization.add_safe_globals([*others, cls])
 
 
 def _ignoring_progress(draw: Callable[..., Draw]) -> Callable[..., Draw]:

@@ -11,6 +11,7 @@ only where kernel launches are the cost.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import os
 import platform
@@ -19,12 +20,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Literal, Protocol
+from typing import Literal, ParamSpec, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 Switch = bool | Literal["auto"]
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def pick_device(name: str) -> torch.device:
@@ -60,6 +63,22 @@ def own_gpu(device: torch.device) -> torch.device:
 def current_device(device: torch.device) -> AbstractContextManager[object]:
     """Make ``device`` current: streams, events, captures and memory counters belong to it."""
     return torch.cuda.device(device) if is_gpu(device) else nullcontext()
+
+
+def tensors_on_cpu(function: Callable[P, R]) -> Callable[P, R]:
+    """Wrap a function that makes tensors on the CPU and then moves them where they belong.
+
+    ``torch.set_default_device`` may have named another device. Elsewhere no context is entered: it
+    would be traced with compiled steps.
+    """
+
+    @functools.wraps(function)
+    def on_cpu(*args: P.args, **kwargs: P.kwargs) -> R:
+        is_cpu = torch.get_default_device().type == "cpu"
+        with nullcontext() if is_cpu else torch.device("cpu"):
+            return function(*args, **kwargs)
+
+    return on_cpu
 
 
 def hardware(device: torch.device | None = None) -> str:

@@ -241,7 +241,10 @@ def _misfire(net: nn.Module, layer: str, fired: int, is_compiled: bool) -> str:
             "torch.compile ignores later hooks: call the mixer before any other forward pass of "
             "the compiled module, or call torch.compiler.reset() first"
         )
+    parts = ""
+    if isinstance(find_layer(net, layer)[0], nn.Sequential):
+        parts = ", or its parts ran by themselves, as in timm's set_grad_checkpointing"
     return (
-        f"layer {layer!r} did not run in this forward pass; choose one that does; "
+        f"layer {layer!r} did not run in this forward pass{parts}; choose one that does; "
         f"{list_layers(net)}"
     )

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+import alignmixup as am
 from alignmixup.evaluation import Pixels, collect_logits, evaluating, predict
 from alignmixup.evaluation.forward import Forward, autocast
 from alignmixup.evaluation.outliers import Outliers
@@ -82,6 +83,20 @@ def test_a_task_leaves_the_model_as_it_was(name):
     assert [r.value for r in first] == [r.value for r in TASKS[name](model.eval(), batches())]
 
 
+def test_the_default_device_of_torch_is_not_used():
+    """As after torch.set_default_device("cuda")."""
+    tasks = ["accuracy", "fgsm", "pgd", "strong_attack", "calibration", "temperature", "ood"]
+    options = {"pgd": {"num_steps": 2}, "strong_attack": {"num_steps": 2, "restarts": 2}}
+    sources = ["uniform", "gaussian-added"]
+    model, data, found = small_net(), batches(), []
+    for device in ("cpu", "meta"):
+        with torch.device(device):
+            scores = am.evaluate(model, data, tasks=tasks, options=options, ood=sources)
+        assert not scores.failed
+        found.append([r.value for r in scores.results])
+    assert found[0] == found[1]
+
+
 @pytest.mark.parametrize("name", TASKS)
 def test_modes_come_back_after_an_error(name):
     model = small_net().train()
@@ -136,6 +151,25 @@ def test_labels_out_of_range_are_named(name, label):
     data[1][1][2] = label
     with pytest.raises(ValueError, match=rf"0\.\.2, got {label}"):
         TASKS[name](small_net(), data)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_one_logit_is_refused_and_two_score_as_its_sigmoid(name):
+    """All images would be of class 0, and confidently so."""
+
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one = small_net(1)
+
+        def forward(self, x):
+            z = self.one(x)
+            return torch.cat((torch.zeros_like(z), z), dim=1)
+
+    for num_classes in (1, 2):
+        with pytest.raises(ValueError, match=r"one logit.* torch\.cat"):
+            TASKS[name](small_net(1), batches(num_classes=num_classes))
+    assert TASKS[name](Two(), batches(num_classes=2))
 
 
 @pytest.mark.parametrize("name", TASKS)

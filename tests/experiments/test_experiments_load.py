@@ -61,6 +61,18 @@ def test_train_returns_the_run_that_load_run_opens(run, sets):
     assert torch.equal(opened.model(x), run.model(x))
 
 
+def test_the_default_device_of_torch_is_not_used(run, sets, tmp_path):
+    """As after torch.set_default_device("cuda")."""
+    x = sets.test.images[:3]
+    with torch.device("meta"):
+        again = am.train(RECIPE, tmp_path / "run", sets=sets, quiet=True)
+        opened = am.load_run(tmp_path / "run", device="cpu")
+        assert torch.equal(opened.predict(x).probabilities, again.predict(x).probabilities)
+        opened.with_clean_statistics(sets.train).export(tmp_path / "net.safetensors")
+        assert torch.get_default_device() == torch.device("meta")
+    assert torch.equal(again.predict(x).probabilities, run.predict(x).probabilities)
+
+
 def test_a_prediction_is_the_softmax_of_the_network_for_every_kind_of_source(run, sets, tmp_path):
     pixels = sets.test.images[:5]
     with torch.inference_mode():

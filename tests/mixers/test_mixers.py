@@ -6,8 +6,10 @@ import dataclasses
 import math
 import os
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -84,6 +86,28 @@ def test_settings_are_loaded_as_weights_are(row: Row, tmp_path: Path) -> None:
     loaded = torch.load(tmp_path / "state.pt", weights_only=True)["mixer"]
     assert loaded == row.mixer
     assert loaded.cases == row.mixer.cases
+
+
+CELL = """
+from dataclasses import dataclass
+import alignmixup as am
+
+@dataclass(frozen=True, slots=True)
+class Own(am.NoMix):
+    pass
+"""
+
+
+def test_of_mixers_of_one_name_the_last_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cell of a notebook may run again, and ``slots=True`` makes two classes."""
+    notebook = ModuleType("notebook")
+    monkeypatch.setitem(sys.modules, "notebook", notebook)
+    for _ in range(5):
+        exec(CELL, vars(notebook))
+        torch.save(notebook.Own(), tmp_path / "mixer.pt")
+        assert type(torch.load(tmp_path / "mixer.pt", weights_only=True)) is notebook.Own
 
 
 @pytest.mark.parametrize("default", [torch.bfloat16, torch.float64])

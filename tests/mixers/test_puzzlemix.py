@@ -154,6 +154,43 @@ def test_a_kept_pass_adds_its_gradients(loss: str) -> None:
         torch.testing.assert_close(one.grad, other.grad, msg=lambda m, n=name: f"{n}: {m}")
 
 
+def test_hooks_of_parameters_run_once() -> None:
+    """As rates per layer or clipping by hooks: twice would scale the clean gradient twice."""
+    mixer = PuzzleMix(clean_lam=1.0)
+    draw = draw_case(mixer, "4", 4)
+    plain, hooked = TinyNet(), TinyNet()
+    for parameter in hooked.parameters():
+        parameter.register_hook(lambda gradient: -0.5 * gradient)
+    for net in (plain, hooked):
+        mixer.apply(net, images(4), labels(4), draw).loss().backward()
+    for one, other in zip(plain.parameters(), hooked.parameters(), strict=True):
+        torch.testing.assert_close(other.grad, -0.5 * one.grad, atol=1e-6, rtol=1e-4)
+
+
+def test_hooks_of_layers_see_the_gradient_of_the_loss() -> None:
+    """Saliency takes a multiple of it, which a hook that clips would cut."""
+    x, y = images(4, dtype=torch.float64), labels(4)
+    mixer = PuzzleMix(clean_lam=1.0, loss="ce")
+    draw = draw_case(mixer, "4", 4)
+    nets = [TinyNet().double() for _ in range(2)]
+    for net in nets:
+        net.layer2.register_full_backward_hook(lambda _, grads, __: (grads[0].clamp(-0.01, 0.01),))
+    watched = Watched(nets[0])
+    mixed = mixer.apply(watched, x, y, draw)
+    mixed.loss().backward()
+    clean = F.cross_entropy(nets[1](x), y)
+    (clean + mixed.criterion(nets[1](watched.seen[1]), mixed.targets)).backward()
+    for one, other in zip(nets[0].parameters(), nets[1].parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad)
+
+
+def test_a_second_derivative_of_a_kept_pass_is_an_error() -> None:
+    mixer, net = PuzzleMix(clean_lam=1.0), TinyNet()
+    loss = mixer.apply(net, images(4), labels(4), draw_case(mixer, "4", 4)).loss()
+    with pytest.raises(ValueError, match=r"no second derivative: set clean_lam=0"):
+        torch.autograd.grad(loss, [*net.parameters()], create_graph=True)
+
+
 def test_a_checkpointed_network_has_the_same_saliency() -> None:
     """Checkpointing runs the layers again in the backward pass: in the mode of the first time."""
 

@@ -169,6 +169,15 @@ def test_a_mixer_that_is_not_attached_is_named(row: Row) -> None:
 
 
 @every_stateful_row
+def test_a_function_in_place_of_the_network_is_named(row: Row) -> None:
+    net, x, y = TinyNet(), images(6), labels(6)
+    mixer = row.attached(net, x)
+    draw = mixer.draw(6, torch.Generator().manual_seed(0))
+    with pytest.raises(ValueError, match=r"needs an nn\.Module, got a function"):
+        mixer.apply(lambda images: net(images), x, y, draw)  # type: ignore[arg-type]
+
+
+@every_stateful_row
 def test_an_unknown_layer_is_named(row: Row) -> None:
     import dataclasses
 

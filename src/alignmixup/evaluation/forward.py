@@ -168,6 +168,7 @@ def own_logits(forward: Forward, batches: Batches, team: Team) -> Predictions:
             return Predictions(torch.empty(0, 0, device=device), labels[0])
         own = Predictions(torch.cat(logits), torch.cat(labels))
         check_finite(own.logits)
+        check_classes(own.logits)
         check_labels(own.labels, own.logits.shape[1])
     return own
 
@@ -312,6 +313,15 @@ def check_finite(logits: Tensor) -> None:
         raise ValueError(
             f"the model returned logits that are not finite for {bad} of {len(logits)} images; "
             "check its weights, or try amp_dtype=None"
+        )
+
+
+def check_classes(logits: Float[Tensor, "n k"]) -> None:
+    """Raise if there is one logit: its softmax says nothing."""
+    if logits.shape[1] == 1:
+        raise ValueError(
+            "the model returns one logit, whose softmax is always 1: for the logit z of a sigmoid, "
+            "score a model that returns torch.cat((torch.zeros_like(z), z), dim=1)"
         )
 
 

@@ -191,8 +191,8 @@ def noisy_images(batches: ImageBatches, kind: Kind, seed: int) -> PixelBatches:
 
 def _draw(kind: Kind, shape: tuple[int, ...], rng: torch.Generator) -> Tensor:
     if kind == "uniform":
-        return torch.rand(shape, generator=rng)
-    return 0.5 + 0.5 * torch.randn(shape, generator=rng)
+        return torch.rand(shape, generator=rng, device="cpu")
+    return 0.5 + 0.5 * torch.randn(shape, generator=rng, device="cpu")
 
 
 def center_crop(images: Tensor, size: int | tuple[int, int]) -> Tensor:

@@ -40,7 +40,7 @@ def share_of(images: Images, team: Team) -> Images:
     """Return the images of one process."""
     if team.size == 1:
         return images
-    return subset(images, torch.arange(len(images))[team.rows])
+    return subset(images, torch.arange(len(images), device="cpu")[team.rows])
 
 
 def own_rows(batches: Iterable[Tensor], team: Team) -> PixelBatches:

@@ -16,7 +16,7 @@ from torch.optim.swa_utils import update_bn
 from alignmixup import models
 from alignmixup.contracts import ImageSet
 from alignmixup.datasets.folder import FileSet
-from alignmixup.device import pick_device
+from alignmixup.device import pick_device, tensors_on_cpu
 from alignmixup.experiments.batches import train_batches
 from alignmixup.experiments.data_record import DataRecord, load_own
 from alignmixup.experiments.export import MODULE, Format, export
@@ -80,6 +80,7 @@ class Run:
         """Last, best and median test accuracy, and whether the run is complete."""
         return summarize(self.folder)
 
+    @tensors_on_cpu
     def predict(self, images: Sources, *, batch_size: int = 256) -> Prediction:
         """Classify images.
 
@@ -94,6 +95,7 @@ class Run:
         """
         return predict(self.model, images, self.recipe.data, self.data, batch_size)
 
+    @tensors_on_cpu
     def with_clean_statistics(
         self,
         images: ImageSet | FileSet | None = None,
@@ -153,6 +155,7 @@ class Run:
                 norm.load_state_dict(own.state_dict())
         return dataclasses.replace(self, model=model, clean_batches=used)
 
+    @tensors_on_cpu
     def export(self, path: Path | str, format: Format = "safetensors") -> list[Path]:
         """Write the network for use without the run.
 
@@ -177,6 +180,7 @@ class Run:
         )
 
 
+@tensors_on_cpu
 def load_run(
     folder: Path | str,
     *,

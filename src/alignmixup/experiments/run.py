@@ -19,7 +19,7 @@ from torch import nn
 
 from alignmixup import datasets
 from alignmixup.contracts import check_draws
-from alignmixup.device import pick_device
+from alignmixup.device import pick_device, tensors_on_cpu
 from alignmixup.evaluation.effect import Effect, alignment_effect
 from alignmixup.experiments.accuracies import Evaluator, record_accuracy
 from alignmixup.experiments.batches import check_batch_size, shortened, train_batches
@@ -45,6 +45,7 @@ from alignmixup.training.loggers import Logger, make_loggers
 from alignmixup.training.resume import resumed_settings
 
 
+@tensors_on_cpu
 def train(
     recipe: Recipe | str,
     out: Path | str,

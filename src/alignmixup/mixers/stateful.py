@@ -18,7 +18,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.utils._pytree import tree_leaves
 
 from alignmixup.contracts import Draw, Mixed, NotAttached, fusible
-from alignmixup.hooks import Peeked, keep, tap
+from alignmixup.hooks import Peeked, check_module, keep, tap
 from alignmixup.mixers.base import Method
 from alignmixup.mixers.checks import check_images
 from alignmixup.ops.blend import check_logits
@@ -68,6 +68,8 @@ class Stateful(Method):
                 f"{name} has parameters or state: call mixer = mixer.attach(model, x) first, and "
                 "give mixer.module.parameters() to the optimizer"
             )
+        if self.module is not None:
+            check_module(net)
         if self.module is None or torch.is_grad_enabled():
             return super().apply(net, x, y, draw)
         with _unchanged(self.module):

@@ -57,11 +57,11 @@ def gradient_saliency(
     """Return the saliency of a clean batch by one forward and backward pass.
 
     With ``clean_lam > 0`` the same backward pass computes the gradients of the parameters, unless
-    FSDP shards them or the network learns others than its own (``torch.func.functional_call``).
-    They are stored in ``extra["clean"]``, a loss whose backward pass returns them. It is clean_lam
-    CE, or 2 clean_lam CE / k if the mixed loss is ``"bce"``, whose mean over k classes is smaller
-    by about that factor. Multi-label targets (``"sigmoid_bce"``) have their own loss in place of
-    CE.
+    FSDP shards them, they or layers have hooks, which would run at another scale or twice, or the
+    network learns others than its own (``torch.func.functional_call``). They are stored in
+    ``extra["clean"]``, a loss whose backward pass returns them. It is clean_lam CE, or
+    2 clean_lam CE / k if the mixed loss is ``"bce"``, whose mean over k classes is smaller by about
+    that factor. Multi-label targets (``"sigmoid_bce"``) have their own loss in place of CE.
 
     ``std`` converts gradients with respect to pixels in [0, 1] to those with respect to the
     normalized input, for a network that divides by ``std`` in its first layer.
@@ -85,7 +85,8 @@ def gradient_saliency(
             clean = scale * _clean_loss(logits, y, loss)
             parameters: list[Tensor] = [p for p in module.parameters() if p.requires_grad]
             # FSDP collects gradients in the backward pass alone, by other tensors than these.
-            keeps = not is_sharded(module) and _ends_at(clean, [pixels, *parameters])
+            is_apart = is_sharded(module) or _has_backward_hooks(module)
+            keeps = not is_apart and _ends_at(clean, [pixels, *parameters])
             parameters = parameters if keeps else []
             gradient, *kept = _gradients(up * clean, [pixels, *parameters], retain=not keeps)
             if x.requires_grad:  # also where a module of the user's has made the images
@@ -124,6 +125,16 @@ def _ends_at(loss: Tensor, tensors: list[Tensor]) -> bool:
             return False
         left.extend(before for before, _ in node.next_functions)
     return True
+
+
+def _has_backward_hooks(module: nn.Module) -> bool:
+    """Return whether hooks of parameters or layers may change gradients of the backward pass."""
+    return any(
+        part._backward_hooks
+        or part._backward_pre_hooks
+        or any(p is not None and p._backward_hooks for p in part._parameters.values())
+        for part in module.modules()
+    )
 
 
 def _clean_loss(logits: Float[Tensor, "b k"], y: Tensor, loss: str) -> Tensor:
@@ -169,6 +180,11 @@ class _KeptGradients(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, scale: Tensor) -> Any:
+        if torch.is_grad_enabled():  # create_graph=True
+            raise ValueError(
+                "the clean loss of this mixer has no second derivative: set clean_lam=0 for a "
+                "backward pass with create_graph=True, and add a clean loss of your own"
+            )
         # One launch for all parameters: a launch each would cost more than the solver.
         return None, None, None, *torch._foreach_mul(ctx.gradients, scale / ctx.up)
 

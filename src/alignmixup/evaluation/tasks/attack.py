@@ -34,6 +34,7 @@ from alignmixup.evaluation.forward import (
     Forward,
     Normalization,
     amp_name,
+    check_classes,
     check_finite,
     check_labels,
     labeled_pixels,
@@ -196,13 +197,15 @@ def run_attack(
         )
     model = forward.model
     starts = _start_generators(attack, seed)
-    n, num_clean, num_broken = 0, 0, torch.zeros(attack.num_steps, dtype=torch.int64)
+    n, num_clean = 0, 0
+    num_broken = torch.zeros(attack.num_steps, dtype=torch.int64, device="cpu")
     device = model_device(model)
     with team.agreed(), evaluating(model):
         for images, labels in labeled_pixels(batches, forward.normalized_by, device, team):
             for x, y in zip(torch.split(images, chunk), torch.split(labels, chunk), strict=True):
                 with torch.no_grad():
                     clean = forward(x)
+                check_classes(clean)
                 check_labels(y, clean.shape[1])
                 wrong = clean.argmax(dim=1) != y
                 on_steps = _by_steps(on_images, n, len(x), attack) if on_images else None
@@ -226,7 +229,8 @@ def run_attack(
 def _start_generators(attack: Attack, seed: int) -> list[torch.Generator]:
     # One generator per restart, so that more restarts do not change the first ones. On the CPU,
     # so that the starts do not depend on the device.
-    seeds = torch.randint(2**62, (attack.restarts,), generator=torch.Generator().manual_seed(seed))
+    rng = torch.Generator().manual_seed(seed)
+    seeds = torch.randint(2**62, (attack.restarts,), generator=rng, device="cpu")
     return [torch.Generator().manual_seed(int(s)) for s in seeds]
 
 
@@ -257,8 +261,8 @@ def _broken_by_step(
         # two images of this process are those of the others.
         start = x
         if attack.random_start:
-            unit = torch.rand((team.size * len(x), *x.shape[1:]), generator=rng)[team.rows]
-            start = x + attack.eps * (2 * unit - 1).to(x)
+            unit = torch.rand((team.size * len(x), *x.shape[1:]), generator=rng, device="cpu")
+            start = x + attack.eps * (2 * unit[team.rows] - 1).to(x)
         if not left.any():
             continue
         so_far = wrong[left]

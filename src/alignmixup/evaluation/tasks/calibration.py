@@ -123,7 +123,8 @@ def temperature_scaling(
             f"held_out={held_out} of {n} images leaves {num_fit} to fit and {n - num_fit} to "
             "measure; both must have some: use more images"
         )
-    order = torch.randperm(n, generator=torch.Generator().manual_seed(seed)).to(labels.device)
+    rng = torch.Generator().manual_seed(seed)
+    order = torch.randperm(n, generator=rng, device="cpu").to(labels.device)
     fit, rest = order[:num_fit], order[num_fit:]
     temperature = fit_temperature(logits[fit], labels[fit])
     before, _ = calibration_metrics(logits[rest], labels[rest], num_bins)
@@ -194,7 +195,7 @@ def reliability(
     low, high = float(confidence.min()), float(confidence.max())
     if not (low >= 0 and high <= 1 + 1e-9):
         raise ValueError(f"confidences must lie in [0, 1], got [{low:.4g}, {high:.4g}]")
-    edges = torch.arange(num_bins + 1, dtype=torch.float64) / num_bins
+    edges = torch.arange(num_bins + 1, dtype=torch.float64, device="cpu") / num_bins
     # With the inner edges, a value on an edge is in the bin on its left, zero in the first and one
     # in the last.
     index = torch.bucketize(confidence, edges[1:-1])

@@ -35,6 +35,7 @@ from alignmixup.evaluation.forward import (
     Normalization,
     PixelBatches,
     amp_name,
+    check_classes,
     predict,
 )
 from alignmixup.evaluation.outliers import Outliers
@@ -63,6 +64,7 @@ def ood(
     gets its share of both.
     """
     inside = predict(model, batches, normalized_by, amp_dtype, team)
+    check_classes(inside)
     results = []
     for source in outliers:
         images = source.read(len(inside))
@@ -125,7 +127,7 @@ def score_histogram(
     high = float(torch.maximum(id_scores.max(), ood_scores.max()))
     if low == high:  # one bin around the only value
         low, high = low - 0.5, high + 0.5
-    edges = torch.linspace(low, high, num_bins + 1, dtype=torch.float64)
+    edges = torch.linspace(low, high, num_bins + 1, dtype=torch.float64, device="cpu")
     # Three digits of a bin, and at least six: scores of an untrained network hardly differ.
     digits = max(6, 3 - math.floor(math.log10((high - low) / num_bins)))
 

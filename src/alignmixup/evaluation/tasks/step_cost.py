@@ -46,7 +46,7 @@ class Timing:
 
     def percentile(self, percent: float) -> float:
         """Return a percentile of the steps, interpolated between the two nearest."""
-        steps = torch.tensor(self.ms, dtype=torch.float64)
+        steps = torch.tensor(self.ms, dtype=torch.float64, device="cpu")
         return float(torch.quantile(steps, percent / 100))
 
 
