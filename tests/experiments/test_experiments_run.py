@@ -393,6 +393,7 @@ def test_draws_that_a_resumed_run_could_not_repeat_are_named(tmp_path, sets, wha
     [
         ("attach", lambda self, net: self, "is called with (net, x), which it does not take"),
         ("draw", lambda self, size: None, "is called with (batch_size, rng, progress), which"),
+        ("draw", lambda self, n, rng, progress: None, "is called with (batch_size, rng), which"),
         ("apply", lambda self, net: None, "is called with (net, x, y, draw), which it does not"),
         ("cases", ["clean"], "must be a dict of the probability of each case, got ['clean']"),
     ],
