@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_type_hints
 
 import pytest
 import torch
@@ -21,6 +22,9 @@ from alignmixup.models import build
 from alignmixup.ops.sinkhorn import SOLVERS
 from alignmixup.registry import FIGURES, MIXERS
 from alignmixup.training.loggers import make_loggers
+
+if TYPE_CHECKING:
+    from alignmixup.evaluation.forward import Batches
 
 REQUIRED: dict[str, Any] = {"mixer": am.InputMixup(), "name": "cifar10"}
 SETTINGS = [*MIXERS.values(), am.TrainSettings, am.DataSpec, am.NetSpec]
@@ -187,3 +191,23 @@ def test_what_takes_other_arguments_than_it_is_called_with_is_named(
 
 def test_a_class_without_a_signature_is_not_judged() -> None:
     check_call("it", dict, "anything")
+
+
+def hinted(model: torch.nn.Module, batches: Batches, *, name: str, top: int = 1) -> list[am.Result]:
+    return [am.Result(name, "top", float(top))]
+
+
+def unseen(model: torch.nn.Module, batches: Batches, top: int = 1) -> list[am.Result]:
+    return hinted(model, batches, name="unseen", top=top)
+
+
+@pytest.mark.parametrize(
+    ("name", "task"), [("unseen", unseen), ("part", functools.partial(hinted, name="part"))]
+)
+def test_a_task_needs_no_hints_that_can_be_read(name: str, task: Callable[..., Any]) -> None:
+    """Tracebacks of a ``NameError`` and a ``TypeError``."""
+    am.register_task(name)(task)
+    data = [(torch.zeros(1, 3, 8, 8), torch.zeros(1))]
+    for chosen in ({}, {"top": 3}):
+        scores = am.evaluate(torch.nn.Flatten(), data, tasks=[name], options={name: chosen})
+        assert scores.value(name, "top") == chosen.get("top", 1)

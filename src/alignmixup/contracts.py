@@ -279,11 +279,12 @@ def check_mixed(mixer: Mixer, mixed: object) -> Mixed:
     return mixed
 
 
-_METHODS = {
-    "attach": ("net", "x"),
-    "draw": ("batch_size", "rng", "progress"),
-    "apply": ("net", "x", "y", "draw"),
-}
+_CALLS = (
+    ("attach", "net", "x"),
+    ("draw", "batch_size", "rng", "progress"),
+    ("draw", "batch_size", "rng"),
+    ("apply", "net", "x", "y", "draw"),
+)
 
 
 def check_draws(mixer: Mixer, batch_size: int) -> None:
@@ -295,7 +296,7 @@ def check_draws(mixer: Mixer, batch_size: int) -> None:
             method takes other arguments than it is called with.
     """
     name, drawn = type(mixer).__name__, []
-    for method, arguments in _METHODS.items():
+    for method, *arguments in _CALLS:
         check_call(f"{name}.{method}", getattr(mixer, method), *arguments)
     if not isinstance(mixer.cases, Mapping):
         raise ValueError(

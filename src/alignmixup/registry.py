@@ -381,8 +381,8 @@ def register_recipe(function: Callable[[], T]) -> Callable[[], T]:
         print(narrow().name)  # for am.train, or "alignmixup train"
         ```
     """
-    if not callable(function):
+    if not hasattr(function, "__qualname__"):  # a recipe, or a functools.partial
         raise ValueError(
-            f"write @register_recipe without brackets above the function, got {function!r}"
+            f"write @register_recipe without brackets above a function, got {function!r}"
         )
     return RECIPES.add(f"{function.__module__}.{function.__qualname__}", function)  # type: ignore[no-any-return]

@@ -61,6 +61,14 @@ def test_train_returns_the_run_that_load_run_opens(run, sets):
     assert torch.equal(opened.model(x), run.model(x))
 
 
+def test_images_of_a_run_load_on_any_default_device():
+    """It was an error of the order of a limited set, in ``evaluate(run)``."""
+    spec = DataSpec("shapes", limit=20)
+    with torch.device("meta"):
+        images = load_split(spec, "test", None)
+    assert torch.equal(images.labels, load_split(spec, "test", None).labels)
+
+
 def test_the_default_device_of_torch_is_not_used(run, sets, tmp_path):
     """As after torch.set_default_device("cuda")."""
     x = sets.test.images[:3]

@@ -17,7 +17,7 @@ import alignmixup as am
 from alignmixup.cli import main
 from alignmixup.datasets import shapes
 from alignmixup.experiments import sweep as sweeps
-from alignmixup.experiments.plugins import open_recipe
+from alignmixup.experiments.plugins import digests_of, open_recipe, warn_of_edits
 from alignmixup.experiments.provenance import recipe_settings
 from alignmixup.experiments.run_folder import read_run
 from alignmixup.experiments.sweep import sweep
@@ -225,6 +225,21 @@ def test_the_module_of_a_mixer_is_recorded_like_a_plugin(tmp_path, monkeypatch):
     monkeypatch.delitem(sys.modules, "my_mixers")
     (tmp_path / "my_mixers.py").unlink()
     read_run(run.folder)  # a plugin of that name is imported already
+
+
+def test_two_plugins_of_one_name_are_both_recorded(tmp_path, monkeypatch):
+    """An edit of the first one was not seen."""
+    monkeypatch.setattr(am.plugins, "_plugins", {})
+    names, sources = [], ("one = 1\n", "two = 2\n")
+    for folder, source in zip("ab", sources, strict=True):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "twin.py").write_text(source)
+        names.append(am.registry.import_plugin(str(tmp_path / folder / "twin.py")))
+    both = sorted(hashlib.sha256(source.encode()).hexdigest()[:8] for source in sources)
+    assert digests_of(names) == digests_of(names[::-1]) == {"twin": "+".join(both)}
+    with pytest.warns(UserWarning, match="another version of the plugin twin"):
+        warn_of_edits(tmp_path, digests_of(names[1:]))
+    assert digests_of([names[0], names[0]]) == digests_of(names[:1])
 
 
 def test_a_task_of_the_plugin_of_a_run_is_known(tmp_path):

@@ -290,7 +290,12 @@ def test_a_run_goes_on_where_its_folder_of_images_has_moved(moved):
     assert record["images"]["name"] == "moved"
     assert record["key"]["data"] == "folder_pictures_8"
     assert evaluate(run, device="cpu").value("accuracy", "top1") == top1
+    trained_on = {result.trained["data.name"] for result in read_results([run])}
+    assert trained_on == {f"folder:{place.with_name('pictures')}@8"}  # one row of a report
     assert train(longer, run, extend=True, quiet=True).epoch == 2
+    again = changed(on_pictures(place.rename(place.with_name("again"))), {"train.epochs": 2})
+    assert train(again, run, quiet=True).epoch == 2
+    assert json.loads((run / "run.json").read_text())["first_data"] == trained_on.pop()
 
 
 @pytest.mark.parametrize("what", ["fewer", "other"])
@@ -393,6 +398,7 @@ def test_draws_that_a_resumed_run_could_not_repeat_are_named(tmp_path, sets, wha
     [
         ("attach", lambda self, net: self, "is called with (net, x), which it does not take"),
         ("draw", lambda self, size: None, "is called with (batch_size, rng, progress), which"),
+        ("draw", lambda self, n, rng, progress: None, "is called with (batch_size, rng), which"),
         ("apply", lambda self, net: None, "is called with (net, x, y, draw), which it does not"),
         ("cases", ["clean"], "must be a dict of the probability of each case, got ['clean']"),
     ],

@@ -1,6 +1,7 @@
 """Every recipe builds and trains, and stands beside the figure the paper prints."""
 
 import dataclasses
+import functools
 import json
 import re
 from pathlib import Path
@@ -173,6 +174,13 @@ def test_a_function_of_one_recipe_or_of_several_is_registered(registry):
 
     with pytest.raises(ValueError, match="two recipes are named cifar10-r18-cutmix-mine-b; give"):
         find_recipe("cifar10-r18-cutmix")
+
+
+def test_what_has_no_name_of_a_function_is_no_recipe(registry):
+    """A ``functools.partial`` was an ``AttributeError``."""
+    for wrong in (find_recipe("cifar10-r18-cutmix"), functools.partial(find_recipe, "a")):
+        with pytest.raises(ValueError, match=r"^write @register_recipe without brackets above a f"):
+            register_recipe(wrong)
 
 
 def test_recipes_are_made_once(registry):

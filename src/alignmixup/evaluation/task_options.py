@@ -43,7 +43,7 @@ def task_options(name: str) -> dict[str, Any]:
     """
     function, others = TASKS[name].function, list(parameters_of(name))[2:]
     check_call(f"the task {name!r}", function, "model", "batches", named=others)
-    hints = get_type_hints(function)
+    hints = _hints(function)
     found: dict[str, Any] = {}
     for option, parameter in list(parameters_of(name).items())[2:]:
         if option in NEEDS:
@@ -58,6 +58,17 @@ def task_options(name: str) -> dict[str, Any]:
                 )
             found[option] = hints.get(option, object)
     return found
+
+
+def _hints(function: object) -> dict[str, Any]:
+    """Return type hints by name; none where they cannot be read.
+
+    They name what is imported for type checkers alone, or are of a ``functools.partial``.
+    """
+    try:
+        return get_type_hints(function)
+    except (NameError, TypeError):
+        return {}
 
 
 def parameters_of(name: str) -> Mapping[str, inspect.Parameter]:

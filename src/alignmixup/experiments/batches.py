@@ -17,7 +17,7 @@ from alignmixup.contracts import ImageSet
 from alignmixup.datasets.folder import FileSet
 from alignmixup.datasets.loading.decode import decode_files
 from alignmixup.datasets.loading.device_loader import Batch
-from alignmixup.device import compute_for
+from alignmixup.device import compute_for, tensors_on_cpu
 from alignmixup.evaluation.forward import ALONE, PixelBatches
 from alignmixup.evaluation.shares import Images, subset
 from alignmixup.recipes.schema import DataSpec
@@ -29,6 +29,7 @@ EVAL_BATCH = 2000
 STREAMED_EVAL_BATCH = 256
 
 
+@tensors_on_cpu
 def load_split(
     spec: DataSpec,
     split: str,

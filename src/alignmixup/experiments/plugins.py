@@ -78,9 +78,15 @@ def plugins_of(recipe: Recipe) -> tuple[str, ...]:
 
 
 def digests_of(plugins: Iterable[str]) -> dict[str, str]:
-    """Return which source each plugin has, by its name without folders, which may be elsewhere."""
-    digests = {_stem(name): source_digest(name) for name in plugins}
-    return {name: digest for name, digest in digests.items() if digest}
+    """Return which source each plugin has, by its name without folders, which may be elsewhere.
+
+    Plugins of one name are one entry.
+    """
+    digests: dict[str, set[str]] = {}
+    for name in plugins:
+        if digest := source_digest(name):
+            digests.setdefault(_stem(name), set()).add(digest)
+    return {name: "+".join(sorted(found)) for name, found in digests.items()}
 
 
 def warn_of_edits(run: Path, recorded: Mapping[str, str]) -> None:

@@ -48,12 +48,14 @@ def origin(recipe: Recipe, epoch: int, folder: Path | None = None) -> dict[str, 
 
 
 def _beginnings(folder: Path) -> dict[str, object]:
-    """What else was trained: by which plugins, from another's weights, or extended."""
+    """What else was trained: by which plugins, where, from another's weights, or extended."""
     record = read_run(folder)
     found: dict[str, object] = {}
     if record.plugin_sha256:
         named = (f"{name} {digest}" for name, digest in sorted(record.plugin_sha256.items()))
         found["plugins"] = ", ".join(named)
+    if record.first_data is not None:  # one path for results of before and after a move
+        found["data.name"] = record.first_data
     if record.init_from is not None:
         found["init_from"] = record.init_from["recipe"]
     if record.extended:

@@ -1,8 +1,8 @@
 """The folder of a run: the recipe in it, its results, and who may write there.
 
 RUN/run.json        the recipe, every setting; "images": their classes, size, normalization;
-                    "plugins" to import and "plugin_sha256" of their sources; "init_from" and
-                    "extended". The process that trains there holds its lock
+                    "plugins" to import and "plugin_sha256" of their sources; "init_from",
+                    "extended", "first_data". The process that trains there holds its lock
 RUN/results.jsonl   one line a figure
 RUN/scored.json     which tasks a sweep has done
 """
@@ -45,7 +45,7 @@ class RunRecord:
     """What ``run.json`` holds: the recipe and what else a run is opened or resumed with.
 
     ``init_from`` says which run's weights it began with, ``extended`` the numbers of epochs it had
-    before it was extended.
+    before it was extended, ``first_data`` the name of its data before their folder was moved.
     """
 
     recipe: Recipe
@@ -54,6 +54,7 @@ class RunRecord:
     init_from: Mapping[str, object] | None = None
     extended: tuple[int, ...] = ()
     plugin_sha256: Mapping[str, str] = field(default_factory=dict)
+    first_data: str | None = None
 
     def to_json(self) -> dict[str, object]:
         """Return the settings of the recipe and, where there is any, the rest beside them."""
@@ -86,6 +87,7 @@ def read_run(folder: Path) -> RunRecord:
         check_kind(f"{path}: init_from", record.get("init_from"), dict[str, object] | None)
         check_kind(f"{path}: extended", record.get("extended", []), list[int])
         check_kind(f"{path}: plugin_sha256", record.get("plugin_sha256", {}), dict[str, str])
+        check_kind(f"{path}: first_data", record.get("first_data"), str | None)
         return RunRecord(
             _recipe(record, path),
             None if images is None else _data_record(images, path),
@@ -93,6 +95,7 @@ def read_run(folder: Path) -> RunRecord:
             record.get("init_from"),
             tuple(record.get("extended", ())),
             record.get("plugin_sha256", {}),
+            record.get("first_data"),
         )
     except (
         json.JSONDecodeError,
@@ -218,6 +221,9 @@ def claim(folder: Path, record: RunRecord) -> None:
         check_same(before, now, f"{folder} holds a run on other images", CHOOSE_ANOTHER)
         _warn_of_other_counts(folder, recorded.images, record.images)
     is_longer = record.extended != recorded.extended
+    if has_moved:
+        first = recorded.first_data or recorded.recipe.data.name
+        record = dataclasses.replace(record, first_data=first)
     if is_longer or has_moved:
         with alone_in(folder):
             if is_longer:  # to be scored for the new last epoch
