@@ -46,6 +46,7 @@ from alignmixup.ops.triton import (  # noqa: E402
     exchange,
     product as _triton_product,
     sinkhorn_held as _triton_held,
+    sinkhorn_large as _triton_large,
     sinkhorn_rows as _triton_rows,
     tiles,
 )
@@ -126,6 +127,26 @@ def test_tol_stops_each_sample_where_the_reference_stops_it(tiling: Tiling) -> N
     assert used.unique().numel() > 1
     assert torch.equal(used, expected_used)
     torch.testing.assert_close(plan.double() * 16, expected * 16, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("tiling", [HELD, SHARED, STREAMED, None])
+def test_tol_stops_a_sample_whose_scalings_have_just_been_absorbed(tiling: Tiling | None) -> None:
+    """After iteration 28: the first is in the log domain, and 27 linear ones are safe here."""
+    cost = random_cost(1, 8, 8, scale=30.0)
+    errors = []
+    for num_iters in (27, 28):
+        exact, _ = _reference.solve(cost.double(), 0.1, num_iters, None, "columns")
+        errors.append((exact.sum(2) - 1 / 8).abs().sum().item())
+    tol = sum(errors) / 2
+    assert errors[0] > tol > errors[1] + 1e-5
+    plan = cost.clone()
+    if tiling is None:
+        padded_cost = torch.nn.functional.pad(cost, (0, 24))
+        used = _triton_large.solve(padded_cost, plan, 0.1, 40, tol)
+    else:
+        used = solve(plan[None], plan, 0.1, 40, tol, tiling)
+    assert used.tolist() == [28]
+    torch.testing.assert_close(plan.double() * 8, exact * 8, atol=1e-5, rtol=0)
 
 
 # ---- a group of programs -------------------------------------------------------------------------
