@@ -135,6 +135,30 @@ def test_a_sample_may_be_a_partner_twice_or_never(keep: str, n: int) -> None:
     check(random_features(3, n, 7), 1e-5, perm=PERM.new_tensor([1, 1, 2]), keep=keep, num_iters=3)
 
 
+@pytest.mark.parametrize("keep_partner", [False, True])
+def test_products_of_more_rows_than_fit_two_blocks(keep_partner: bool) -> None:
+    n, perm = 131, PERM.new_tensor([1, 1, 2])
+    x, R = random_features(3, n, 5), random_features(3, n, n) / n
+    mixed = _triton_product.mix(x, perm, LAM, R / n, keep_partner)
+    grad = _triton_product.backward(x, perm, LAM, R / n, keep_partner)
+    exact_x, exact_R, lam = x.double(), R.double(), LAM.double().view(3, 1, 1)
+    if keep_partner:
+        exact = lam * exact_R.mT @ exact_x + (1 - lam) * exact_x[perm]
+        own, others = lam * exact_R @ exact_x, (1 - lam) * exact_x
+    else:
+        exact = lam * exact_x + (1 - lam) * exact_R @ exact_x[perm]
+        own, others = lam * exact_x, (1 - lam) * exact_R.mT @ exact_x
+    assert relative_error(mixed, exact) < 1e-5
+    assert relative_error(grad, own.index_add(0, perm, others)) < 1e-5
+
+
+@pytest.mark.parametrize("keep", ["anchor", "partner"])
+def test_partners_are_found_in_large_batches(monkeypatch: pytest.MonkeyPatch, keep: str) -> None:
+    monkeypatch.setattr(_triton_product, "LOOKUP", 2)  # of five
+    perm, lam = PERM.new_tensor([4, 3, 3, 0, 3]), torch.linspace(0.1, 0.9, 5, device=DEVICE)
+    check(random_features(5, 4, 3), 1e-5, perm=perm, lam=lam, keep=keep, num_iters=2)
+
+
 # ---- numerics ------------------------------------------------------------------------------------
 
 

@@ -99,8 +99,9 @@ def test_without_sweeps_a_cut_is_the_best_start(monkeypatch: pytest.MonkeyPatch,
     """All of them at once, or two at a time. Light and heavy weights, so that each kind is best."""
     monkeypatch.setattr(_triton_gridcut, "TILE", tile)
     heavy = torch.tensor([0, 0.1, 1, 1, 3, 3, 9, 99], device=DEVICE).view(-1, 1, 1)
-    args = rand(8, 5, 4, 4), heavy * rand(8, 3, 4, seed=1), heavy * rand(8, 4, 3, seed=2)
-    settings = {"num_relaxations": 3, "num_sweeps": 0, "num_roundings": 2}
+    unary = rand(8, 5, 4, 4) * 100 ** rand(8, 1, 4, 4, seed=3)
+    args = unary, heavy * rand(8, 3, 4, seed=1), heavy * rand(8, 4, 3, seed=2)
+    settings = {"num_relaxations": 3, "num_sweeps": 0, "num_roundings": 3}
     cut = cut_ordered(*args, backend="triton", **settings)
     reference = cut_ordered(*args, backend="reference", **settings)
     assert torch.equal(cut.labels, reference.labels)
