@@ -104,6 +104,19 @@ def test_any_side_with_all_size_classes_off(
     check(random_features(3, 33, 20), 1e-5, keep=keep, last=last, num_iters=1)
 
 
+def test_partial_sums_of_costs_with_all_size_classes_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("alignmixup.ops.size_classes.SIZE_CLASSES", ())
+    check(random_features(3, 33, 300), 1e-5, num_iters=2)
+
+
+@pytest.mark.parametrize("n", [4, 35])
+def test_some_channels_of_wider_features(n: int) -> None:
+    wide = random_features(3, n, 14)
+    mixed = align_mix(wide[..., 2:12], PERM, LAM, num_iters=2, backend="triton")
+    expected = align_mix(wide[..., 2:12].contiguous(), PERM, LAM, num_iters=2, backend="triton")
+    assert torch.equal(mixed, expected)
+
+
 @pytest.mark.parametrize("n", [9, pytest.param(66, marks=pytest.mark.slow)])
 def test_tol(n: int) -> None:
     features = (

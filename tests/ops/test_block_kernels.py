@@ -285,6 +285,18 @@ def test_assignments_of_four_blocks(seed: int, inputs: int, beta: int, gamma: in
     assert (shares[0].sum((1, 2)) == 4 * is_real[0].to(shares)).all()
 
 
+@pytest.mark.parametrize("penalty", ["hard", "soft"])
+def test_single_changes_alone(penalty: str) -> None:
+    """Without sweeps outputs keep their start, and one block of each may change in the end."""
+    rng = torch.Generator().manual_seed(3)
+    unary = -torch.randint(33, (4, 3, 4), generator=rng) / 64
+    A = torch.eye(3) + torch.randint(5, (4, 3, 3), generator=rng) / 16
+    is_real = torch.ones(4, 3, dtype=torch.bool)
+    tensors = (tensor.to(DEVICE) for tensor in (unary, (A + A.mT) / 2, is_real))
+    costs = JointCosts(*tensors, beta=1 / 8, gamma=1 / 8, tau=3.0, penalty=penalty)
+    check_assignment(costs, 1, num_iters=1, num_sweeps=0)
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("_exact_bonus")
 def test_a_part_that_is_filled_up() -> None:
