@@ -104,6 +104,19 @@ def test_any_side_with_all_size_classes_off(
     check(random_features(3, 33, 20), 1e-5, keep=keep, last=last, num_iters=1)
 
 
+def test_partial_sums_of_costs_with_all_size_classes_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("alignmixup.ops.size_classes.SIZE_CLASSES", ())
+    check(random_features(3, 33, 300), 1e-5, num_iters=2)
+
+
+@pytest.mark.parametrize("n", [4, 35])
+def test_some_channels_of_wider_features(n: int) -> None:
+    wide = random_features(3, n, 14)
+    mixed = align_mix(wide[..., 2:12], PERM, LAM, num_iters=2, backend="triton")
+    expected = align_mix(wide[..., 2:12].contiguous(), PERM, LAM, num_iters=2, backend="triton")
+    assert torch.equal(mixed, expected)
+
+
 @pytest.mark.parametrize("n", [9, pytest.param(66, marks=pytest.mark.slow)])
 def test_tol(n: int) -> None:
     features = (
@@ -133,6 +146,30 @@ def test_tokens_of_a_longer_sequence(n: int) -> None:
 @pytest.mark.parametrize("n", [9, pytest.param(65, marks=pytest.mark.slow)])
 def test_a_sample_may_be_a_partner_twice_or_never(keep: str, n: int) -> None:
     check(random_features(3, n, 7), 1e-5, perm=PERM.new_tensor([1, 1, 2]), keep=keep, num_iters=3)
+
+
+@pytest.mark.parametrize("keep_partner", [False, True])
+def test_products_of_more_rows_than_fit_two_blocks(keep_partner: bool) -> None:
+    n, perm = 131, PERM.new_tensor([1, 1, 2])
+    x, R = random_features(3, n, 5), random_features(3, n, n) / n
+    mixed = _triton_product.mix(x, perm, LAM, R / n, keep_partner)
+    grad = _triton_product.backward(x, perm, LAM, R / n, keep_partner)
+    exact_x, exact_R, lam = x.double(), R.double(), LAM.double().view(3, 1, 1)
+    if keep_partner:
+        exact = lam * exact_R.mT @ exact_x + (1 - lam) * exact_x[perm]
+        own, others = lam * exact_R @ exact_x, (1 - lam) * exact_x
+    else:
+        exact = lam * exact_x + (1 - lam) * exact_R @ exact_x[perm]
+        own, others = lam * exact_x, (1 - lam) * exact_R.mT @ exact_x
+    assert relative_error(mixed, exact) < 1e-5
+    assert relative_error(grad, own.index_add(0, perm, others)) < 1e-5
+
+
+@pytest.mark.parametrize("keep", ["anchor", "partner"])
+def test_partners_are_found_in_large_batches(monkeypatch: pytest.MonkeyPatch, keep: str) -> None:
+    monkeypatch.setattr(_triton_product, "LOOKUP", 2)  # of five
+    perm, lam = PERM.new_tensor([4, 3, 3, 0, 3]), torch.linspace(0.1, 0.9, 5, device=DEVICE)
+    check(random_features(5, 4, 3), 1e-5, perm=perm, lam=lam, keep=keep, num_iters=2)
 
 
 # ---- numerics ------------------------------------------------------------------------------------

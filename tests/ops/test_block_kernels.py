@@ -94,6 +94,38 @@ def test_cuts_of_puzzles(n: int) -> None:
     check_cut(e.unary.to(DEVICE), e.down.to(DEVICE), e.right.to(DEVICE))
 
 
+@pytest.mark.parametrize("tile", [_triton_gridcut.TILE, 64])
+def test_without_sweeps_a_cut_is_the_best_start(monkeypatch: pytest.MonkeyPatch, tile: int) -> None:
+    """All of them at once, or two at a time. Light and heavy weights, so that each kind is best."""
+    monkeypatch.setattr(_triton_gridcut, "TILE", tile)
+    heavy = torch.tensor([0, 0.1, 1, 1, 3, 3, 9, 99], device=DEVICE).view(-1, 1, 1)
+    unary = rand(8, 5, 4, 4) * 100 ** rand(8, 1, 4, 4, seed=3)
+    args = unary, heavy * rand(8, 3, 4, seed=1), heavy * rand(8, 4, 3, seed=2)
+    settings = {"num_relaxations": 3, "num_sweeps": 0, "num_roundings": 3}
+    cut = cut_ordered(*args, backend="triton", **settings)
+    reference = cut_ordered(*args, backend="reference", **settings)
+    assert torch.equal(cut.labels, reference.labels)
+    torch.testing.assert_close(cut.energy, reference.energy, rtol=1e-5, atol=1e-6)
+
+
+def test_without_weights_or_sweeps_the_first_of_the_cheapest_labels_is_cut() -> None:
+    unary = (rand(3, 4, 3, 3) * 4).floor()
+    zero = torch.zeros(3, 2, 3, device=DEVICE)
+    settings = {"num_relaxations": 1, "num_sweeps": 0, "num_roundings": 1}
+    cut = cut_ordered(unary, zero, zero.mT.contiguous(), backend="triton", **settings)
+    assert torch.equal(cut.labels, unary.argmin(1))
+    assert torch.equal(cut.energy, unary.amin(1).sum((1, 2)))
+
+
+def test_cuts_of_tiny_costs_are_those_of_large_ones() -> None:
+    args = rand(3, 3, 4, 4), rand(3, 3, 4, seed=1), rand(3, 4, 3, seed=2)
+    settings = {"num_relaxations": 3, "num_sweeps": 0, "num_roundings": 4, "backend": "triton"}
+    cut = cut_ordered(*args, **settings)
+    tiny = cut_ordered(*(2.0**-30 * costs for costs in args), **settings)
+    assert torch.equal(tiny.labels, cut.labels)
+    assert torch.equal(tiny.energy, 2.0**-30 * cut.energy)
+
+
 @pytest.mark.filterwarnings("ignore:All-NaN")  # the interpreter's numpy
 def test_numbers_that_are_none_give_labels_all_the_same() -> None:
     """A network that has diverged must end in a loss that says so, not in a crash of the device."""
@@ -126,6 +158,19 @@ def test_transport_moves_the_same_blocks(n: int, t_eps: float) -> None:
     else:
         assert (moved == expected).float().mean() > 0.8
     assert t_eps > 0.1 or n == 2 or (expected.cpu() != x).any()
+
+
+@pytest.mark.parametrize("n", [3, 5])
+def test_transport_with_exact_numbers(n: int) -> None:
+    """In quarters, so that a place lost once, dearer by one, often costs as much as another."""
+    rng = torch.Generator().manual_seed(n)
+    salient = torch.randint(13, (3, n, n), generator=rng).to(DEVICE) / 4
+    is_shown = (torch.rand(3, n, n, generator=rng) < 0.4).to(DEVICE)
+    x = torch.arange(n * n, dtype=torch.float32, device=DEVICE).view(1, 1, n, n)
+    args = (x.expand(3, 1, n, n), salient, is_shown, (n - 1) ** 2 / 4)
+    moved = transport(*args, backend="triton")
+    assert torch.equal(moved, transport(*args, backend="reference"))
+    assert (moved != x).any()
 
 
 def test_blocks_whose_saliency_is_no_number_stay() -> None:
@@ -222,6 +267,34 @@ def test_ties(preference: float, num_iters: int) -> None:
 @pytest.mark.slow
 def test_a_soft_penalty() -> None:
     check_assignment(joint_costs(1, 4, 3, "soft"), 1, num_iters=2)
+
+
+@pytest.mark.usefixtures("_exact_bonus")
+@pytest.mark.parametrize(
+    ("seed", "inputs", "beta", "gamma"), [(1, 4, 1, 2), (5, 3, 1, 4), (7, 4, 16, 1)]
+)
+def test_assignments_of_four_blocks(seed: int, inputs: int, beta: int, gamma: int) -> None:
+    """Crowded outputs, halves and ties; four outputs of which the last is filled up."""
+    rng = torch.Generator().manual_seed(seed)
+    unary = -torch.randint(33, (1, inputs, 4), generator=rng) / 64
+    A = torch.eye(inputs) + torch.randint(5, (1, inputs, inputs), generator=rng) / 16
+    is_real = torch.arange(inputs).unsqueeze(0) < 3
+    tensors = (tensor.to(DEVICE) for tensor in (unary, (A + A.mT) / 2, is_real))
+    costs = JointCosts(*tensors, beta / 64, gamma / 64, 3.0, "soft")
+    shares = check_assignment(costs, 1, num_iters=3)
+    assert (shares[0].sum((1, 2)) == 4 * is_real[0].to(shares)).all()
+
+
+@pytest.mark.parametrize("penalty", ["hard", "soft"])
+def test_single_changes_alone(penalty: str) -> None:
+    """Without sweeps outputs keep their start, and one block of each may change in the end."""
+    rng = torch.Generator().manual_seed(3)
+    unary = -torch.randint(33, (4, 3, 4), generator=rng) / 64
+    A = torch.eye(3) + torch.randint(5, (4, 3, 3), generator=rng) / 16
+    is_real = torch.ones(4, 3, dtype=torch.bool)
+    tensors = (tensor.to(DEVICE) for tensor in (unary, (A + A.mT) / 2, is_real))
+    costs = JointCosts(*tensors, beta=1 / 8, gamma=1 / 8, tau=3.0, penalty=penalty)
+    check_assignment(costs, 1, num_iters=1, num_sweeps=0)
 
 
 @pytest.mark.slow

@@ -95,6 +95,15 @@ def test_a_constant_channel_gives_its_bias_and_no_gradient() -> None:
     assert torch.isfinite(dx).all()
 
 
+def test_a_channel_of_zeros_has_no_gradient() -> None:
+    """As in torch, where the derivative of ReLU is zero at zero."""
+    x, dy, weight, bias = inputs((4, 8, 3, 3), torch.float32)
+    weight[1] = bias[1] = 0
+    _, _, _, dx, dweight, dbias = by_kernel(x, dy, weight, bias)
+    assert dbias[1] == dweight[1] == dx[:, 1].abs().sum() == 0
+    assert dbias[0] != 0
+
+
 def test_nan_goes_through() -> None:
     x, _, weight, bias = inputs((4, 8, 3, 3), torch.float32)
     x[1, 5, 0, 0] = torch.nan

@@ -57,6 +57,19 @@ def test_large_plans(n: int, m: int, num_iters: int) -> None:
     check_against_reference(random_cost(2, n, m, scale=20.0), num_iters)
 
 
+@pytest.mark.parametrize(
+    ("num_iters", "scale"), [(0, 20.0), (1, 20.0), (2, 20.0), (30, 30.0), (6, 1e6)]
+)
+def test_plans_by_blocks_of_rows(
+    monkeypatch: pytest.MonkeyPatch, num_iters: int, scale: float
+) -> None:
+    """The kernel where no size class runs, with four of nine rows at a time."""
+    monkeypatch.setattr("alignmixup.ops.size_classes.SIZE_CLASSES", ())  # all off
+    monkeypatch.setattr(_triton_large, "BLOCK", 64)
+    monkeypatch.setattr(_triton_small, "MAX_POSITIONS", 4)
+    check_against_reference(random_cost(2, 9, 12, scale=scale), num_iters)
+
+
 @pytest.mark.parametrize("n", [16, 70])
 @pytest.mark.parametrize("scale", [0.0, 0.01, 1e3, 1e6])
 def test_costs_of_any_size(n: int, scale: float) -> None:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
 import os
 import subprocess
 import sys
+import threading
 import weakref
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -37,12 +43,14 @@ interpret_kernels()
 from alignmixup.ops.triton import (  # noqa: E402
     align as _triton,
     cost as _triton_cost,
+    exchange,
     product as _triton_product,
     sinkhorn_held as _triton_held,
+    sinkhorn_large as _triton_large,
     sinkhorn_rows as _triton_rows,
     tiles,
 )
-from alignmixup.ops.triton.common import padded  # noqa: E402
+from alignmixup.ops.triton.common import LOG2_E, padded  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 HELD = HeldTiling(num_warps=4, lanes=8)
@@ -119,6 +127,26 @@ def test_tol_stops_each_sample_where_the_reference_stops_it(tiling: Tiling) -> N
     assert used.unique().numel() > 1
     assert torch.equal(used, expected_used)
     torch.testing.assert_close(plan.double() * 16, expected * 16, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("tiling", [HELD, SHARED, STREAMED, None])
+def test_tol_stops_a_sample_whose_scalings_have_just_been_absorbed(tiling: Tiling | None) -> None:
+    """After iteration 28: the first is in the log domain, and 27 linear ones are safe here."""
+    cost = random_cost(1, 8, 8, scale=30.0)
+    errors = []
+    for num_iters in (27, 28):
+        exact, _ = _reference.solve(cost.double(), 0.1, num_iters, None, "columns")
+        errors.append((exact.sum(2) - 1 / 8).abs().sum().item())
+    tol = sum(errors) / 2
+    assert errors[0] > tol > errors[1] + 1e-5
+    plan = cost.clone()
+    if tiling is None:
+        padded_cost = torch.nn.functional.pad(cost, (0, 24))
+        used = _triton_large.solve(padded_cost, plan, 0.1, 40, tol)
+    else:
+        used = solve(plan[None], plan, 0.1, 40, tol, tiling)
+    assert used.tolist() == [28]
+    torch.testing.assert_close(plan.double() * 8, exact * 8, atol=1e-5, rtol=0)
 
 
 # ---- a group of programs -------------------------------------------------------------------------
@@ -210,6 +238,118 @@ def test_programs_in_parallel_exchange_their_sums(
     exact, exact_used = _reference.solve(cost.double(), 0.1, num_iters, tol or None, "columns")
     assert torch.equal(used, exact_used)
     torch.testing.assert_close(costs.double() * m, exact * m, atol=1e-5, rtol=0)
+
+
+class Together:
+    """The programs of a launch, in turns: each runs until it has to wait for the others.
+
+    Called instead of the kernel's function, for one program after another; the last call runs all.
+    """
+
+    def __init__(self, function: Callable[..., None], num_programs: int) -> None:
+        functools.update_wrapper(self, function)
+        self.__globals__, self.__signature__ = function.__globals__, inspect.signature(function)
+        self.function = function
+        self.turns = [threading.Semaphore(0) for _ in range(num_programs)]
+        self.running = list(range(num_programs))
+        self.errors: list[BaseException] = []
+        self.num_waits = 0
+
+    def __call__(self, **args: object) -> None:
+        if self.builder.grid_idx[0] < len(self.turns) - 1:
+            return
+        threads = [threading.Thread(target=self.run, args=(k, args)) for k in self.running]
+        for thread in threads:
+            thread.start()
+        self.next_after(-1)
+        for thread in threads:
+            thread.join()
+        if self.errors:
+            raise self.errors[0]
+
+    @property
+    def builder(self) -> Any:
+        return sys.modules["triton.runtime.interpreter"].interpreter_builder
+
+    def run(self, number: int, args: dict[str, object]) -> None:
+        self.turns[number].acquire()
+        self.current = number
+        self.builder.set_grid_idx(number, 0, 0)
+        try:
+            with np.errstate(divide="ignore"):  # logarithms of the padding
+                self.function(**args)
+        except BaseException as error:
+            self.errors.append(error)
+        self.running.remove(number)
+        self.next_after(number)
+
+    def next_after(self, number: int) -> None:
+        if self.running:
+            self.turns[min([k for k in self.running if k > number] or self.running)].release()
+
+    def wait(self) -> None:
+        number, self.num_waits = self.current, self.num_waits + 1
+        self.next_after(number)
+        self.turns[number].acquire()
+        self.current = number
+        assert not self.errors, "another program has failed"
+        assert self.num_waits < 2000, "programs wait for each other"
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="the interpreter runs where there is no GPU")
+@pytest.mark.parametrize(
+    ("group", "block", "n", "m", "num_iters", "tol", "scale"),
+    [
+        (2, 0, 7, 5, 4, None, 20.0),
+        (3, 0, 7, 5, 6, 1e-2, 3.0),
+        (2, 0, 7, 5, 0, None, 20.0),
+        (3, 0, 2, 5, 3, None, 1e4),  # the last program has no rows
+        (2, 2, 7, 5, 4, None, 20.0),
+        (3, 2, 7, 5, 6, 1e-2, 3.0),
+        (2, 2, 7, 5, 0, None, 20.0),
+        (3, 2, 2, 5, 3, None, 1e4),
+    ],
+)
+def test_programs_in_turns_exchange_their_sums(
+    monkeypatch: pytest.MonkeyPatch,
+    group: int,
+    block: int,
+    n: int,
+    m: int,
+    num_iters: int,
+    tol: float | None,
+    scale: float,
+) -> None:
+    """Two groups, of which the first has two of three samples."""
+    kernel = _triton_rows._streamed_kernel if block else _triton_rows._shared_kernel
+    together = Together(kernel.rewrite(), 2 * group)
+    loaded = exchange._loaded
+
+    def loaded_in_turn(*args: object) -> object:
+        if group == 2:  # words of the next exchange may be there, or else of the last one
+            together.wait()
+        words = loaded(*args)
+        if group == 3:
+            together.wait()
+        return words
+
+    monkeypatch.setitem(kernel.rewritten_fn, kernel.fn, together)
+    monkeypatch.setattr(exchange, "_loaded", loaded_in_turn)
+    cost = random_cost(3, n, m, scale=scale) * torch.tensor([0.5, 1.0, 2.0])[:, None, None]
+    parts = torch.stack([0.25 * cost, 0.5 * cost, 0.25 * cost])
+    plan = torch.full_like(cost, torch.nan)
+    words = torch.zeros(2 * 2 * group * padded(m), dtype=torch.int64)
+    scalings, used = torch.full((3, 2, n), torch.nan), torch.full((3,), -1, dtype=torch.int32)
+    share = -(-n // group)
+    kernel[(2 * group,)](
+        parts, plan, words, scalings, used, 3, LOG2_E / 0.1, num_iters, tol or 0.0,
+        parts.stride(0), n=n, m=m, SHARE=share, BLOCK_N=block or padded(share), M=padded(m),
+        PARTS=3, GROUP=group, STAGES=1, ONCE=num_iters == 0, HAS_TOL=tol is not None, WIDTH=16,
+        PACK=1,
+    )  # fmt: skip
+    exact, exact_used = _reference.solve(cost.double(), 0.1, num_iters, tol, "columns")
+    assert torch.equal(used, exact_used)
+    torch.testing.assert_close(plan.double() * m, exact * m, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,8 @@ from torch import Tensor
 from alignmixup.ops.size_classes import SizeClass, Tiling, channel_unit, size_class
 from alignmixup.ops.triton.common import load_tile, padded, strides, transported
 
+LOOKUP = 1024  # partners that a program of the gradient compares at a time
+
 
 def tiling(n: int, dtype: torch.dtype) -> Tiling:
     """Return tiles of positions x channels; small tiles keep all SMs busy at small n."""
@@ -103,7 +105,7 @@ def backward(
         grad, perm, lam, plan, out, b, c, grad.stride(0), out.stride(0),
         n=n, plan_stride_n=plan.stride(1), plan_stride_m=plan.stride(2), **strides(grad, out),
         KEEP_PARTNER=keep_partner, BLOCK_N=tile.rows, BLOCK_K=tile.inner, BLOCK_C=tile.channels,
-        BLOCK_B=min(1024, triton.next_power_of_2(b)), UNIT=channel_unit(size_class(n), c),
+        BLOCK_B=min(LOOKUP, triton.next_power_of_2(b)), UNIT=channel_unit(size_class(n), c),
         HALF=half, num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip
     return out
