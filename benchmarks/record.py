@@ -5,8 +5,8 @@
 
 Result lines are appended to ``results/DATA.jsonl``, by the data set of their key; a line that is
 there already is left out, so the same call twice records a run once. The ledger becomes
-``results/curves/RUN.csv``. Folders in the commands are shortened to ``runs``: where a run lay says
-nothing about it.
+``results/curves/RUN.csv``. Folders in the commands are shortened to ``runs`` and ``--data`` is left
+out: where a run or its data lay says nothing about them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ def record(run: Path, results: Path = RESULTS) -> int:
         raise ValueError(f"{run} has no results.jsonl: train it to its end first")
     lines = [json.loads(line) for line in _lines(run / "results.jsonl")]
     for line in lines:
-        line["command"] = re.sub(r"\S*/runs\b", "runs", line["command"] or "")
+        command = re.sub(r" --data[= ]('[^']*'|\S+)", "", line["command"] or "")
+        line["command"] = re.sub(r"\S*/runs\b", "runs", command)
     names = {line["key"]["data"] for line in lines}
     if len(names) != 1:
         raise ValueError(f"{run} has results of several data sets: {sorted(names)}")

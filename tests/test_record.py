@@ -39,6 +39,19 @@ def test_a_run_is_recorded_once(tmp_path):
     assert float(rows[-1]["top1"]) == pytest.approx(epochs[-1]["test"]["top1"])
 
 
+def test_where_a_run_and_its_data_lay_is_left_out(tmp_path):
+    run, results = tmp_path / "runs" / "trial", tmp_path / "results"
+    run.mkdir(parents=True)
+    (run / "ledger.jsonl").touch()
+    results.mkdir()
+    line = {"key": {"data": "shapes"}}
+    line["command"] = f"alignmixup evaluate {run} --data '/my data' --dataset shapes --data=/x"
+    (run / "results.jsonl").write_text(json.dumps(line) + "\n")
+    record.record(run, results)
+    (recorded,) = map(json.loads, (results / "shapes.jsonl").read_text().splitlines())
+    assert recorded["command"] == "alignmixup evaluate runs/trial --dataset shapes"
+
+
 def test_a_run_without_results_is_refused(tmp_path):
     with pytest.raises(ValueError, match="train it to its end"):
         record.record(tmp_path, tmp_path)
